@@ -1,0 +1,1 @@
+"""One Backend protocol: the local engine, and OpenAI-compatible servers over httpx."""

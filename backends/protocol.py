@@ -1,0 +1,227 @@
+"""The one protocol every tier speaks: text-level requests in, token deltas and exactly one ending out.
+
+The gateway holds a :class:`Backend` per served model and knows nothing else about it. Two families implement it (the
+in-process engine and OpenAI-compatible servers); ``backends.testing`` has the public fake. The conformance suite in
+``backends.conformance`` states the contract as tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Literal, Protocol, runtime_checkable
+
+
+class FinishReason(StrEnum):
+    """How a generation ended; every admitted request has exactly one."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    TOOL_CALLS = "tool_calls"
+    CONTENT_FILTER = "content_filter"
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+class Priority(StrEnum):
+    """Who goes first when a tier is busy."""
+
+    LIVE = "live"
+    BACKGROUND = "background"
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One chat turn. ``content`` is plain text; structured parts are flattened at the edge."""
+
+    role: str
+    content: str
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is drawn; OpenAI's and vLLM's names and defaults.
+
+    ``max_tokens`` None means "up to the context". ``logprobs`` is the number of alternatives (0 = only the chosen
+    token's, None = none). ``prompt_logprobs`` likewise for the prompt. ``logit_bias`` maps token id to an additive bias.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """One generation. Exactly one of ``messages``, ``prompt`` and ``prompt_token_ids`` is given.
+
+    ``thinking`` None leaves the tier's own default. ``speculate`` None leaves it to the tier. ``n`` is expanded by the
+    gateway: a backend makes one answer per request.
+    """
+
+    request_id: str
+    messages: tuple[Message, ...] | None = None
+    prompt: str | None = None
+    prompt_token_ids: tuple[int, ...] | None = None
+    sampling: SamplingParams = SamplingParams()
+    priority: Priority = Priority.LIVE
+    thinking: bool | None = None
+    echo: bool = False
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token, its log-probability, and the likeliest alternatives (token text, token id, logprob)."""
+
+    token: str
+    token_id: int
+    logprob: float
+    top: tuple[tuple[str, int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenDelta:
+    """New visible text (never half a character), new reasoning text, and the tokens behind them."""
+
+    text: str = ""
+    reasoning: str = ""
+    num_tokens: int = 0
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of one generation. ``completion_tokens`` includes ``reasoning_tokens``, as OpenAI counts."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+    draft_tokens: int = 0
+    accepted_draft_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds measured inside the backend: waiting for a place, first token, mean gap between tokens, whole."""
+
+    queue_s: float = 0.0
+    ttft_s: float = 0.0
+    itl_s: float = 0.0
+    total_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The one ending of a generation.
+
+    ``compute_s`` is device seconds (GPU, or CPU thread) attributed to the request: its share of every step it took part
+    in; 0 with ``compute_measured`` False when the backend cannot know (a remote server).
+    """
+
+    reason: FinishReason
+    usage: Usage = Usage()
+    timings: Timings = Timings()
+    compute_s: float = 0.0
+    compute_measured: bool = False
+    error: str | None = None
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+
+
+Event = TokenDelta | Finished
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreResult:
+    """Per-token natural-log probabilities of ``answer`` given ``prompt``; ``rank`` 0 means it was the likeliest."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    ranks: tuple[int, ...]
+    usage: Usage = Usage()
+    compute_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedResult:
+    """float32 vectors, one per input, unit length."""
+
+    vectors: tuple[tuple[float, ...], ...]
+    usage: Usage = Usage()
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a backend knows of its own state now; cheap enough to read per routed request."""
+
+    running: int = 0
+    waiting: int = 0
+    kv_free_fraction: float = 1.0
+    predicted_wait_s: float | None = None
+    acceptance_rate: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """Result of making one real token."""
+
+    ok: bool
+    latency_s: float
+    detail: str = ""
+
+
+Capability = Literal["generate", "score", "embed", "tokenize", "thinking", "logprobs", "prompt_token_ids"]
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """A served model.
+
+    ``generate`` yields any number of :class:`TokenDelta`, then exactly one :class:`Finished`, also on failure after the
+    first delta (reason ``error``). Failures before the first delta raise a :mod:`backends.errors` exception. Closing the
+    iterator or cancelling its task at any point frees everything the request held within one step.
+    """
+
+    @property
+    def model_id(self) -> str: ...
+
+    @property
+    def context_length(self) -> int | None: ...
+
+    @property
+    def capabilities(self) -> frozenset[Capability]: ...
+
+    async def start(self) -> None:
+        """Load weights or open connections. Idempotent."""
+
+    def generate(self, request: GenerateRequest) -> AsyncIterator[Event]: ...
+
+    async def count_tokens(self, request: GenerateRequest) -> int | None:
+        """Prompt length in tokens after the chat template, None when unknowable."""
+
+    async def score(self, prompt: GenerateRequest, answer: str) -> ScoreResult: ...
+
+    async def embed(self, texts: Sequence[str]) -> EmbedResult: ...
+
+    async def health(self) -> Health: ...
+
+    def load(self) -> Load: ...
+
+    async def close(self) -> None:
+        """Cancel what runs, free everything. Idempotent."""

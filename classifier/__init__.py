@@ -1,0 +1,1 @@
+"""Turns a request's text into calibrated sufficiency per tier."""

@@ -1,0 +1,59 @@
+"""The nouns of a prediction: request in, calibrated sufficiency per tier out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class RouterRequest:
+    """What the router sees: the conversation as (role, text) turns, and optionally tier 1's pooled prefill state.
+
+    ``history`` is per-tier success history for the tenant or session: tier -> (number right, number seen).
+    """
+
+    turns: tuple[tuple[str, str], ...]
+    prefill_state: Sequence[float] | None = None
+    history: Mapping[int, tuple[float, float]] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        """The last user turn, or all text where there is none."""
+        for role, content in reversed(self.turns):
+            if role == "user":
+                return content
+        return "\n".join(content for _, content in self.turns)
+
+
+@dataclass(frozen=True, slots=True)
+class TierSufficiency:
+    """Calibrated P(right) and P(as good as the top tier) for one tier."""
+
+    tier: int
+    p_right: float
+    p_as_good: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sufficiency:
+    """One prediction: per tier, the features it rests on, how foreign the prompt looks (0 familiar .. 1 foreign)."""
+
+    tiers: tuple[TierSufficiency, ...]
+    features: Mapping[str, float]
+    novelty: float = 0.0
+    router_version: str = ""
+    latency_s: float = 0.0
+
+
+class Router(Protocol):
+    """An immutable, versioned artifact that predicts."""
+
+    @property
+    def version(self) -> str: ...
+
+    @property
+    def num_tiers(self) -> int: ...
+
+    def predict(self, requests: Sequence[RouterRequest]) -> list[Sufficiency]: ...

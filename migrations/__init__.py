@@ -1,0 +1,1 @@
+"""The database's history, one reversible step per file."""

@@ -1,0 +1,1 @@
+"""Turns facts into decisions; no I/O, clock and randomness are arguments."""

@@ -1,0 +1,105 @@
+"""The nouns of a routing decision. Pure data: no I/O, no clock, no randomness."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from enum import StrEnum
+
+
+class ThresholdMode(StrEnum):
+    """How a policy turns estimates into a tier: by the floor on quality, or by a price put on quality."""
+
+    FLOOR = "floor"
+    BENEFIT = "benefit"
+
+
+class ReasonCode(StrEnum):
+    """Why a tier was chosen; the first that applies, sent as ``x-suffice-reason``."""
+
+    PINNED = "pinned"
+    ONLY_ALLOWED = "only_allowed"
+    STICKY = "sticky"
+    EXPLORED = "explored"
+    SUFFICIENT = "sufficient"
+    BENEFIT = "benefit"
+    NONE_SUFFICES = "none_suffices"
+    NO_ESTIMATE = "no_estimate"
+    CONTEXT = "context"
+    OVERLOAD = "overload"
+    FALLBACK = "fallback"
+    KILL_SWITCH = "kill_switch"
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """One rung: its place (1 is cheapest), name, the served model, price per request and per token."""
+
+    index: int
+    name: str
+    model: str
+    price_per_request_usd: Decimal = Decimal(0)
+    price_per_input_token_usd: Decimal = Decimal(0)
+    price_per_output_token_usd: Decimal = Decimal(0)
+    context_length: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TierEstimate:
+    """Calibrated P(right) and P(as good as the top tier) for one tier."""
+
+    tier: int
+    p_right: float
+    p_as_good: float
+
+
+@dataclass(frozen=True, slots=True)
+class Overrides:
+    """What one request may ask for (body ``suffice`` object or headers)."""
+
+    tier: int | None = None
+    min_tier: int | None = None
+    max_tier: int | None = None
+    explore: bool = True
+    session_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SessionState:
+    """The tier that served a conversation last and the tokens its KV cache may still hold."""
+
+    tier: int
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFacts:
+    """Everything a decision may rest on. ``unavailable`` are tiers whose backend cannot take the request now."""
+
+    num_prompt_tokens: int | None
+    max_tokens: int | None
+    estimates: tuple[TierEstimate, ...]
+    overrides: Overrides = Overrides()
+    session: SessionState | None = None
+    unavailable: frozenset[int] = frozenset()
+    expected_wait_s: Mapping[int, float] = field(default_factory=dict)
+    kill_switch: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingDecision:
+    """The choice, with what is needed to explain and replay it.
+
+    ``propensity`` is the probability with which *this* tier was chosen given the facts; ``propensities`` the whole
+    distribution (tier -> probability, summing to 1). ``ladder`` is the fallback order after ``tier``.
+    """
+
+    tier: int
+    ladder: tuple[int, ...]
+    propensity: float
+    propensities: Mapping[int, float]
+    reason: ReasonCode
+    explored: bool
+    confidence: float | None
+    detail: str = ""
