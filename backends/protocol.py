@@ -45,7 +45,8 @@ class SamplingParams:
     """How the next token is drawn; OpenAI's and vLLM's names and defaults.
 
     ``max_tokens`` None means "up to the context". ``logprobs`` is the number of alternatives (0 = only the chosen
-    token's, None = none). ``prompt_logprobs`` likewise for the prompt. ``logit_bias`` maps token id to an additive bias.
+    token's, None = none). ``prompt_logprobs`` likewise for the prompt. ``logit_bias`` maps token id to an additive
+    bias.
     """
 
     temperature: float = 1.0
@@ -194,8 +195,8 @@ class Backend(Protocol):
     """A served model.
 
     ``generate`` yields any number of :class:`TokenDelta`, then exactly one :class:`Finished`, also on failure after the
-    first delta (reason ``error``). Failures before the first delta raise a :mod:`backends.errors` exception. Closing the
-    iterator or cancelling its task at any point frees everything the request held within one step.
+    first delta (reason ``error``). Failures before the first delta raise a :mod:`backends.errors` exception. Closing
+    the iterator or cancelling its task at any point frees everything the request held within one step.
     """
 
     @property
