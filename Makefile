@@ -1,0 +1,59 @@
+# `make run` serves the built-in ladder, `make test` proves it; both set up all they need.
+HOST ?= 127.0.0.1
+PORT ?= 8000
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+# Small models on few cores: idle OpenMP workers must sleep, not spin.
+export OMP_WAIT_POLICY ?= passive
+
+.PHONY: run test test-gpu lint format bench services clean
+
+run: $(VENV)/.run
+	$(BIN)/suffice up --host $(HOST) --port $(PORT)
+
+test: $(VENV)/.test tests/clients/node_modules/.installed
+	$(BIN)/python -m pytest
+
+test-gpu: $(VENV)/.test
+	$(BIN)/python -m pytest -m gpu
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.test
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.test
+	$(BIN)/python -m engine.bench
+	$(BIN)/suffice bench overhead
+	$(BIN)/suffice bench ladder --tasks 400 --seed 1
+
+# PostgreSQL and Redis for the tests, on a bare Debian.
+services:
+	deploy/services.sh
+
+clean:
+	rm -rf $(VENV) tests/clients/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version)'
+	$(PYTHON) -m venv $(VENV) || { echo 'No venv module: on Debian, apt-get install python3-venv.' >&2; rm -rf $(VENV); exit 1; }
+
+$(VENV)/.run: $(BIN)/python pyproject.toml constraints.txt
+	$(PIP) install --quiet --constraint constraints.txt --editable .
+	touch $@
+
+$(VENV)/.test: $(VENV)/.run
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[test,bench]'
+	touch $@
+
+# The npm client is one of the clients under test; without node its tests are named as skipped (and fail in CI).
+tests/clients/node_modules/.installed: tests/clients/package.json
+	@if command -v npm >/dev/null; then \
+		cd tests/clients && npm install --no-audit --no-fund --no-package-lock --silent && touch node_modules/.installed; \
+	else echo 'npm is missing: the tests of the openai npm package will be skipped.' >&2; fi
