@@ -1,0 +1,63 @@
+"""Everything the store can raise.
+
+::
+
+    StoreError
+    ├── StoreUnavailable       the database does not answer                (the caller may come back)
+    │   ├── StoreFull          no space left where the database writes
+    │   ├── StoreOverloaded    more rows wait for their commit than allowed
+    │   └── StoreClosed        the service is stopping
+    ├── RecordRejected         this one row cannot be stored; its neighbours were
+    ├── StoreUrlInvalid        the database URL cannot be used              (at start)
+    └── SchemaMismatch         the database is older or newer than the code (at start)
+"""
+
+from __future__ import annotations
+
+
+class StoreError(Exception):
+    """Base of the tree; ``retryable`` says whether the same call may succeed later."""
+
+    retryable: bool = False
+
+
+class StoreUnavailable(StoreError):
+    """``database`` is the URL without its password."""
+
+    retryable = True
+
+    def __init__(self, message: str, *, database: str = "", retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.database = database
+        self.retry_after_s = retry_after_s
+
+
+class StoreFull(StoreUnavailable):
+    pass
+
+
+class StoreOverloaded(StoreUnavailable):
+    pass
+
+
+class StoreClosed(StoreUnavailable):
+    pass
+
+
+class RecordRejected(StoreError):
+    def __init__(self, request_id: str, problem: str) -> None:
+        super().__init__(f"The row of request {request_id!r} was refused by the database: {problem}")
+        self.request_id = request_id
+        self.problem = problem
+
+
+class StoreUrlInvalid(StoreError):
+    pass
+
+
+class SchemaMismatch(StoreError):
+    def __init__(self, database: str, found: str | None, expected: str, remedy: str) -> None:
+        super().__init__(f"{database} is at schema revision {found or 'none'}, this version needs {expected}. {remedy}")
+        self.database = database
+        self.found = found
+        self.expected = expected

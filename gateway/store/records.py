@@ -1,0 +1,157 @@
+"""The nouns of the log: one row a request, and what lives beside it. Pure data; ids and clocks are the caller's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from decimal import Decimal
+from typing import Any
+
+from backends.protocol import FinishReason
+from classifier.types import TierSufficiency
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One try of one tier. ``error`` is None for the try that answered, else the error code that ended it."""
+
+    tier: int
+    model: str
+    duration_s: float
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRecord:
+    """One finished request, whatever its ending: enough to replay the decision and to price another one.
+
+    Parameters
+    ----------
+    request_id : uuidv7, so rows sort by time
+    created_at : when the request was accepted, timezone aware
+    tenant, key_id : whose request it was; key_id None on an open server
+    session_id : the conversation it belongs to, as the caller names it
+    endpoint : path without host, ``/v1/chat/completions``
+    model_requested : the body's ``model``
+    num_choices : the body's ``n``; the tokens and costs below are sums over the choices
+    policy_name, policy_version, router_version, config_hash : what was in force
+    features : what the router measured on the prompt
+    sufficiency : per tier, calibrated P(right) and P(as good as the top tier)
+    novelty : 0 (familiar) to 1 (foreign to the router)
+    decided_tier : the policy's choice; None when the request failed before one was made
+    final_tier, model_served : who answered; None when nobody did
+    ladder : the fallback order after ``decided_tier``
+    propensity, propensities : chance of ``decided_tier``, and of every tier, given the facts
+    overrides : what the request asked for (``min_tier`` ...), only what was given
+    attempts : every tier tried, in order
+    compute_s : device seconds; None when the backend cannot measure them
+    cost_usd : by the price table
+    measured_cost_usd : by the device seconds; None when unknown
+    ttft_s, itl_s : None when no token was sent, or only one
+    queue_s, total_s, overhead_s : waiting for a place, accepted to ended, spent by the gateway itself
+    finish_reason : the one ending (of the first choice, where there are several)
+    status_code, error_code : what HTTP said; error_code None on success
+    prompt_digest, answer_digest : keyed hashes, see ``Store.digest``
+    prompt_text, answer_text : kept in a table of their own, only where retention says so
+    verify_probability : chance with which this answer was eligible for verification; None when not sampled for it
+    traceparent : W3C trace context of the caller
+    """
+
+    request_id: str
+    created_at: datetime
+    endpoint: str
+    model_requested: str
+    finish_reason: FinishReason
+    status_code: int
+    error_code: str | None = None
+    tenant: str = "default"
+    key_id: str | None = None
+    session_id: str | None = None
+    stream: bool = False
+    num_choices: int = 1
+
+    policy_name: str = ""
+    policy_version: str = ""
+    router_version: str = ""
+    config_hash: str = ""
+
+    features: Mapping[str, float] = field(default_factory=dict)
+    sufficiency: tuple[TierSufficiency, ...] = ()
+    novelty: float | None = None
+    decided_tier: int | None = None
+    final_tier: int | None = None
+    model_served: str | None = None
+    ladder: tuple[int, ...] = ()
+    propensity: float | None = None
+    propensities: Mapping[int, float] = field(default_factory=dict)
+    reason: str = ""
+    explored: bool = False
+    confidence: float | None = None
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    attempts: tuple[Attempt, ...] = ()
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+    draft_tokens: int = 0
+    accepted_draft_tokens: int = 0
+    compute_s: float | None = None
+    cost_usd: Decimal = Decimal(0)
+    measured_cost_usd: Decimal | None = None
+
+    ttft_s: float | None = None
+    itl_s: float | None = None
+    queue_s: float = 0.0
+    total_s: float = 0.0
+    overhead_s: float = 0.0
+
+    prompt_digest: str | None = None
+    answer_digest: str | None = None
+    prompt_text: str | None = None
+    answer_text: str | None = None
+    verify_probability: float | None = None
+    traceparent: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiKey:
+    """A caller's key: never the key itself, only its SHA-256 (hex) and the prefix that people recognise it by.
+
+    ``limits`` are the key's own (requests per minute, budget ...), named as the policies name them.
+    """
+
+    key_id: str
+    name: str
+    key_hash: str
+    prefix: str
+    created_at: datetime
+    tenant: str = "default"
+    revoked_at: datetime | None = None
+    last_used_at: datetime | None = None
+    limits: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionRecord:
+    """The tier that served a conversation last, and how many of its tokens that tier's cache may still hold."""
+
+    tenant: str
+    session_id: str
+    tier: int
+    model: str
+    cached_tokens: int
+    updated_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyVersion:
+    """An immutable version of a named policy, as given; ``body`` is its JSON form."""
+
+    name: str
+    version: str
+    created_at: datetime
+    body: Mapping[str, Any]
+    author: str = ""
+    note: str = ""
