@@ -10,7 +10,8 @@
     ├── ContextLengthExceeded  carries the numbers                        (the caller's to mend)
     ├── UnsupportedByBackend   names the option                           (the caller's to mend)
     ├── RequestRejected        the server said 4xx; carries its status    (the caller's to mend)
-    └── ModelLoadError         weights, tokenizer or config, names the file (at start)
+    ├── ModelLoadError         weights, tokenizer or config, names the file (at start)
+    └── InvalidConfig          an option out of its limits, names it      (at start)
 """
 
 from __future__ import annotations
@@ -70,3 +71,13 @@ class RequestRejected(BackendError):
 
 class ModelLoadError(BackendError):
     pass
+
+
+class InvalidConfig(BackendError, ValueError):
+    """``field_name`` is relative to the config class; whoever knows the file adds the path in front."""
+
+    def __init__(self, field_name: str, value: object, expected: str) -> None:
+        super().__init__(f"{field_name} is {value!r}; expected {expected}.")
+        self.field_name = field_name
+        self.value = value
+        self.expected = expected

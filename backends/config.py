@@ -1,0 +1,257 @@
+"""How a served model is described: typed tables for ``[models.NAME]``, without loading anything.
+
+Every option carries its meaning and its limits as data (``dataclasses.fields(...)[i].metadata``), so the settings
+reader, the reference page and the check in ``__post_init__`` say the same thing. Mappings are copied, never shared.
+"""
+
+# ruff: noqa: RUF009 - _option returns a dataclasses.field, and the config classes used as defaults are frozen
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from math import isfinite
+from typing import Any, ClassVar, Literal, get_args
+from urllib.parse import urlsplit
+
+from backends.errors import InvalidConfig
+from backends.protocol import Capability
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+SpeculationMode = Literal["off", "draft", "ngram"]
+Transport = Literal["auto", "httpx", "aiohttp"]
+ScoreApi = Literal["none", "vllm", "echo"]
+ThinkingParameter = Literal["none", "chat_template_kwargs", "reasoning_effort"]
+MaxTokensParameter = Literal["max_tokens", "max_completion_tokens"]
+
+
+def _option(
+    default: Any,
+    help_text: str,
+    *,
+    at_least: float | None = None,
+    at_most: float | None = None,
+    choices: tuple[Any, ...] | None = None,
+) -> Any:
+    metadata = {"help": help_text, "at_least": at_least, "at_most": at_most, "choices": choices}
+    return field(default=default, metadata=metadata)
+
+
+def check_limits(config: Any) -> None:
+    """Check every field of a dataclass instance against the limits in its metadata.
+
+    Raises
+    ------
+    InvalidConfig : names the field, shows the value and what was expected
+    """
+    for each in fields(config):
+        value = getattr(config, each.name)
+        if value is None:
+            continue
+        low, high, choices = (each.metadata.get(key) for key in ("at_least", "at_most", "choices"))
+        if choices is not None and value not in choices:
+            raise InvalidConfig(each.name, value, "one of " + ", ".join(map(repr, choices)))
+        if (low is not None or high is not None) and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise InvalidConfig(each.name, value, "a number")
+        if isinstance(value, float) and not isfinite(value):
+            raise InvalidConfig(each.name, value, "a finite number")
+        if low is not None and value < low:
+            raise InvalidConfig(each.name, value, f"at least {low}")
+        if high is not None and value > high:
+            raise InvalidConfig(each.name, value, f"at most {high}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationConfig:
+    """How a tier drafts its own tokens."""
+
+    mode: SpeculationMode = _option(
+        "off",
+        "`draft` lets a smaller model propose, `ngram` proposes from the text so far.",
+        choices=get_args(SpeculationMode),
+    )
+    max_draft_tokens: int = _option(5, "Most tokens proposed per step.", at_least=1, at_most=64)
+
+    def __post_init__(self) -> None:
+        check_limits(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalModelConfig:
+    """A model served by the engine in this process."""
+
+    kind: ClassVar[str] = "local"
+
+    path: str = _option(MISSING, "A folder in Hugging Face layout, a hub id, or `builtin:tier1` … `builtin:tier3`.")
+    dtype: Dtype = _option(
+        "auto", "Type of weights that are not quantised, and of activations.", choices=get_args(Dtype)
+    )
+    thinking: bool = _option(False, "Whether the model thinks step by step unless a request says otherwise.")
+    drafter: str | None = _option(None, "The model that drafts: another served model's name, or a path as above.")
+    speculation: SpeculationConfig = _option(SpeculationConfig(), "How the tier drafts.")
+    max_num_seqs: int = _option(32, "Most sequences in one step.", at_least=1, at_most=4096)
+    max_batch_tokens: int = _option(1024, "Most tokens in one step, prefill chunks included.", at_least=16)
+    kv_cache_bytes: int | None = _option(
+        None, "Memory for the KV cache; by default sized from what is free.", at_least=1
+    )
+    context_length: int | None = _option(None, "Longest prompt and answer; by default the model's own.", at_least=8)
+    device: str = _option("auto", "`cpu`, `cuda`, `cuda:1`, …; `auto` takes a GPU when there is one.")
+    threads: int | None = _option(None, "CPU threads per operation; by default chosen for this machine.", at_least=1)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.path, str) or not self.path:
+            raise InvalidConfig("path", self.path, "a folder, a hub id or builtin:tierN")
+        check_limits(self)
+        if self.speculation.mode == "draft" and self.drafter is None:
+            raise InvalidConfig("drafter", None, "a model name or path, because speculation.mode is 'draft'")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakerConfig:
+    """When a replica is left alone, and for how long."""
+
+    failure_threshold: int = _option(3, "Consecutive failures that open the breaker.", at_least=1)
+    open_s: float = _option(5.0, "Seconds a breaker stays open before one probe is let through.", at_least=0)
+    max_open_s: float = _option(60.0, "Longest wait; the time doubles with each failed probe.", at_least=0)
+
+    def __post_init__(self) -> None:
+        check_limits(self)
+        if self.max_open_s < self.open_s:
+            raise InvalidConfig("max_open_s", self.max_open_s, f"at least open_s ({self.open_s})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryConfig:
+    """How failures before the first token are retried. Waits are drawn uniformly up to a doubling cap (full jitter)."""
+
+    max_attempts: int = _option(3, "Attempts in all, over all replicas.", at_least=1, at_most=20)
+    base_s: float = _option(0.25, "Cap of the first wait in seconds.", at_least=0)
+    max_s: float = _option(8.0, "Cap of any wait; a longer Retry-After ends the retries.", at_least=0)
+
+    def __post_init__(self) -> None:
+        check_limits(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeoutConfig:
+    """Limits in seconds on each silence of a server."""
+
+    connect_s: float = _option(5.0, "To open a connection.", at_least=0.001)
+    first_token_s: float = _option(120.0, "From sending a request to its first token.", at_least=0.001)
+    gap_s: float = _option(60.0, "Between two tokens.", at_least=0.001)
+    health_s: float = _option(30.0, "For a health check's whole completion.", at_least=0.001)
+
+    def __post_init__(self) -> None:
+        check_limits(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteModelConfig:
+    """A model served by one or several replicas of an OpenAI-compatible server."""
+
+    kind: ClassVar[str] = "remote"
+
+    urls: tuple[str, ...] = _option(MISSING, "Base URL of each replica, up to and including `/v1`.")
+    model: str = _option(MISSING, "The model's name at the server.")
+    api_key_env: str | None = _option(None, "The environment variable that holds the server's API key.")
+    timeouts: TimeoutConfig = _option(TimeoutConfig(), "Limits on silence.")
+    retry: RetryConfig = _option(RetryConfig(), "Retries before the first token.")
+    breaker: BreakerConfig = _option(BreakerConfig(), "When a failing replica is left alone.")
+    max_outstanding: int = _option(256, "Most requests in flight per replica.", at_least=1)
+    context_length: int | None = _option(None, "The model's context in tokens, where known.", at_least=8)
+    capabilities: tuple[Capability, ...] = _option(
+        ("generate", "logprobs"),
+        "What the server offers: generate, score, embed, thinking, logprobs, prompt_token_ids.",
+    )
+    thinking: bool | None = _option(None, "Whether the model is asked to think unless a request says otherwise.")
+    thinking_parameter: ThinkingParameter = _option(
+        "chat_template_kwargs", "How the server is told to think.", choices=get_args(ThinkingParameter)
+    )
+    max_tokens_parameter: MaxTokensParameter = _option(
+        "max_tokens", "The name the server gives the limit on an answer.", choices=get_args(MaxTokensParameter)
+    )
+    score_api: ScoreApi = _option(
+        "none",
+        "How the server scores a given text: vLLM's `prompt_logprobs`, or `echo` with `logprobs`.",
+        choices=get_args(ScoreApi),
+    )
+    extra_body: Mapping[str, Any] = field(
+        default_factory=dict, metadata={"help": "Fields added to every request, such as `service_tier`."}
+    )
+    extra_headers: Mapping[str, str] = field(
+        default_factory=dict, metadata={"help": "Headers added to every request; not for secrets."}
+    )
+    transport: Transport = _option(
+        "auto",
+        "HTTP client: `aiohttp` costs less CPU and is taken by `auto` when installed.",
+        choices=get_args(Transport),
+    )
+    proxy: str | None = _option(None, "URL of an HTTP proxy.")
+    verify_tls: bool = _option(True, "Whether certificates are checked.")
+
+    def __post_init__(self) -> None:
+        # A TOML array arrives as a list; a tuple cannot be changed by whoever holds the other reference.
+        urls: Sequence[str] | str = self.urls
+        object.__setattr__(self, "urls", (urls,) if isinstance(urls, str) else tuple(urls))
+        object.__setattr__(self, "capabilities", tuple(self.capabilities))
+        object.__setattr__(self, "extra_body", dict(self.extra_body))
+        object.__setattr__(self, "extra_headers", dict(self.extra_headers))
+        check_limits(self)
+        self._check_urls()
+        if not isinstance(self.model, str) or not self.model:
+            raise InvalidConfig("model", self.model, "the model's name at the server")
+        unknown = sorted(set(self.capabilities) - set(get_args(Capability)))
+        if unknown:
+            raise InvalidConfig("capabilities", unknown[0], "one of " + ", ".join(get_args(Capability)))
+        if "score" in self.capabilities and self.score_api == "none":
+            raise InvalidConfig("score_api", "none", "'vllm' or 'echo', because capabilities has 'score'")
+
+    def _check_urls(self) -> None:
+        if not self.urls:
+            raise InvalidConfig("urls", [], "at least one base URL")
+        for url in self.urls:
+            parts = urlsplit(url)
+            if parts.scheme not in ("http", "https") or not parts.hostname:
+                raise InvalidConfig("urls", url, "http://HOST[:PORT]/v1 or https://…")
+            if parts.username is not None or parts.password is not None:
+                raise InvalidConfig("urls", f"{parts.scheme}://…@{parts.hostname}", "no credentials; use api_key_env")
+        if len(set(self.urls)) < len(self.urls):
+            raise InvalidConfig("urls", list(self.urls), "each replica once")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EchoModelConfig:
+    """A model that repeats its prompt: for trying a configuration and measuring the gateway alone."""
+
+    kind: ClassVar[str] = "echo"
+
+    text: str | None = _option(None, "The answer; by default the last message.")
+    first_delay_s: float = _option(0.0, "Seconds before the first token.", at_least=0)
+    token_delay_s: float = _option(0.0, "Seconds after each token.", at_least=0)
+    context_length: int | None = _option(8192, "Longest prompt and answer in the fake's tokens.", at_least=8)
+
+    def __post_init__(self) -> None:
+        check_limits(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayModelConfig:
+    """A model whose answers were recorded earlier, for evaluation."""
+
+    kind: ClassVar[str] = "replay"
+
+    path: str = _option(MISSING, "A JSON Lines file of recorded answers.")
+    context_length: int | None = _option(None, "The recorded model's context in tokens, where known.", at_least=8)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.path, str) or not self.path:
+            raise InvalidConfig("path", self.path, "a JSON Lines file")
+        check_limits(self)
+
+
+ModelConfig = LocalModelConfig | RemoteModelConfig | EchoModelConfig | ReplayModelConfig
+
+MODEL_KINDS: Mapping[str, type[ModelConfig]] = {
+    each.kind: each for each in (LocalModelConfig, RemoteModelConfig, EchoModelConfig, ReplayModelConfig)
+}
+"""``kind`` in a ``[models.NAME]`` table → the class that describes it."""
