@@ -7,7 +7,7 @@ in-process engine and OpenAI-compatible servers); ``backends.testing`` has the p
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -72,7 +72,9 @@ class GenerateRequest:
     """One generation. Exactly one of ``messages``, ``prompt`` and ``prompt_token_ids`` is given.
 
     ``thinking`` None leaves the tier's own default. ``speculate`` None leaves it to the tier. ``n`` is expanded by the
-    gateway: a backend makes one answer per request.
+    gateway: a backend makes one answer per request. ``on_abandoned``, where given, is called once, from the event loop,
+    when the iterator is closed or cancelled before its ending: with the ending (reason ``cancelled``) that says what was
+    used until then, so that the bill of an abandoned request is right. A backend that cannot know need not call it.
     """
 
     request_id: str
@@ -84,6 +86,7 @@ class GenerateRequest:
     thinking: bool | None = None
     echo: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict)
+    on_abandoned: Callable[[Finished], None] | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
