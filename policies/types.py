@@ -30,11 +30,12 @@ class ReasonCode(StrEnum):
     OVERLOAD = "overload"
     FALLBACK = "fallback"
     KILL_SWITCH = "kill_switch"
+    NOVEL = "novel"
 
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """One rung: its place (1 is cheapest), name, the served model, price per request and per token."""
+    """One rung: its place (1 is cheapest), name, the served model, price per request, per token and per device hour."""
 
     index: int
     name: str
@@ -42,6 +43,7 @@ class Tier:
     price_per_request_usd: Decimal = Decimal(0)
     price_per_input_token_usd: Decimal = Decimal(0)
     price_per_output_token_usd: Decimal = Decimal(0)
+    price_per_compute_hour_usd: Decimal = Decimal(0)
     context_length: int | None = None
 
 
@@ -75,7 +77,11 @@ class SessionState:
 
 @dataclass(frozen=True, slots=True)
 class RequestFacts:
-    """Everything a decision may rest on. ``unavailable`` are tiers whose backend cannot take the request now."""
+    """Everything a decision may rest on.
+
+    ``unavailable`` are tiers whose backend cannot take the request now. ``novelty`` is how foreign the prompt looks to
+    the router, 0 familiar to 1 foreign.
+    """
 
     num_prompt_tokens: int | None
     max_tokens: int | None
@@ -85,6 +91,7 @@ class RequestFacts:
     unavailable: frozenset[int] = frozenset()
     expected_wait_s: Mapping[int, float] = field(default_factory=dict)
     kill_switch: bool = False
+    novelty: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

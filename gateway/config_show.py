@@ -1,0 +1,26 @@
+"""How settings are shown and hashed: as JSON values, with no password in them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+
+def digest(content: Mapping[str, Any]) -> str:
+    """Twelve hex digits of the SHA-256 of a JSON object."""
+    canonical = json.dumps(content, sort_keys=True, ensure_ascii=True)
+    return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+
+
+def shown_value(value: Any) -> Any:
+    """A setting as JSON: money and paths as strings, the password of a URL as ``***``."""
+    if isinstance(value, str):
+        return re.sub(r"(?<=://)([^:/@\s]*):[^@/\s]*@", r"\1:***@", value)
+    if isinstance(value, Mapping):
+        return {str(key): shown_value(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [shown_value(each) for each in value]
+    return value if value is None or isinstance(value, bool | int | float) else str(value)

@@ -1,0 +1,49 @@
+"""The order of tiers: what makes a tier table sound, and where its top is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from decimal import Decimal
+
+from policies.errors import InvalidLadder
+from policies.types import Tier
+
+Ladder = tuple[Tier, ...]
+
+
+def check_ladder(ladder: Ladder) -> None:
+    """Refuse a tier table that routing could not work with.
+
+    Raises
+    ------
+    InvalidLadder
+        No tier; numbers that are not 1, 2, 3 … in order; a name given twice; a price below zero.
+    """
+    if not ladder:
+        raise InvalidLadder("tiers", "length", 0, "at least one tier")
+    names: set[str] = set()
+    for place, tier in enumerate(ladder, start=1):
+        if tier.index != place:
+            raise InvalidLadder(tier.name, "index", tier.index, str(place))
+        if tier.name in names:
+            raise InvalidLadder(tier.name, "name", tier.name, "a name no other tier has")
+        names.add(tier.name)
+        for field_name, price in _prices(tier):
+            if not price.is_finite() or price < 0:
+                raise InvalidLadder(tier.name, field_name, str(price), "a finite amount of dollars, 0 or more")
+        if tier.context_length is not None and tier.context_length < 1:
+            raise InvalidLadder(tier.name, "context_length", tier.context_length, "at least 1")
+
+
+def top(tiers: Iterable[int]) -> int:
+    """The highest of some tiers: the one that quality is measured against, and the safe choice."""
+    return max(tiers)
+
+
+def _prices(tier: Tier) -> tuple[tuple[str, Decimal], ...]:
+    return (
+        ("price_per_request_usd", tier.price_per_request_usd),
+        ("price_per_input_token_usd", tier.price_per_input_token_usd),
+        ("price_per_output_token_usd", tier.price_per_output_token_usd),
+        ("price_per_compute_hour_usd", tier.price_per_compute_hour_usd),
+    )

@@ -1,0 +1,156 @@
+"""What a policy says: which tiers, how good, at what price, with how much exploration."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from enum import StrEnum
+
+from policies.errors import InvalidPolicy
+from policies.types import ThresholdMode, Tier
+
+
+class StickyMode(StrEnum):
+    """What a conversation's last tier counts for in the next turn.
+
+    ``off``: nothing. ``cost``: leaving it costs the tokens its KV cache holds, priced by the policy. ``always``: the
+    conversation stays where it is for as long as that tier may and can serve it.
+    """
+
+    OFF = "off"
+    COST = "cost"
+    ALWAYS = "always"
+
+
+class FallbackMode(StrEnum):
+    """Where a request goes when its tier fails before the first token.
+
+    ``up``: the dearer tiers in order, then the cheaper ones from the top. ``up_only``: never to a cheaper tier.
+    ``none``: the error is the caller's to see.
+    """
+
+    UP = "up"
+    UP_ONLY = "up_only"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How requests are turned into tiers. Immutable; an edited policy is a new version.
+
+    Parameters
+    ----------
+    name, version : identity, on every decision's log row
+    mode : ``floor`` picks the cheapest tier whose P(as good as the top tier) reaches its threshold;
+        ``benefit`` picks the largest ``quality_value_usd * P(right) - cost``: a dearer tier must earn its price
+    allowed_tiers : numbers of the tiers it may use, all when empty
+    quality_floor : share of the top tier's quality to hold, 0..1
+    confidence : confidence with which the floor is to be held, 0..1, used when thresholds are derived
+    thresholds : tier number -> least P(as good); a tier without one uses ``quality_floor``
+    quality_value_usd : what a right answer is worth over a wrong one; None means derived with the router
+    exploration_share : share of traffic spread evenly over the permitted tiers, whatever the estimates say, 0..1
+    sampling_share : share of answers below the top tier that are to be checked against it, 0..1
+    max_novelty : a prompt more foreign than this to the router goes to the highest permitted tier, 0..1
+    sticky : what a conversation's last tier counts for
+    switch_cost_per_cached_token_usd : price of a cached token lost by leaving the conversation's tier, on top of the
+        new tier's own price per input token
+    wait_cost_per_s_usd : price of a second of expected waiting
+    max_wait_s : a tier expected to wait longer counts as unavailable while another is free; None for no limit
+    fallback : where a failed request goes
+    max_fallbacks : how many further tiers are tried
+    expected_output_tokens : completion length assumed when comparing costs, at most the request's ``max_tokens``
+
+    Raises
+    ------
+    InvalidPolicy
+        A field outside its range; names it.
+    """
+
+    name: str = "default"
+    version: str = "1"
+    mode: ThresholdMode = ThresholdMode.FLOOR
+    allowed_tiers: tuple[int, ...] = ()
+    quality_floor: float = 0.95
+    confidence: float = 0.95
+    thresholds: Mapping[int, float] = field(default_factory=dict)
+    quality_value_usd: Decimal | None = None
+    exploration_share: float = 0.02
+    sampling_share: float = 0.05
+    max_novelty: float = 1.0
+    sticky: StickyMode = StickyMode.COST
+    switch_cost_per_cached_token_usd: Decimal = Decimal(0)
+    wait_cost_per_s_usd: Decimal = Decimal(0)
+    max_wait_s: float | None = None
+    fallback: FallbackMode = FallbackMode.UP
+    max_fallbacks: int = 3
+    expected_output_tokens: int = 256
+
+    def __post_init__(self) -> None:
+        for name, (holds, expected) in _LIMITS.items():
+            value = getattr(self, name)
+            if not holds(value):
+                raise InvalidPolicy(name, value, expected)
+        for tier, threshold in self.thresholds.items():
+            if not _is_share(threshold):
+                raise InvalidPolicy(f"thresholds.{tier}", threshold, "a probability from 0 to 1")
+
+    def check_against(self, ladder: tuple[Tier, ...]) -> None:
+        """Refuse a policy that names tiers the ladder does not have.
+
+        Raises
+        ------
+        InvalidPolicy
+            ``allowed_tiers`` or ``thresholds`` names an unknown tier.
+        """
+        known = {tier.index for tier in ladder}
+        expected = f"numbers among {sorted(known)}"
+        if unknown := set(self.allowed_tiers) - known:
+            raise InvalidPolicy("allowed_tiers", sorted(unknown), expected)
+        if unknown := set(self.thresholds) - known:
+            raise InvalidPolicy("thresholds", sorted(unknown), expected)
+
+    def threshold(self, tier: int) -> float:
+        """Least P(as good as the top tier) at which this tier suffices."""
+        return self.thresholds.get(tier, self.quality_floor)
+
+    def with_derived(
+        self, *, thresholds: Mapping[int, float] | None = None, quality_value_usd: Decimal | None = None
+    ) -> Policy:
+        """A copy in which what the policy leaves open is filled with values derived from labelled traffic.
+
+        What the policy states itself always wins over what was derived.
+        """
+        return dataclasses.replace(
+            self,
+            thresholds=self.thresholds or dict(thresholds or {}),
+            quality_value_usd=self.quality_value_usd if self.quality_value_usd is not None else quality_value_usd,
+        )
+
+
+def _is_share(value: float) -> bool:
+    return math.isfinite(value) and 0.0 <= value <= 1.0
+
+
+def _is_price(value: Decimal | None) -> bool:
+    return value is None or (value.is_finite() and value >= 0)
+
+
+_LIMITS: Mapping[str, tuple[Callable[..., bool], str]] = {
+    "name": (lambda v: 0 < len(v) <= 64, "1 to 64 characters"),
+    "version": (lambda v: 0 < len(v) <= 64, "1 to 64 characters"),
+    "allowed_tiers": (lambda v: len(set(v)) == len(v) and all(t >= 1 for t in v), "different tier numbers from 1"),
+    "quality_floor": (_is_share, "a share from 0 to 1"),
+    "confidence": (lambda v: 0.5 <= v < 1.0, "a confidence from 0.5 to below 1"),
+    "quality_value_usd": (_is_price, "a finite amount of dollars, 0 or more"),
+    "exploration_share": (_is_share, "a share from 0 to 1"),
+    "sampling_share": (_is_share, "a share from 0 to 1"),
+    "max_novelty": (_is_share, "a number from 0 to 1"),
+    "switch_cost_per_cached_token_usd": (_is_price, "a finite amount of dollars, 0 or more"),
+    "wait_cost_per_s_usd": (_is_price, "a finite amount of dollars, 0 or more"),
+    "max_wait_s": (lambda v: v is None or (math.isfinite(v) and v >= 0), "seconds, 0 or more"),
+    "max_fallbacks": (lambda v: 0 <= v <= 100, "a count from 0 to 100"),
+    "expected_output_tokens": (lambda v: v >= 1, "a count from 1"),
+}
