@@ -1,0 +1,90 @@
+"""SQLAlchemy engines for everything that is not the hot path: reading, keys, migrations."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import orjson
+from sqlalchemy import event
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from gateway.store.config import StoreConfig
+from gateway.store.errors import StoreUnavailable
+from gateway.store.translate import translate
+from gateway.store.urls import DatabaseUrl
+
+
+def make_engine(url: DatabaseUrl, config: StoreConfig) -> AsyncEngine:
+    """An engine that reconnects by itself (a dead pooled connection is noticed before it is used)."""
+    common: dict[str, Any] = {"json_serializer": _dump_json, "json_deserializer": orjson.loads, "pool_pre_ping": True}
+    if url.dialect == "sqlite":
+        engine = create_async_engine(
+            url.sqlalchemy_url, connect_args={"timeout": config.busy_timeout_s}, pool_size=2, **common
+        )
+        event.listen(engine.sync_engine, "connect", _sqlite_pragmas(config))
+        return engine
+    arguments = {
+        "timeout": config.connect_timeout_s,
+        "command_timeout": config.write_timeout_s,
+        **url.connect_args,
+    }
+    return create_async_engine(
+        url.sqlalchemy_url,
+        connect_args=arguments,
+        pool_size=config.pool_size,
+        pool_timeout=config.connect_timeout_s,
+        **common,
+    )
+
+
+def prepare_sqlite_file(url: DatabaseUrl) -> None:
+    """Make the file and its folder, readable by their owner alone: the log may hold prompts.
+
+    Raises
+    ------
+    StoreUnavailable : the place cannot be written
+    """
+    assert url.path is not None
+    try:
+        url.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        os.close(os.open(url.path, os.O_CREAT | os.O_RDWR, 0o600))
+    except OSError as error:
+        raise StoreUnavailable(
+            f"{url.shown} cannot be opened for writing: {error}. Name another file in database.url.", database=url.shown
+        ) from error
+
+
+async def use_wal(engine: AsyncEngine, url: DatabaseUrl) -> None:
+    """Write-ahead logging, a property of the file: readers and the writer do not wait for each other.
+
+    Raises
+    ------
+    StoreUnavailable : the file is no SQLite database, is locked, or lies where WAL cannot work (some network mounts)
+    """
+    try:
+        async with engine.connect() as connection:
+            mode = (await connection.exec_driver_sql("PRAGMA journal_mode=WAL")).scalar()
+    except SQLAlchemyError as error:
+        raise translate(error, url.shown) from error
+    if mode != "wal":
+        raise StoreUnavailable(
+            f"{url.shown} cannot use write-ahead logging (journal mode stays {mode!r}). "
+            "Put the file on a local disk, or use PostgreSQL.",
+            database=url.shown,
+        )
+
+
+def _sqlite_pragmas(config: StoreConfig) -> Any:
+    def set_pragmas(connection: Any, _record: Any) -> None:
+        cursor = connection.cursor()
+        cursor.execute("PRAGMA foreign_keys=ON")
+        cursor.execute(f"PRAGMA synchronous={config.sqlite_sync}")
+        cursor.close()
+
+    return set_pragmas
+
+
+def _dump_json(value: Any) -> str:
+    return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS).decode()

@@ -1,0 +1,208 @@
+"""Records to rows and back. Rows are tuples in the order of their table's columns, as the raw drivers take them.
+
+Text from outside may hold what a database refuses (NUL, lone surrogates); it is mended here, so that a caller cannot
+keep a request out of the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from decimal import ROUND_HALF_EVEN, Decimal
+from typing import Any
+
+import orjson
+
+from backends.protocol import FinishReason
+from classifier.types import TierSufficiency
+from gateway.store.records import ApiKey, Attempt, PolicyVersion, RequestRecord, SessionRecord
+
+Row = tuple[Any, ...]
+EncodeTime = Callable[[datetime], Any]
+
+_NANO = Decimal(10) ** 9
+_ANSWERED = frozenset({FinishReason.STOP, FinishReason.LENGTH, FinishReason.TOOL_CALLS})
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedRecord:
+    """The rows of one request, in one transaction: its own, its text, its session, its key's last use."""
+
+    request_id: str
+    request: Row
+    text: Row | None
+    session: Row | None
+    key_use: Row | None
+
+
+def to_nano_usd(cost_usd: Decimal) -> int:
+    """Dollars to integer nano-dollars, half to even."""
+    return int((cost_usd * _NANO).to_integral_value(ROUND_HALF_EVEN))
+
+
+def from_nano_usd(nano_usd: int) -> Decimal:
+    return Decimal(nano_usd) / _NANO
+
+
+def clean_text(text: str) -> str:
+    """Text that every database takes: NUL and lone surrogates become U+FFFD, whole surrogate pairs are joined."""
+    if "\0" in text:
+        text = text.replace("\0", "\N{REPLACEMENT CHARACTER}")
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
+
+
+def sqlite_time(moment: datetime) -> str:
+    """The text that SQLAlchemy writes for a datetime in SQLite, so that both ways of writing agree."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f")
+
+
+def postgres_time(moment: datetime) -> datetime:
+    return moment.astimezone(UTC)
+
+
+def encode_record(record: RequestRecord, encode_time: EncodeTime, *, note_key_use: bool) -> EncodedRecord:
+    """Rows for the raw driver whose time format is ``encode_time``."""
+    text: Row | None = None
+    if record.prompt_text is not None or record.answer_text is not None:
+        text = (record.request_id, _optional(record.prompt_text), _optional(record.answer_text))
+    key_use = None
+    if note_key_use and record.key_id is not None:
+        key_use = (encode_time(record.created_at), record.key_id)
+    return EncodedRecord(
+        record.request_id, _request_row(record, encode_time), text, _session_row(record, encode_time), key_use
+    )
+
+
+def _request_row(record: RequestRecord, encode_time: EncodeTime) -> Row:
+    r = record
+    return (
+        r.request_id,
+        encode_time(r.created_at),
+        clean_text(r.tenant),
+        r.key_id,
+        _optional(r.session_id),
+        r.endpoint,
+        clean_text(r.model_requested),
+        r.stream,
+        r.num_choices,
+        r.policy_name,
+        r.policy_version,
+        r.router_version,
+        r.config_hash,
+        to_json(r.features),
+        to_json([[s.tier, s.p_right, s.p_as_good] for s in r.sufficiency]),
+        r.novelty,
+        r.decided_tier,
+        r.final_tier,
+        r.model_served,
+        to_json(r.ladder),
+        r.propensity,
+        to_json(r.propensities),
+        str(r.reason),
+        r.explored,
+        r.confidence,
+        to_json(r.overrides),
+        to_json([[a.tier, a.model, a.duration_s, a.error] for a in r.attempts]),
+        r.prompt_tokens,
+        r.completion_tokens,
+        r.cached_tokens,
+        r.reasoning_tokens,
+        r.draft_tokens,
+        r.accepted_draft_tokens,
+        r.compute_s,
+        to_nano_usd(r.cost_usd),
+        None if r.measured_cost_usd is None else to_nano_usd(r.measured_cost_usd),
+        r.ttft_s,
+        r.itl_s,
+        r.queue_s,
+        r.total_s,
+        r.overhead_s,
+        str(r.finish_reason),
+        r.status_code,
+        r.error_code,
+        r.prompt_digest,
+        r.answer_digest,
+        r.verify_probability,
+        _optional(r.traceparent),
+    )
+
+
+def _session_row(record: RequestRecord, encode_time: EncodeTime) -> Row | None:
+    if record.session_id is None or record.final_tier is None or record.finish_reason not in _ANSWERED:
+        return None
+    ended_at = record.created_at + timedelta(seconds=record.total_s)
+    return (
+        clean_text(record.tenant),
+        clean_text(record.session_id),
+        record.final_tier,
+        record.model_served or "",
+        record.prompt_tokens + record.completion_tokens,
+        encode_time(ended_at),
+    )
+
+
+def _optional(text: str | None) -> str | None:
+    return None if text is None else clean_text(text)
+
+
+def to_json(value: Any) -> str:
+    """JSON text; NaN and infinity become null, keys become text, unusable characters are mended."""
+    if isinstance(value, Mapping):
+        if not value:
+            return "{}"
+        value = dict(value)
+    try:
+        encoded = orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY)
+    except TypeError:
+        encoded = orjson.dumps(_clean(value), option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY)
+    if b"\\u0000" in encoded:
+        # PostgreSQL's jsonb has no NUL.
+        encoded = orjson.dumps(_clean(value), option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY)
+    return encoded.decode()
+
+
+def _clean(value: Any) -> Any:
+    if isinstance(value, str):
+        return clean_text(value)
+    if isinstance(value, Mapping):
+        return {_clean(key): _clean(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_clean(item) for item in value]
+    return value
+
+
+def decode_record(row: Mapping[str, Any]) -> RequestRecord:
+    """A row of ``requests``, left-joined with ``request_texts`` (columns ``prompt`` and ``answer``)."""
+    fields = dict(row)
+    cost, measured = fields.pop("cost_nano_usd"), fields.pop("measured_cost_nano_usd")
+    return RequestRecord(
+        cost_usd=from_nano_usd(cost),
+        measured_cost_usd=None if measured is None else from_nano_usd(measured),
+        finish_reason=FinishReason(fields.pop("finish_reason")),
+        sufficiency=tuple(TierSufficiency(*entry) for entry in fields.pop("sufficiency")),
+        ladder=tuple(fields.pop("ladder")),
+        propensities={int(tier): p for tier, p in fields.pop("propensities").items()},
+        attempts=tuple(Attempt(*entry) for entry in fields.pop("attempts")),
+        prompt_text=fields.pop("prompt"),
+        answer_text=fields.pop("answer"),
+        **fields,
+    )
+
+
+def decode_key(row: Mapping[str, Any]) -> ApiKey:
+    return ApiKey(**row)
+
+
+def decode_session(row: Mapping[str, Any]) -> SessionRecord:
+    return SessionRecord(**row)
+
+
+def decode_policy_version(row: Mapping[str, Any]) -> PolicyVersion:
+    return PolicyVersion(**row)

@@ -1,0 +1,228 @@
+"""Where a batch of rows becomes durable: one raw connection, one transaction a batch, for each database.
+
+The hot path bypasses SQLAlchemy's statement machinery, most of the cost of a row; its tables still give the SQL.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Protocol
+
+import asyncpg
+from sqlalchemy import Table
+
+from gateway.store.config import StoreConfig
+from gateway.store.errors import StoreUnavailable
+from gateway.store.rows import EncodedRecord, EncodeTime, Row, postgres_time, sqlite_time
+from gateway.store.tables import api_keys, request_texts, requests, sessions
+from gateway.store.urls import DatabaseUrl
+
+# SQLSTATE classes: 08 connection, 40 rolled back (deadlock), 57 operator intervention (restart).
+# 25006: the server has become a standby.
+_LOST_CLASSES = frozenset({"08", "40", "57"})
+_READ_ONLY = "25006"
+
+
+class BatchSink(Protocol):
+    """Writes batches, one at a time. Reconnects by itself; raises what the driver raises."""
+
+    encode_time: EncodeTime
+
+    async def write(self, batch: Sequence[EncodedRecord], *, again: bool) -> None:
+        """Return once every row of ``batch`` is durable, or raise with none of them written.
+
+        ``again``: an earlier try may have been committed without our learning of it; rows already there are no fault.
+        """
+
+    def is_lost(self, error: BaseException) -> bool:
+        """Whether ``error`` may be cured by a fresh connection at once."""
+
+    async def drop(self) -> None:
+        """Forget the connection; the next write makes another. Never raises."""
+
+    async def close(self) -> None: ...
+
+
+class SqliteSink:
+    """A writer's connection in a thread of its own: one hop to it per batch."""
+
+    def __init__(self, url: DatabaseUrl, config: StoreConfig) -> None:
+        assert url.path is not None
+        self.encode_time: EncodeTime = sqlite_time
+        self._path: Path = url.path
+        self._shown = url.shown
+        self._config = config
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="suffice-log")
+        self._connection: sqlite3.Connection | None = None
+        self._inode: tuple[int, int] | None = None
+        self._running: asyncio.Future[None] | None = None
+        self._statements = _Statements("?")
+
+    async def write(self, batch: Sequence[EncodedRecord], *, again: bool) -> None:
+        if self._running is not None and not self._running.done():
+            raise StoreUnavailable(
+                f"{self._shown}: an earlier write has not returned; the disk hangs.", database=self._shown
+            )
+        loop = asyncio.get_running_loop()
+        self._running = loop.run_in_executor(self._executor, self._write, list(batch), again)
+        # Shielded: a thread cannot be interrupted, so on timeout it is left to end and told apart by ``_running``.
+        await asyncio.wait_for(asyncio.shield(self._running), self._config.write_timeout_s)
+
+    def _write(self, batch: list[EncodedRecord], again: bool) -> None:
+        connection = self._connected()
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            for statement, rows in self._statements.of(batch, again=again):
+                connection.executemany(statement, rows)
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+
+    def _connected(self) -> sqlite3.Connection:
+        """The connection, made anew when the file is no longer the one it opened (deleted, restored from a backup)."""
+        if self._connection is not None and self._inode != _inode(self._path):
+            self._disconnect()
+        if self._connection is None:
+            self._connection = connect_sqlite(self._path, self._config)
+            self._inode = _inode(self._path)
+        return self._connection
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def is_lost(self, error: BaseException) -> bool:
+        return False
+
+    async def drop(self) -> None:
+        """Nothing to forget: a SQLite connection outlives its errors."""
+
+    async def close(self) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._executor, self._disconnect)
+        self._executor.shutdown(wait=False)
+
+
+class PostgresSink:
+    """One asyncpg connection; a batch is one pipelined ``executemany`` or, with several tables, one transaction."""
+
+    def __init__(self, url: DatabaseUrl, config: StoreConfig) -> None:
+        self.encode_time: EncodeTime = postgres_time
+        self._url = url
+        self._config = config
+        self._connection: Any = None
+        self._statements = _Statements("$")
+
+    async def write(self, batch: Sequence[EncodedRecord], *, again: bool) -> None:
+        async with asyncio.timeout(self._config.write_timeout_s):
+            if self._connection is None or self._connection.is_closed():
+                self._connection = await connect_postgres(self._url, self._config)
+            work = self._statements.of(batch, again=again)
+            if len(work) == 1:
+                # executemany is a transaction by itself: one round trip.
+                await self._connection.executemany(*work[0])
+                return
+            async with self._connection.transaction():
+                for statement, rows in work:
+                    await self._connection.executemany(statement, rows)
+
+    def is_lost(self, error: BaseException) -> bool:
+        if isinstance(error, asyncpg.PostgresError):
+            return str(error.sqlstate or "")[:2] in _LOST_CLASSES or error.sqlstate == _READ_ONLY
+        # A timeout is not cured by waiting as long again.
+        return isinstance(error, (OSError, asyncpg.InterfaceError)) and not isinstance(error, TimeoutError)
+
+    async def drop(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.terminate()
+
+    async def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None and not connection.is_closed():
+            try:
+                await connection.close(timeout=self._config.connect_timeout_s)
+            except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                connection.terminate()
+
+
+def connect_sqlite(path: Path, config: StoreConfig) -> sqlite3.Connection:
+    """A raw connection to an existing file (never creates one: an empty file is not the log)."""
+    connection = sqlite3.connect(
+        f"{path.as_uri()}?mode=rw",
+        uri=True,
+        isolation_level=None,
+        timeout=config.busy_timeout_s,
+        check_same_thread=False,
+    )
+    connection.execute("PRAGMA foreign_keys=ON")
+    connection.execute(f"PRAGMA synchronous={config.sqlite_sync}")
+    return connection
+
+
+async def connect_postgres(url: DatabaseUrl, config: StoreConfig) -> Any:
+    parts = url.sqlalchemy_url
+    return await asyncpg.connect(
+        **{
+            "host": parts.host,
+            "port": parts.port,
+            "user": parts.username,
+            "password": parts.password,
+            "database": parts.database,
+            **url.connect_args,
+        },
+        timeout=config.connect_timeout_s,
+        command_timeout=config.write_timeout_s,
+    )
+
+
+class _Statements:
+    """The SQL of a batch, in the placeholder style of a driver (``?`` or ``$``)."""
+
+    def __init__(self, style: str) -> None:
+        self._style = style
+        self._insert = {table.name: self._sql_insert(table) for table in (requests, request_texts)}
+        columns = [column.name for column in sessions.c]
+        updates = ", ".join(f"{name} = excluded.{name}" for name in columns[2:])
+        self._upsert_session = (
+            f"{self._sql_insert(sessions)} ON CONFLICT (tenant, session_id) DO UPDATE SET {updates} "
+            f"WHERE {sessions.name}.updated_at <= excluded.updated_at"
+        )
+        self._use_key = f"UPDATE {api_keys.name} SET last_used_at = {self._mark(1)} WHERE key_id = {self._mark(2)}"
+
+    def of(self, batch: Sequence[EncodedRecord], *, again: bool) -> list[tuple[str, list[Row]]]:
+        """Statements and their rows, in the order that foreign keys need; empty ones left out."""
+        ending = " ON CONFLICT (request_id) DO NOTHING" if again else ""
+        work = [(self._insert[requests.name] + ending, [entry.request for entry in batch])]
+        texts = [entry.text for entry in batch if entry.text is not None]
+        session_rows = [entry.session for entry in batch if entry.session is not None]
+        # In one order everywhere, so that two servers updating the same rows cannot deadlock.
+        session_rows.sort(key=lambda row: row[:2])
+        key_uses = sorted((entry.key_use for entry in batch if entry.key_use is not None), key=lambda row: row[1])
+        work.append((self._insert[request_texts.name] + ending, texts))
+        work.append((self._upsert_session, session_rows))
+        work.append((self._use_key, key_uses))
+        return [(statement, rows) for statement, rows in work if rows]
+
+    def _sql_insert(self, table: Table) -> str:
+        names = [column.name for column in table.c]
+        marks = ", ".join(self._mark(place) for place in range(1, len(names) + 1))
+        return f"INSERT INTO {table.name} ({', '.join(names)}) VALUES ({marks})"
+
+    def _mark(self, place: int) -> str:
+        return "?" if self._style == "?" else f"${place}"
+
+
+def _inode(path: Path) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino

@@ -1,0 +1,283 @@
+"""The store: the decision log, API keys, sessions and policy versions, in SQLite or PostgreSQL."""
+
+from __future__ import annotations
+
+import hmac
+import secrets as random_secrets
+from collections.abc import Mapping
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Self
+
+from sqlalchemy import Select, delete, func, select, text, update
+from sqlalchemy.dialects.postgresql import insert as postgres_insert
+from sqlalchemy.dialects.sqlite import insert as sqlite_insert
+from sqlalchemy.exc import SQLAlchemyError
+
+from gateway.store.committer import GroupCommitter
+from gateway.store.config import StoreConfig
+from gateway.store.engines import make_engine, prepare_sqlite_file, use_wal
+from gateway.store.errors import RecordRejected, StoreClosed
+from gateway.store.migrate import ensure_schema
+from gateway.store.records import ApiKey, PolicyVersion, RequestRecord, SessionRecord
+from gateway.store.rows import (
+    clean_text,
+    decode_key,
+    decode_policy_version,
+    decode_record,
+    decode_session,
+    encode_record,
+)
+from gateway.store.sinks import BatchSink, PostgresSink, SqliteSink
+from gateway.store.tables import api_keys, configs, policy_versions, request_texts, requests, secrets, sessions
+from gateway.store.translate import RowFault, translate
+from gateway.store.urls import parse_database_url
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
+_DIGEST_KEY = "digest_key"
+# ``last_used_at`` of a key is this coarse: one update a minute a key, not one a request.
+_KEY_USE_EVERY = timedelta(minutes=1)
+
+
+class Store:
+    """One open database. Use as ``async with Store(config) as store`` or ``open`` and ``close``.
+
+    Every method raises :class:`StoreUnavailable` (or its kinds) when the database does not answer; none needs to be
+    called again to recover, the next call finds the database back.
+    """
+
+    def __init__(self, config: StoreConfig) -> None:
+        self._config = config
+        self._url = parse_database_url(config.url)
+        self._engine = make_engine(self._url, config)
+        self._sink: BatchSink = (
+            SqliteSink(self._url, config) if self._url.dialect == "sqlite" else PostgresSink(self._url, config)
+        )
+        self.committer = GroupCommitter(
+            self._sink,
+            shown=self._url.shown,
+            max_pending=config.max_pending_records,
+            max_batch=config.max_batch_records,
+        )
+        self._digest_key: bytes | None = None
+        self._key_used_at: dict[str, datetime] = {}
+        self._is_open = False
+
+    @property
+    def shown_url(self) -> str:
+        """The database's URL without its password."""
+        return self._url.shown
+
+    async def open(self) -> Self:
+        """Connect, bring the schema up to date, start the writer.
+
+        Raises
+        ------
+        StoreUnavailable : the database is down, or its file's place cannot be written
+        SchemaMismatch : see :func:`gateway.store.migrate.ensure_schema`
+        """
+        if self._url.dialect == "sqlite":
+            prepare_sqlite_file(self._url)
+            await use_wal(self._engine, self._url)
+        await ensure_schema(self._engine, self._url, migrate=self._config.migrate)
+        self._digest_key = await self._load_digest_key()
+        self.committer.start()
+        self._is_open = True
+        return self
+
+    async def close(self) -> None:
+        """Commit what waits, then close every connection. Idempotent."""
+        if self._is_open:
+            self._is_open = False
+            await self.committer.close()
+        await self._sink.close()
+        await self._engine.dispose()
+
+    async def __aenter__(self) -> Self:
+        try:
+            return await self.open()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    # ---- the log
+
+    async def record(self, record: RequestRecord) -> None:
+        """Return once the row is committed: only then may the last byte of the answer leave.
+
+        The row's session and its key's last use are committed with it.
+
+        Raises
+        ------
+        StoreUnavailable and its kinds, RecordRejected
+        """
+        if not self._is_open:
+            raise StoreClosed(f"{self.shown_url} is not open.", database=self.shown_url)
+        try:
+            entry = encode_record(record, self._sink.encode_time, note_key_use=self._is_first_use_this_minute(record))
+        except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
+            raise RecordRejected(record.request_id, f"{type(error).__name__}: {error}") from error
+        await self.committer.commit(entry)
+
+    def digest(self, content: str) -> str:
+        """HMAC-SHA256 (hex) of a text under this installation's own key: equal texts match, but none can be guessed."""
+        assert self._digest_key is not None, "open() first"
+        return hmac.digest(self._digest_key, clean_text(content).encode(), "sha256").hex()
+
+    async def get_request(self, request_id: str) -> RequestRecord | None:
+        rows = await self._rows(_select_records().where(requests.c.request_id == clean_text(request_id)))
+        return decode_record(rows[0]) if rows else None
+
+    async def recent(
+        self, *, limit: int = 50, key_id: str | None = None, tenant: str | None = None, before_id: str | None = None
+    ) -> list[RequestRecord]:
+        """The newest rows first; ``before_id`` is the last id of the page before."""
+        statement = _select_records().order_by(requests.c.request_id.desc()).limit(limit)
+        if key_id is not None:
+            statement = statement.where(requests.c.key_id == key_id)
+        if tenant is not None:
+            statement = statement.where(requests.c.tenant == tenant)
+        if before_id is not None:
+            statement = statement.where(requests.c.request_id < clean_text(before_id))
+        return [decode_record(row) for row in await self._rows(statement)]
+
+    async def delete_texts_before(self, moment: datetime) -> int:
+        """Forget prompts and answers of requests before ``moment``; their rows stay. Returns how many."""
+        old = select(requests.c.request_id).where(requests.c.created_at < moment)
+        return await self._change(delete(request_texts).where(request_texts.c.request_id.in_(old)))
+
+    async def delete_requests_before(self, moment: datetime) -> int:
+        """Forget whole rows, with their texts. Returns how many."""
+        return await self._change(delete(requests).where(requests.c.created_at < moment))
+
+    # ---- keys
+
+    async def insert_key(self, key: ApiKey) -> None:
+        await self._insert(api_keys, _values(key))
+
+    async def find_key(self, key_hash: str) -> ApiKey | None:
+        """The key with this SHA-256 (hex), revoked or not."""
+        rows = await self._rows(select(api_keys).where(api_keys.c.key_hash == key_hash))
+        return decode_key(rows[0]) if rows else None
+
+    async def list_keys(self) -> list[ApiKey]:
+        """Oldest first, revoked ones included."""
+        return [decode_key(row) for row in await self._rows(select(api_keys).order_by(api_keys.c.created_at))]
+
+    async def count_active_keys(self) -> int:
+        rows = await self._rows(select(func.count().label("n")).where(api_keys.c.revoked_at.is_(None)))
+        return int(rows[0]["n"])
+
+    async def revoke_key(self, key_id: str, revoked_at: datetime) -> bool:
+        """False when there is no such key, or it was revoked before."""
+        is_active = (api_keys.c.key_id == key_id) & api_keys.c.revoked_at.is_(None)
+        return await self._change(update(api_keys).where(is_active).values(revoked_at=revoked_at)) > 0
+
+    # ---- sessions
+
+    async def get_session(self, tenant: str, session_id: str) -> SessionRecord | None:
+        """Written by ``record``; the newest answered request of the conversation."""
+        wanted = (sessions.c.tenant == clean_text(tenant)) & (sessions.c.session_id == clean_text(session_id))
+        rows = await self._rows(select(sessions).where(wanted))
+        return decode_session(rows[0]) if rows else None
+
+    async def delete_sessions_before(self, moment: datetime) -> int:
+        return await self._change(delete(sessions).where(sessions.c.updated_at < moment))
+
+    # ---- policies and configurations
+
+    async def insert_policy_version(self, version: PolicyVersion) -> None:
+        """Versions are immutable: inserting a name and version again raises :class:`RecordRejected`."""
+        await self._insert(policy_versions, _values(version))
+
+    async def get_policy_version(self, name: str, version: str) -> PolicyVersion | None:
+        wanted = (policy_versions.c.name == name) & (policy_versions.c.version == version)
+        rows = await self._rows(select(policy_versions).where(wanted))
+        return decode_policy_version(rows[0]) if rows else None
+
+    async def list_policy_versions(self, name: str) -> list[PolicyVersion]:
+        """Newest first."""
+        wanted = select(policy_versions).where(policy_versions.c.name == name)
+        rows = await self._rows(wanted.order_by(policy_versions.c.created_at.desc()))
+        return [decode_policy_version(row) for row in rows]
+
+    async def put_config(self, config_hash: str, body: Mapping[str, Any], created_at: datetime) -> None:
+        """Keep what a ``config_hash`` stands for. ``body`` must hold no secrets. Idempotent."""
+        await self._insert(
+            configs, {"config_hash": config_hash, "body": dict(body), "created_at": created_at}, ignore_existing=True
+        )
+
+    async def get_config(self, config_hash: str) -> Mapping[str, Any] | None:
+        rows = await self._rows(select(configs.c.body).where(configs.c.config_hash == config_hash))
+        return rows[0]["body"] if rows else None
+
+    # ---- health
+
+    async def ping(self) -> None:
+        """One round trip to the database.
+
+        Raises
+        ------
+        StoreUnavailable
+        """
+        await self._rows(text("SELECT 1 AS one"))
+
+    # ---- inside
+
+    def _is_first_use_this_minute(self, record: RequestRecord) -> bool:
+        if record.key_id is None:
+            return False
+        last = self._key_used_at.get(record.key_id)
+        if last is not None and record.created_at - last < _KEY_USE_EVERY:
+            return False
+        self._key_used_at[record.key_id] = record.created_at
+        return True
+
+    async def _load_digest_key(self) -> bytes:
+        await self._insert(
+            secrets,
+            {"name": _DIGEST_KEY, "value": random_secrets.token_hex(32), "created_at": datetime.now(UTC)},
+            ignore_existing=True,
+        )
+        rows = await self._rows(select(secrets.c.value).where(secrets.c.name == _DIGEST_KEY))
+        return bytes.fromhex(rows[0]["value"])
+
+    async def _rows(self, statement: Any) -> list[Mapping[str, Any]]:
+        async with self._connection() as connection:
+            return [dict(row) for row in (await connection.execute(statement)).mappings()]
+
+    async def _change(self, statement: Any, values: dict[str, Any] | None = None) -> int:
+        async with self._connection() as connection:
+            return int((await connection.execute(statement, values)).rowcount)
+
+    async def _insert(self, table: Any, values: dict[str, Any], *, ignore_existing: bool = False) -> None:
+        insert = sqlite_insert(table) if self._url.dialect == "sqlite" else postgres_insert(table)
+        try:
+            await self._change(insert.on_conflict_do_nothing() if ignore_existing else insert, values)
+        except RowFault as fault:
+            raise RecordRejected(str(next(iter(values.values()))), str(fault)) from fault
+
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[AsyncConnection]:
+        """A transaction on a pooled connection, with foreign exceptions translated."""
+        try:
+            async with self._engine.begin() as connection:
+                yield connection
+        except (SQLAlchemyError, OSError, TimeoutError) as error:
+            raise translate(error, self.shown_url) from error
+
+
+def _select_records() -> Select[Any]:
+    joined = requests.outerjoin(request_texts, requests.c.request_id == request_texts.c.request_id)
+    return select(*requests.c, request_texts.c.prompt, request_texts.c.answer).select_from(joined)
+
+
+def _values(record: Any) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in record.__slots__}

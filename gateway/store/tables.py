@@ -1,0 +1,175 @@
+"""The tables, once, for both databases. ``migrations/`` holds how they came to be."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    DateTime,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    SmallInteger,
+    String,
+    Table,
+    Text,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.engine import Dialect
+from sqlalchemy.types import TypeDecorator
+
+# The newest revision in migrations/versions; a test compares the two. Kept here so that a start needs no Alembic.
+SCHEMA_REVISION = "0001"
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """``timestamptz`` in PostgreSQL; in SQLite ISO text in UTC, which sorts. Always timezone aware in Python."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        return None if value is None else value.astimezone(UTC)
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        return None if value is None else value.replace(tzinfo=value.tzinfo or UTC)
+
+
+def _json() -> Any:
+    return JSON().with_variant(JSONB(), "postgresql")
+
+
+requests = Table(
+    "requests",
+    metadata,
+    Column("request_id", String(36), primary_key=True),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("tenant", Text, nullable=False),
+    Column("key_id", Text),
+    Column("session_id", Text),
+    Column("endpoint", Text, nullable=False),
+    Column("model_requested", Text, nullable=False),
+    Column("stream", Boolean, nullable=False),
+    Column("num_choices", Integer, nullable=False),
+    Column("policy_name", Text, nullable=False),
+    Column("policy_version", Text, nullable=False),
+    Column("router_version", Text, nullable=False),
+    Column("config_hash", Text, nullable=False),
+    Column("features", _json(), nullable=False),
+    Column("sufficiency", _json(), nullable=False),
+    Column("novelty", Double),
+    Column("decided_tier", SmallInteger),
+    Column("final_tier", SmallInteger),
+    Column("model_served", Text),
+    Column("ladder", _json(), nullable=False),
+    Column("propensity", Double),
+    Column("propensities", _json(), nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("explored", Boolean, nullable=False),
+    Column("confidence", Double),
+    Column("overrides", _json(), nullable=False),
+    Column("attempts", _json(), nullable=False),
+    Column("prompt_tokens", Integer, nullable=False),
+    Column("completion_tokens", Integer, nullable=False),
+    Column("cached_tokens", Integer, nullable=False),
+    Column("reasoning_tokens", Integer, nullable=False),
+    Column("draft_tokens", Integer, nullable=False),
+    Column("accepted_draft_tokens", Integer, nullable=False),
+    Column("compute_s", Double),
+    Column("cost_nano_usd", BigInteger, nullable=False),
+    Column("measured_cost_nano_usd", BigInteger),
+    Column("ttft_s", Double),
+    Column("itl_s", Double),
+    Column("queue_s", Double, nullable=False),
+    Column("total_s", Double, nullable=False),
+    Column("overhead_s", Double, nullable=False),
+    Column("finish_reason", Text, nullable=False),
+    Column("status_code", SmallInteger, nullable=False),
+    Column("error_code", Text),
+    Column("prompt_digest", String(64)),
+    Column("answer_digest", String(64)),
+    Column("verify_probability", Double),
+    Column("traceparent", Text),
+    Index(None, "created_at"),
+    Index(None, "key_id", "created_at"),
+)
+
+# Apart from the row: text is big, rarely read, and deleted sooner.
+request_texts = Table(
+    "request_texts",
+    metadata,
+    Column("request_id", String(36), ForeignKey("requests.request_id", ondelete="CASCADE"), primary_key=True),
+    Column("prompt", Text),
+    Column("answer", Text),
+)
+
+api_keys = Table(
+    "api_keys",
+    metadata,
+    Column("key_id", Text, primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("key_hash", String(64), nullable=False, unique=True),
+    Column("prefix", Text, nullable=False),
+    Column("tenant", Text, nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("revoked_at", UtcDateTime),
+    Column("last_used_at", UtcDateTime),
+    Column("limits", _json(), nullable=False),
+)
+
+sessions = Table(
+    "sessions",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("session_id", Text, primary_key=True),
+    Column("tier", SmallInteger, nullable=False),
+    Column("model", Text, nullable=False),
+    Column("cached_tokens", Integer, nullable=False),
+    Column("updated_at", UtcDateTime, nullable=False),
+    Index(None, "updated_at"),
+)
+
+policy_versions = Table(
+    "policy_versions",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("version", Text, primary_key=True),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("body", _json(), nullable=False),
+    Column("author", Text, nullable=False),
+    Column("note", Text, nullable=False),
+)
+
+# What ``requests.config_hash`` stands for, without secrets.
+configs = Table(
+    "configs",
+    metadata,
+    Column("config_hash", Text, primary_key=True),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("body", _json(), nullable=False),
+)
+
+# Keys of this installation, made at its first start (the one that digests are made with).
+secrets = Table(
+    "secrets",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("value", Text, nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
+)

@@ -1,0 +1,1 @@
+"""One reversible step per file, in the order of ``down_revision``."""
