@@ -306,3 +306,44 @@ def _quant(reader: _Reader) -> QuantConfig | None:
     return QuantConfig(
         "gptq", 4, group_size, desc_act=desc_act, zeros_minus_one=file_format == "gptq", skip=tuple(skip)
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """How one engine runs its model.
+
+    Parameters
+    ----------
+    block_size : tokens per KV block
+    num_blocks : size of the KV pool; None sizes it from ``kv_cache_bytes``, or from what is free
+    kv_cache_bytes : memory for the KV pool
+    context_length : most tokens of prompt and answer together; None takes the model's own
+    max_num_seqs : most sequences in one step
+    max_batch_tokens : most tokens in one step, prefill chunks and drafts included
+    max_waiting : requests beyond this many in the queue are refused
+    aging_s : waiting background work counts as live after this long
+    max_draft_tokens : most tokens proposed per sequence and step, when there is a drafter
+    threads : intra-op threads on a CPU
+    """
+
+    block_size: int = 16
+    num_blocks: int | None = None
+    kv_cache_bytes: int | None = None
+    context_length: int | None = None
+    max_num_seqs: int = 32
+    max_batch_tokens: int = 1024
+    max_waiting: int = 1024
+    aging_s: float = 10.0
+    max_draft_tokens: int = 5
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("block_size", "num_blocks", "kv_cache_bytes", "context_length", "max_num_seqs", "threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}; expected at least 1.")
+        if self.max_batch_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_batch_tokens is {self.max_batch_tokens}; expected at least max_num_seqs ({self.max_num_seqs}), "
+                "since every running sequence takes one token of a step."
+            )

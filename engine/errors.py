@@ -3,6 +3,17 @@
 ::
 
     EngineError
+    ├── InvalidRequest             an option no run could honour; carries ``param``
+    │   └── RequestTooLong         prompt and answer exceed the context or the KV pool; carries the numbers
+    ├── EngineOverloaded           the queue is full; carries ``retry_after_s``
+    ├── EngineClosed               submitted to, or cut off by, an engine that is closed
+    ├── StepFailed                 the forward pass raised; everything in that step ends with it
+    ├── NonFiniteLogits            NaN or infinity in one request's logits; only that request ends
+    ├── NothingAllowed             masks and stop rules left no token to draw
+    ├── TokenizerError             text and token ids
+    │   ├── InvalidText            text that no tokenizer can read (a lone surrogate)
+    │   ├── NoChatTemplate         messages, but the checkpoint has no template
+    │   └── ChatTemplateError      the template refused the messages
     └── LoadError                  a checkpoint could not become a model; carries ``path``
         ├── CheckpointNotFound     no such folder, hub id or file
         ├── UnsupportedModel       architecture, activation, RoPE type … that no code here computes
@@ -19,6 +30,73 @@ from pathlib import Path
 
 class EngineError(Exception):
     """Base of the tree."""
+
+
+class InvalidRequest(EngineError):
+    """``param`` names the option at fault."""
+
+    def __init__(self, param: str, message: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class RequestTooLong(InvalidRequest):
+    """``limit`` is the most tokens that prompt and answer may have together."""
+
+    def __init__(self, num_prompt_tokens: int, max_tokens: int | None, limit: int, why: str) -> None:
+        asked = "" if max_tokens is None else f" and {max_tokens} more were asked for"
+        super().__init__(
+            "prompt",
+            f"The prompt has {num_prompt_tokens} tokens{asked}; at most {limit} fit together ({why}). "
+            "Shorten the prompt or lower max_tokens.",
+        )
+        self.num_prompt_tokens = num_prompt_tokens
+        self.max_tokens = max_tokens
+        self.limit = limit
+
+
+class EngineOverloaded(EngineError):
+    """``retry_after_s`` estimates when a place will be free."""
+
+    def __init__(self, num_waiting: int, max_waiting: int, retry_after_s: float) -> None:
+        super().__init__(
+            f"{num_waiting} requests are waiting and at most {max_waiting} may; try again in {retry_after_s:.1f} s."
+        )
+        self.num_waiting = num_waiting
+        self.max_waiting = max_waiting
+        self.retry_after_s = retry_after_s
+
+
+class EngineClosed(EngineError):
+    pass
+
+
+class StepFailed(EngineError):
+    pass
+
+
+class NonFiniteLogits(EngineError):
+    pass
+
+
+class NothingAllowed(EngineError):
+    pass
+
+
+class TokenizerError(EngineError):
+    pass
+
+
+class InvalidText(TokenizerError):
+    pass
+
+
+class NoChatTemplate(TokenizerError):
+    pass
+
+
+class ChatTemplateError(TokenizerError):
+    pass
 
 
 class LoadError(EngineError):

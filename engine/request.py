@@ -1,0 +1,211 @@
+"""What an engine is asked for, what it answers, and the state of a request between the two. No torch here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+from typing import TYPE_CHECKING, Protocol
+
+from engine.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MAX_LOGPROBS = 256
+
+
+class Priority(IntEnum):
+    """Who goes first; smaller is sooner. Background work ages into ``LIVE`` so that it cannot starve."""
+
+    LIVE = 0
+    BACKGROUND = 1
+
+
+class FinishReason(StrEnum):
+    """How a request ended; each has exactly one."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+class LogitsMask(Protocol):
+    """Rules some next tokens out. The seam where structured output will stand.
+
+    ``apply`` is a pure function of the output so far, drafted tokens included, so that it can be asked for every
+    position of a speculation check; it edits the row in place, writing ``-inf`` over what is not allowed.
+    """
+
+    def apply(self, logits: Tensor, output_ids: Sequence[int]) -> None: ...
+
+
+class StopCheck(Protocol):
+    """Looks at each output token on the engine's thread; True ends the request with ``stop`` after that token."""
+
+    def push(self, token_id: int) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is drawn.
+
+    The order of operations is: repetition, presence and frequency penalties; ``logit_bias``; masks; temperature;
+    ``min_p``; ``top_k``; ``top_p``. Temperature 0 takes the likeliest token after penalties, bias and masks.
+
+    Parameters
+    ----------
+    temperature : 0 is greedy
+    top_p : in (0, 1], the smallest set of tokens whose probabilities reach this sum
+    top_k : 0 is off
+    min_p : in [0, 1], least probability relative to the likeliest token's
+    presence_penalty, frequency_penalty : subtracted from logits of tokens in the output, once or per occurrence
+    repetition_penalty : > 0, divides positive and multiplies negative logits of tokens in prompt or output
+        (Keskar et al. 2019, "CTRL", section 4.1)
+    logit_bias : token id -> added to its logit
+    seed : the draws depend on it and on the position only; None takes a fresh one per request
+    max_tokens : None is "up to the context"
+    min_tokens : end-of-sequence and stop ids are ruled out before this many
+    logprobs : number of alternatives reported (0 = only the chosen token's, None = none)
+    prompt_logprobs : likewise for the prompt
+
+    Raises
+    ------
+    InvalidRequest
+        On a value outside its range.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, low, high in _FLOAT_RANGES:
+            value = getattr(self, name)
+            if not (math.isfinite(value) and low <= value <= high):
+                raise InvalidRequest(name, f"{name} is {value!r}, expected a number from {low:g} to {high:g}.")
+        if self.top_p == 0.0 or self.repetition_penalty == 0.0:
+            name = "top_p" if self.top_p == 0.0 else "repetition_penalty"
+            raise InvalidRequest(name, f"{name} is 0, expected a number above 0.")
+        for name, least, most in _INT_RANGES:
+            count = getattr(self, name)
+            if count is not None and not least <= count <= most:
+                raise InvalidRequest(name, f"{name} is {count}, expected an integer from {least} to {most}.")
+        for token_id, bias in self.logit_bias.items():
+            if not math.isfinite(bias):
+                raise InvalidRequest("logit_bias", f"logit_bias of token {token_id} is {bias}, expected a number.")
+
+
+_FLOAT_RANGES = (
+    ("temperature", 0.0, 1e4),
+    ("top_p", 0.0, 1.0),
+    ("min_p", 0.0, 1.0),
+    ("presence_penalty", -1e4, 1e4),
+    ("frequency_penalty", -1e4, 1e4),
+    ("repetition_penalty", 0.0, 1e4),
+)
+_INT_RANGES = (
+    ("top_k", 0, 2**31),
+    ("max_tokens", 0, 2**31),
+    ("min_tokens", 0, 2**31),
+    ("logprobs", 0, MAX_LOGPROBS),
+    ("prompt_logprobs", 0, MAX_LOGPROBS),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Thinking:
+    """A bound on reasoning: after ``max_tokens`` of it, ``close_ids`` are written as if the model had.
+
+    ``close_id`` is the token whose appearance ends the reasoning by itself.
+    """
+
+    close_id: int
+    close_ids: tuple[int, ...]
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Token ids in; everything the engine needs to answer.
+
+    ``score_from`` asks for the log-probability and rank of every prompt token from that index on (at least 1).
+    ``pooled`` asks for the mean of the prompt's last hidden states. With ``max_tokens`` 0 nothing is generated.
+    ``cache_salt`` keeps prefix-cache entries apart: only requests with the same salt share blocks.
+    ``speculate`` False turns drafting off for this request.
+    """
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams = SamplingParams()
+    priority: Priority = Priority.LIVE
+    score_from: int | None = None
+    pooled: bool = False
+    thinking: Thinking | None = None
+    speculate: bool = True
+    cache_salt: str = ""
+    stop_check: StopCheck | None = None
+    masks: tuple[LogitsMask, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Natural-log probability of one token under the model's own distribution (temperature 1, nothing masked).
+
+    ``rank`` is the number of tokens that were likelier; ``top`` the likeliest as (id, logprob), best first.
+    """
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Tokens one step gave one request; ``logprobs`` is empty unless asked for."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The one end of a request, with its bill.
+
+    Times are seconds: ``queue_s`` from submission to first scheduled, ``ttft_s`` to the first token, ``itl_s`` the mean
+    gap after it, ``total_s`` to the end. ``compute_s`` is the request's share, by tokens, of every step it was in.
+    """
+
+    reason: FinishReason
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_cached_tokens: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_preemptions: int = 0
+    queue_s: float = 0.0
+    ttft_s: float = 0.0
+    itl_s: float = 0.0
+    total_s: float = 0.0
+    compute_s: float = 0.0
+    error: Exception | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    pooled: tuple[float, ...] | None = None
+
+
+Event = Chunk | Ending

@@ -1,0 +1,269 @@
+"""Which tokens of which sequences run in the next step. Pure Python, no clock, no torch.
+
+There are no phases: a plan is a list of (sequence, number of tokens). A decode is a prefill of one token, a speculation
+check a prefill of k + 1, scoring a prefill whose log-probabilities are kept (Orca, Yu et al. 2022, section 4.1, for
+iteration-level scheduling; Sarathi-Serve, Agrawal et al. 2024, section 4.2, for the token budget).
+
+Who waits for whom:
+
+- The order is (priority, arrival), and nobody is passed by someone behind them, so the head of the queue is served next.
+- Background work that has waited ``aging_s`` counts as live from then on.
+- A sequence is admitted when blocks for all its present tokens and one more are there, and gets them at once; only
+  growth by decoding can therefore run short. Then the last in the order gives its blocks back and is recomputed later.
+- The first in the order is never preempted and fits the pool alone (checked at submission), so there is always progress.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterator, Sequence as Seq
+from dataclasses import dataclass, field
+
+from engine.blocks import BlockPool
+from engine.request import Priority
+from engine.sequence import Sequence
+
+
+@dataclass(slots=True)
+class Scheduled:
+    """``num_tokens`` tokens from ``num_computed`` on; ``num_drafts`` further ones may be checked."""
+
+    sequence: Sequence
+    num_tokens: int
+    num_drafts: int = 0
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """One step. ``preempted`` lost their blocks while it was made."""
+
+    items: list[Scheduled] = field(default_factory=list)
+    preempted: list[Sequence] = field(default_factory=list)
+    num_tokens: int = 0
+
+
+def _rank(sequence: Sequence) -> tuple[int, int]:
+    return sequence.rank
+
+
+class Scheduler:
+    """Continuous batching over one block pool.
+
+    Parameters
+    ----------
+    pool : owns the blocks; nobody else allocates from it
+    max_num_seqs : most sequences that hold blocks
+    max_batch_tokens : most tokens in one step
+    aging_s : after this long, waiting background work counts as live
+    """
+
+    def __init__(self, pool: BlockPool, *, max_num_seqs: int, max_batch_tokens: int, aging_s: float = 10.0) -> None:
+        assert max_batch_tokens >= max_num_seqs > 0, (max_batch_tokens, max_num_seqs)
+        self.pool = pool
+        self.max_num_seqs = max_num_seqs
+        self.max_batch_tokens = max_batch_tokens
+        self.aging_s = aging_s
+        self.running: list[Sequence] = []  # sorted by rank
+        self.waiting: list[Sequence] = []  # sorted by rank
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running or self.waiting)
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence behind those of its class that came before it."""
+        insort(self.waiting, sequence, key=_rank)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take a sequence out, finished or cancelled, and free its blocks at once."""
+        for queue in (self.running, self.waiting):
+            if sequence in queue:
+                queue.remove(sequence)
+        self._release(sequence)
+
+    def decoding(self) -> list[Sequence]:
+        """Running sequences that have nothing to compute but their last output token."""
+        return [sequence for sequence in self.running if sequence.is_decoding]
+
+    def schedule(self, now_s: float) -> StepPlan:
+        """Choose the next step and reserve its blocks.
+
+        Every decode runs, then prefills already begun, then new ones, each in order, as the budget lasts; what is left
+        goes to drafts, of which each decode may have ``draft_limit``.
+        """
+        plan = StepPlan()
+        if self.waiting:
+            self._age(now_s)
+        self._schedule_decodes(plan)
+        self._schedule_prefills(plan)
+        if self.waiting:
+            self._admit(plan, now_s)
+        self._schedule_drafts(plan)
+        assert plan.items or not self.has_work, "work is waiting and none of it can run"
+        return plan
+
+    def commit(self, sequence: Sequence, num_computed: int) -> None:
+        """Record that ``num_computed`` leading tokens are in the cache; publish full blocks, drop unused ones.
+
+        Blocks reserved for rejected drafts go back here, so rejections do not hold memory.
+        """
+        size = self.pool.block_size
+        sequence.num_computed = num_computed
+        full = min(num_computed, len(sequence.token_ids)) // size
+        if full > sequence.num_hashed:
+            names = sequence.hashes(full, size)
+            for index in range(sequence.num_hashed, full):
+                self.pool.register(sequence.block_table[index], names[index])
+            sequence.num_hashed = full
+        needed = self.pool.blocks_for(len(sequence.token_ids))
+        if len(sequence.block_table) > needed + 1:
+            self.pool.release(sequence.block_table[needed:])
+            del sequence.block_table[needed:]
+
+    def check_integrity(self) -> None:
+        """Sum the pool's books against the block tables of everyone known here."""
+        assert not any(sequence.block_table for sequence in self.waiting), "a waiting sequence holds blocks"
+        self.pool.check_integrity([sequence.block_table for sequence in self.running])
+
+    # Decodes and prefills of those already running
+
+    def _schedule_decodes(self, plan: StepPlan) -> None:
+        index = 0
+        while index < len(self.running):
+            sequence = self.running[index]
+            if sequence.num_left == 1 and self._grow(sequence, len(sequence.token_ids), plan):
+                plan.items.append(Scheduled(sequence, 1))
+                plan.num_tokens += 1
+            # A sequence that preempted itself was the last in the list, so the index is past the end either way.
+            index += 1
+
+    def _schedule_prefills(self, plan: StepPlan) -> None:
+        for sequence in list(self.running):
+            left = sequence.num_left
+            if left == 1 or sequence not in self.running:
+                continue
+            room = self.max_batch_tokens - plan.num_tokens
+            if room <= 0:
+                return
+            count = min(left, room)
+            if self._grow(sequence, len(sequence.token_ids), plan):
+                plan.items.append(Scheduled(sequence, count))
+                plan.num_tokens += count
+
+    def _grow(self, sequence: Sequence, num_tokens: int, plan: StepPlan) -> bool:
+        """Own blocks for ``num_tokens`` positions, preempting from the end of the order; False if that was oneself."""
+        needed = self.pool.blocks_for(num_tokens) - len(sequence.block_table)
+        if needed <= 0:
+            return True
+        while needed > self.pool.num_available:
+            victim = self.running[-1]
+            self._preempt(victim, plan)
+            if victim is sequence:
+                return False
+        sequence.block_table.extend(self.pool.allocate(needed))
+        return True
+
+    def _preempt(self, victim: Sequence, plan: StepPlan) -> None:
+        self.running.remove(victim)
+        self._release(victim)
+        victim.restart()
+        victim.num_preemptions += 1
+        insort(self.waiting, victim, key=_rank)
+        plan.preempted.append(victim)
+        for item in plan.items:
+            if item.sequence is victim:
+                plan.items.remove(item)
+                plan.num_tokens -= item.num_tokens
+                break
+
+    def _release(self, sequence: Sequence) -> None:
+        if sequence.block_table:
+            self.pool.release(sequence.block_table)
+            sequence.block_table = []
+
+    # Admission
+
+    def _age(self, now_s: float) -> None:
+        grown = [s for s in self.waiting if s.priority > Priority.LIVE and now_s - s.arrival_s >= self.aging_s]
+        for sequence in grown:
+            self.waiting.remove(sequence)
+            sequence.priority = Priority.LIVE
+            insort(self.waiting, sequence, key=_rank)
+
+    def _admit(self, plan: StepPlan, now_s: float) -> None:
+        preempted = set(map(id, plan.preempted))
+        while self.waiting and plan.num_tokens < self.max_batch_tokens:
+            sequence = self.waiting[0]
+            # Whoever just made room must not take it back in the same step.
+            if id(sequence) in preempted or not self._make_place(sequence, plan, preempted):
+                return
+            self.waiting.pop(0)
+            count = min(sequence.num_left, self.max_batch_tokens - plan.num_tokens)
+            insort(self.running, sequence, key=_rank)
+            if sequence.scheduled_s is None:
+                sequence.scheduled_s = now_s
+            plan.items.append(Scheduled(sequence, count))
+            plan.num_tokens += count
+
+    def _make_place(self, sequence: Sequence, plan: StepPlan, preempted: set[int]) -> bool:
+        """Give a waiting sequence its blocks, at the cost of lower classes if that is enough; False if it is not."""
+        if self._take_blocks(sequence):
+            return True
+        lower = [other for other in self.running if other.priority > sequence.priority]
+        if not lower or not self._would_fit(sequence, lower):
+            return False
+        for victim in reversed(lower):
+            self._preempt(victim, plan)
+            preempted.add(id(victim))
+            if self._take_blocks(sequence):
+                return True
+        return False
+
+    def _would_fit(self, sequence: Sequence, lower: Seq[Sequence]) -> bool:
+        freeable = sum(len(victim.block_table) for victim in lower)
+        needed = self.pool.blocks_for(sequence.num_reserved) + len(self.running) - len(lower)
+        return needed <= self.pool.num_available + freeable
+
+    def _take_blocks(self, sequence: Sequence) -> bool:
+        """Reserve all blocks of the present tokens, reading what the cache has of them."""
+        if len(self.running) >= self.max_num_seqs:
+            return False
+        pool, size = self.pool, self.pool.block_size
+        hits = pool.lookup(sequence.hashes(sequence.cacheable_tokens() // size, size))
+        fresh = pool.blocks_for(sequence.num_reserved) - len(hits)
+        # One block per running sequence is kept back: each may need one soon, and preempting for it costs a recompute.
+        if fresh + pool.num_idle(hits) + len(self.running) > pool.num_available and (
+            self.running or fresh + pool.num_idle(hits) > pool.num_available
+        ):
+            return False
+        pool.acquire(hits)
+        sequence.block_table = [*hits, *pool.allocate(fresh)]
+        sequence.num_computed = sequence.num_hashed = len(hits) * size
+        if not sequence.num_preemptions:
+            sequence.num_cached = sequence.num_computed
+        return True
+
+    # Drafts
+
+    def _schedule_drafts(self, plan: StepPlan) -> None:
+        """Spend what is left of budget and pool on drafts; never preempt for a guess."""
+        for item in plan.items:
+            wanted = min(item.sequence.draft_limit, self.max_batch_tokens - plan.num_tokens)
+            if wanted <= 0 or not item.sequence.is_decoding:
+                continue
+            sequence = item.sequence
+            spare = self.pool.num_available - len(self.running)
+            have = len(sequence.block_table)
+            reach = (have + max(spare, 0)) * self.pool.block_size
+            wanted = min(wanted, reach - len(sequence.token_ids))
+            if wanted <= 0:
+                continue
+            needed = self.pool.blocks_for(len(sequence.token_ids) + wanted) - have
+            if needed > 0:
+                sequence.block_table.extend(self.pool.allocate(needed))
+            item.num_drafts = wanted
+            plan.num_tokens += wanted
+
+    def __iter__(self) -> Iterator[Sequence]:
+        yield from self.running
+        yield from self.waiting

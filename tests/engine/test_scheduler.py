@@ -1,0 +1,223 @@
+"""The scheduler against what it promises: nobody starves, no slot is written twice, the books sum."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from engine.blocks import BlockPool
+from engine.request import Priority, Request, SamplingParams
+from engine.scheduler import Scheduler, StepPlan
+from engine.sequence import Sequence
+
+SIZE = 4
+
+
+class World:
+    """A scheduler, a clock, and a cache in which every slot remembers which token of which prefix was written to it."""
+
+    def __init__(self, *, num_blocks: int = 12, max_num_seqs: int = 4, max_batch_tokens: int = 10) -> None:
+        self.pool = BlockPool(num_blocks, SIZE)
+        self.scheduler = Scheduler(
+            self.pool, max_num_seqs=max_num_seqs, max_batch_tokens=max_batch_tokens, aging_s=50.0
+        )
+        self.slots: dict[int, tuple[int, ...]] = {}
+        self.now = 0.0
+        self.count = 0
+        self.finished: list[Sequence] = []
+
+    def add(
+        self, prompt: list[int], max_output: int, priority: Priority = Priority.LIVE, draft_limit: int = 0
+    ) -> Sequence:
+        self.count += 1
+        request = Request(str(self.count), tuple(prompt), SamplingParams(), priority)
+        sequence = Sequence(request, order=self.count, arrival_s=self.now, max_output=max_output, seed=0)
+        sequence.draft_limit = draft_limit
+        self.scheduler.add(sequence)
+        return sequence
+
+    def step(self, accept: int = 0) -> StepPlan:
+        self.now += 1.0
+        plan = self.scheduler.schedule(self.now)
+        assert plan.num_tokens <= self.scheduler.max_batch_tokens
+        assert plan.num_tokens == sum(item.num_tokens + item.num_drafts for item in plan.items)
+        assert len({id(item.sequence) for item in plan.items}) == len(plan.items)
+        written: set[int] = set()
+        for item in plan.items:
+            self._write(item.sequence, item.num_tokens + item.num_drafts, written)
+        for item in plan.items:
+            self._after(item.sequence, item.num_tokens, min(accept, item.num_drafts))
+        return plan
+
+    def _slot(self, sequence: Sequence, position: int) -> int:
+        return sequence.block_table[position // SIZE] * SIZE + position % SIZE
+
+    def _write(self, sequence: Sequence, count: int, written: set[int]) -> None:
+        """Write what the step computes, having checked that everything before it is what it should be."""
+        drafted = [*sequence.token_ids, *([-1] * count)]
+        for position in range(sequence.num_computed):
+            assert self.slots[self._slot(sequence, position)] == tuple(sequence.token_ids[: position + 1])
+        for position in range(sequence.num_computed, sequence.num_computed + count):
+            slot = self._slot(sequence, position)
+            assert slot not in written, "a slot was written twice in one step"
+            assert self.pool._refs[slot // SIZE] == 1, "a shared block was written"
+            written.add(slot)
+            self.slots[slot] = tuple(drafted[: position + 1])
+
+    def _after(self, sequence: Sequence, count: int, accepted: int) -> None:
+        computed = sequence.num_computed + count
+        if computed < len(sequence.token_ids):
+            self.scheduler.commit(sequence, computed)
+            return
+        room = sequence.max_output - sequence.num_output
+        for _ in range(min(1 + accepted, room)):
+            sequence.token_ids.append(7)
+        # The slots of accepted drafts now hold real tokens.
+        for position in range(computed, len(sequence.token_ids) - 1):
+            self.slots[self._slot(sequence, position)] = tuple(sequence.token_ids[: position + 1])
+        self.scheduler.commit(sequence, len(sequence.token_ids) - 1 if room else computed)
+        if sequence.num_output >= sequence.max_output:
+            self.scheduler.remove(sequence)
+            self.finished.append(sequence)
+
+
+prompts = st.lists(st.integers(0, 1), min_size=1, max_size=24)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Arrivals, cancellations and steps in any order on a pool that is too small for all of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World()
+        self.alive: list[Sequence] = []
+
+    @rule(prompt=prompts, output=st.integers(0, 20), priority=st.sampled_from(Priority), drafts=st.integers(0, 3))
+    def arrive(self, prompt: list[int], output: int, priority: Priority, drafts: int) -> None:
+        self.alive.append(self.world.add(prompt, output, priority, drafts))
+
+    @precondition(lambda self: self.world.scheduler.has_work)
+    @rule(accept=st.integers(0, 3))
+    def step(self, accept: int) -> None:
+        first = min(self.world.scheduler, key=lambda s: s.rank)
+        plan = self.world.step(accept)
+        assert first not in plan.preempted, "the first in the order was preempted"
+        self.alive = [s for s in self.alive if s not in self.world.finished]
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        victim = data.draw(st.sampled_from(self.alive))
+        self.world.scheduler.remove(victim)
+        self.alive.remove(victim)
+        assert not victim.block_table
+
+    @invariant()
+    def books_sum(self) -> None:
+        self.world.scheduler.check_integrity()
+        assert sorted(map(id, self.world.scheduler)) == sorted(map(id, self.alive))
+
+    def teardown(self) -> None:
+        """Everything admitted ends, and then every block is free or cached."""
+        bound = sum(len(s.token_ids) + s.max_output + 1 for s in self.alive) * (len(self.alive) + 2) + 10
+        for _ in range(bound):
+            if not self.world.scheduler.has_work:
+                break
+            self.world.step()
+        assert not self.world.scheduler.has_work, "somebody starved"
+        assert self.world.pool.num_owned == 0
+
+
+TestScheduler = SchedulerMachine.TestCase
+TestScheduler.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+
+
+@given(st.lists(st.tuples(prompts, st.integers(1, 10)), min_size=1, max_size=8))
+@settings(max_examples=60, deadline=None)
+def test_requests_of_one_class_start_in_order(arrivals: list[tuple[list[int], int]]) -> None:
+    world = World()
+    sequences = [world.add(prompt, output) for prompt, output in arrivals]
+    while world.scheduler.has_work:
+        world.step()
+    starts = [s.scheduled_s for s in sequences]
+    assert all(start is not None for start in starts)
+    assert starts == sorted(starts)  # type: ignore[type-var]
+
+
+def test_live_work_goes_before_background_and_preempts_it_for_room() -> None:
+    world = World(num_blocks=6)
+    background = world.add([1] * 16, 8, Priority.BACKGROUND)
+    while not background.num_output:
+        world.step()
+    live = world.add([2] * 12, 4)
+    plan = world.step()
+    assert plan.preempted == [background]
+    assert live.block_table
+    while world.scheduler.has_work:
+        world.step()
+    assert world.finished == [live, background]
+    assert background.num_preemptions == 1
+    assert background.num_output == 8
+
+
+def test_background_work_ages_into_live() -> None:
+    world = World(max_num_seqs=1)
+    background = world.add([1] * 4, 2, Priority.BACKGROUND)
+    live_after = 0
+    for _ in range(200):
+        if background in world.finished:
+            break
+        # Live work never lets up: without aging the single place would never be free.
+        if len([s for s in world.scheduler if s.request.priority is Priority.LIVE]) < 2:
+            world.add([2, 3], 3)
+            live_after += 1
+        world.step()
+    assert background in world.finished
+    assert live_after > 5
+
+
+def test_a_second_request_reads_the_first_ones_prefix() -> None:
+    world = World()
+    first = world.add([1, 2, 3, 4, 5, 6, 7, 8, 9], 1)
+    while world.scheduler.has_work:
+        world.step()
+    second = world.add([1, 2, 3, 4, 5, 6, 7, 8, 1], 1)
+    third = world.add([1, 2, 3, 4, 5, 6, 7, 8], 1)
+    plan = world.step()
+    assert first in world.finished
+    assert [item.num_tokens for item in plan.items] == [1, 4]
+    assert (second.num_cached, third.num_cached) == (8, 4)
+
+
+def test_long_prompts_are_computed_in_chunks_beside_decodes() -> None:
+    world = World(num_blocks=24, max_batch_tokens=6)
+    world.add([1], 30)
+    world.step()
+    long = world.add([2] * 20, 1)
+    counts = []
+    while long not in world.finished:
+        plan = world.step()
+        counts.append([item.num_tokens for item in plan.items])
+    assert counts == [[1, 5]] * 4
+
+
+def test_rejected_drafts_give_their_blocks_back() -> None:
+    world = World(num_blocks=12)
+    sequence = world.add([1] * 7, 16, draft_limit=9)
+    world.step()
+    for _ in range(4):
+        plan = world.step(accept=0)
+        assert plan.items[0].num_drafts == 9
+        assert len(sequence.block_table) <= world.pool.blocks_for(len(sequence.token_ids)) + 1
+
+
+def test_drafts_never_preempt_and_never_starve_a_prefill() -> None:
+    world = World(num_blocks=6, max_batch_tokens=10)
+    first = world.add([1] * 7, 16, draft_limit=9)
+    world.step()
+    second = world.add([2] * 9, 1)
+    plan = world.step()
+    assert not plan.preempted
+    assert [(item.sequence, item.num_tokens) for item in plan.items] == [(first, 1), (second, 9)]
+    assert plan.items[0].num_drafts == 0
