@@ -155,6 +155,7 @@ class EchoBackend:
         self.requests.append(request)
         self.num_running += 1
         ending: FinishReason | None = None
+        sent = 0
         try:
             if script.first_delay_s > 0:
                 await self._sleep(script.first_delay_s)
@@ -165,10 +166,14 @@ class EchoBackend:
                 async for event in events:
                     if isinstance(event, Finished):
                         ending = event.reason
+                    else:
+                        sent += event.num_tokens
                     yield event
         finally:
             self.num_running -= 1
             self._count(ending)
+            if ending is None and request.on_abandoned is not None:
+                request.on_abandoned(Finished(FinishReason.CANCELLED, Usage(num_prompt, sent)))
 
     def _next_script(self, request: GenerateRequest) -> Script:
         if isinstance(self._script, Script):

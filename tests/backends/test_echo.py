@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from math import isclose
 
 import pytest
@@ -90,13 +91,15 @@ async def test_failures_before_and_after_the_first_token() -> None:
 
 async def test_a_hang_ends_by_cancelling_or_closing() -> None:
     backend = EchoBackend(script=Script(text="a b c", hang_after=1))
-    task = asyncio.create_task(collect(backend, chat("x")))
+    bills: list[Finished] = []
+    task = asyncio.create_task(collect(backend, replace(chat("x"), on_abandoned=bills.append)))
     await asyncio.sleep(0.01)
     assert backend.num_running == 1
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert (backend.num_running, backend.num_cancelled) == (0, 1)
+    assert [(bill.reason, bill.usage.completion_tokens) for bill in bills] == [(FinishReason.CANCELLED, 1)]
 
     task = asyncio.create_task(collect(backend, chat("x")))
     await asyncio.sleep(0)

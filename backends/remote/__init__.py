@@ -1,0 +1,1 @@
+"""OpenAI-compatible servers over HTTP: replicas, retries, breakers, streams."""

@@ -1,0 +1,101 @@
+"""A circuit breaker as a pure state machine: time is an argument, nothing is awaited.
+
+::
+
+    CLOSED ──threshold failures in a row──► OPEN ──open_s passed──► HALF_OPEN
+       ▲                                      ▲                        │
+       │                                      └─────── probe fails ────┤  (the wait doubles, up to max_open_s)
+       └───────────────────────────────────────────── probe succeeds ──┘
+
+Every attempt takes a ticket and gives it back with its result. A ticket from before the last change of state is stale:
+its result says nothing about the replica now, so it changes nothing.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from backends.config import BreakerConfig
+
+
+class BreakerState(StrEnum):
+    """Whether a replica takes requests."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half_open"
+
+
+class Breaker:
+    """Decide whether a replica may be tried, and learn from the results.
+
+    Times are seconds on any clock that does not go backwards.
+    """
+
+    def __init__(self, config: BreakerConfig | None = None) -> None:
+        self._config = config or BreakerConfig()
+        self._is_tripped = False
+        self._num_failures = 0
+        self._num_trips = 0
+        self._open_until = 0.0
+        self._probe: int | None = None
+        self._epoch = 0
+
+    def state(self, now_s: float) -> BreakerState:
+        """Return the state at ``now_s``."""
+        if not self._is_tripped:
+            return BreakerState.CLOSED
+        return BreakerState.OPEN if now_s < self._open_until else BreakerState.HALF_OPEN
+
+    def can_attempt(self, now_s: float) -> bool:
+        """Return whether an attempt may begin: always when closed, one at a time when half open."""
+        state = self.state(now_s)
+        return state is BreakerState.CLOSED or (state is BreakerState.HALF_OPEN and self._probe is None)
+
+    def wait_s(self, now_s: float) -> float:
+        """Return the seconds until an attempt may begin, as far as known now."""
+        return 0.0 if self.can_attempt(now_s) else max(0.0, self._open_until - now_s)
+
+    def begin(self, now_s: float) -> int:
+        """Begin an attempt and return its ticket."""
+        assert self.can_attempt(now_s), "ask can_attempt first"
+        if self._is_tripped:
+            self._epoch += 1
+            self._probe = self._epoch
+        return self._epoch
+
+    def succeed(self, ticket: int) -> None:
+        """The attempt reached a working server."""
+        if ticket == self._epoch:
+            self.reset()
+
+    def fail(self, ticket: int, now_s: float) -> None:
+        """The attempt found the server broken."""
+        if ticket != self._epoch:
+            return
+        self._num_failures += 1
+        if self._probe == ticket or self._num_failures >= self._config.failure_threshold:
+            self._trip(now_s)
+
+    def abandon(self, ticket: int) -> None:
+        """The attempt ended without telling anything: it was cancelled, or the request itself was at fault."""
+        if self._probe == ticket:
+            self._probe = None
+
+    def reset(self) -> None:
+        """Close: the replica is known to work."""
+        if self._is_tripped:
+            self._epoch += 1
+        self._is_tripped = False
+        self._num_failures = 0
+        self._num_trips = 0
+        self._probe = None
+
+    def _trip(self, now_s: float) -> None:
+        wait_s = min(self._config.open_s * 2.0 ** min(self._num_trips, 30), self._config.max_open_s)
+        self._open_until = now_s + wait_s
+        self._is_tripped = True
+        self._num_trips += 1
+        self._num_failures = 0
+        self._probe = None
+        self._epoch += 1
