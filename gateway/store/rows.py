@@ -6,6 +6,7 @@ keep a request out of the log.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -186,14 +187,20 @@ def decode_record(row: Mapping[str, Any]) -> RequestRecord:
         cost_usd=from_nano_usd(cost),
         measured_cost_usd=None if measured is None else from_nano_usd(measured),
         finish_reason=FinishReason(fields.pop("finish_reason")),
-        sufficiency=tuple(TierSufficiency(*entry) for entry in fields.pop("sufficiency")),
+        features={name: _float(value) for name, value in fields.pop("features").items()},
+        sufficiency=tuple(TierSufficiency(tier, _float(p), _float(q)) for tier, p, q in fields.pop("sufficiency")),
         ladder=tuple(fields.pop("ladder")),
-        propensities={int(tier): p for tier, p in fields.pop("propensities").items()},
-        attempts=tuple(Attempt(*entry) for entry in fields.pop("attempts")),
+        propensities={int(tier): _float(p) for tier, p in fields.pop("propensities").items()},
+        attempts=tuple(Attempt(tier, model, _float(s), e) for tier, model, s, e in fields.pop("attempts")),
         prompt_text=fields.pop("prompt"),
         answer_text=fields.pop("answer"),
         **fields,
     )
+
+
+def _float(value: float | None) -> float:
+    """A float from JSON: ``jsonb`` gives whole numbers back as int, however large, and NaN was written as null."""
+    return math.nan if value is None else float(value)
 
 
 def decode_key(row: Mapping[str, Any]) -> ApiKey:

@@ -10,6 +10,7 @@ import os
 import sqlite3
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -61,6 +62,7 @@ class SqliteSink:
         self._connection: sqlite3.Connection | None = None
         self._inode: tuple[int, int] | None = None
         self._running: asyncio.Future[None] | None = None
+        self._is_closed = False
         self._statements = _Statements("?")
 
     async def write(self, batch: Sequence[EncodedRecord], *, again: bool) -> None:
@@ -106,8 +108,14 @@ class SqliteSink:
         """Nothing to forget: a SQLite connection outlives its errors."""
 
     async def close(self) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._executor, self._disconnect)
+        if self._is_closed:
+            return
+        self._is_closed = True
+        closing = asyncio.get_running_loop().run_in_executor(self._executor, self._disconnect)
         self._executor.shutdown(wait=False)
+        # A disk that hangs must not hang the shutdown as well.
+        with suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(closing), self._config.write_timeout_s)
 
 
 class PostgresSink:

@@ -1,0 +1,295 @@
+"""The log returns what it was given, on both databases, whatever the text."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sqlite3
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from backends.protocol import FinishReason
+from classifier.types import TierSufficiency
+from gateway.ids import uuid7
+from gateway.store.config import StoreConfig
+from gateway.store.errors import RecordRejected, StoreClosed
+from gateway.store.records import ApiKey, Attempt, PolicyVersion, RequestRecord
+from gateway.store.rows import clean_text, from_nano_usd, to_json, to_nano_usd
+from gateway.store.store import Store
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
+
+
+def make_record(**changes: Any) -> RequestRecord:
+    fields: dict[str, Any] = {
+        "request_id": uuid7(),
+        "created_at": NOW,
+        "endpoint": "/v1/chat/completions",
+        "model_requested": "auto",
+        "finish_reason": FinishReason.STOP,
+        "status_code": 200,
+    }
+    return RequestRecord(**(fields | changes))
+
+
+any_text = st.text(st.characters(exclude_categories=()), max_size=20)
+plain_text = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20)
+unit = st.floats(0, 1)
+count = st.integers(0, 2**31 - 1)
+tiers = st.integers(1, 4)
+maybe_tier = st.none() | tiers
+seconds = st.floats(0, 1e6)
+dollars = st.integers(0, 10**15).map(from_nano_usd)
+
+records = st.builds(
+    make_record,
+    created_at=st.datetimes(datetime(1971, 1, 1), datetime(2200, 1, 1), timezones=st.just(UTC)),
+    finish_reason=st.sampled_from(FinishReason),
+    status_code=st.integers(100, 599),
+    error_code=st.none() | plain_text,
+    tenant=plain_text,
+    key_id=st.none() | plain_text,
+    session_id=st.none() | plain_text,
+    stream=st.booleans(),
+    num_choices=st.integers(1, 128),
+    features=st.dictionaries(plain_text, st.floats(allow_nan=False, allow_infinity=False), max_size=5),
+    sufficiency=st.lists(st.builds(TierSufficiency, tiers, unit, unit), max_size=4).map(tuple),
+    novelty=st.none() | unit,
+    decided_tier=maybe_tier,
+    final_tier=maybe_tier,
+    model_served=st.none() | plain_text,
+    ladder=st.lists(tiers, max_size=4).map(tuple),
+    propensity=st.none() | unit,
+    propensities=st.dictionaries(tiers, unit, max_size=4),
+    reason=plain_text,
+    explored=st.booleans(),
+    confidence=st.none() | unit,
+    overrides=st.dictionaries(plain_text, st.none() | st.booleans() | st.integers(0, 9) | plain_text, max_size=3),
+    attempts=st.lists(st.builds(Attempt, tiers, plain_text, seconds, st.none() | plain_text), max_size=3).map(tuple),
+    prompt_tokens=count,
+    completion_tokens=count,
+    compute_s=st.none() | seconds,
+    cost_usd=dollars,
+    measured_cost_usd=st.none() | dollars,
+    ttft_s=st.none() | seconds,
+    total_s=seconds,
+    prompt_digest=st.none() | st.just("ab" * 32),
+    prompt_text=st.none() | plain_text,
+    answer_text=st.none() | plain_text,
+    verify_probability=st.none() | unit,
+    traceparent=st.none() | plain_text,
+)
+
+
+@given(record=records)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+async def test_a_record_comes_back_as_it_was(store: Store, record: RequestRecord) -> None:
+    record = dataclasses.replace(record, request_id=uuid7())
+    await store.record(record)
+    assert await store.get_request(record.request_id) == record
+
+
+@given(text=any_text)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+async def test_no_text_from_outside_keeps_a_request_out_of_the_log(store: Store, text: str) -> None:
+    record = make_record(
+        session_id=text,
+        model_requested=text,
+        tenant=text,
+        final_tier=1,
+        overrides={text: [text, {"nested": text}]},
+        attempts=(Attempt(1, text, 0.1, text),),
+        prompt_text=text,
+        answer_text=text,
+        traceparent=text,
+    )
+    await store.record(record)
+    found = await store.get_request(record.request_id)
+    assert found is not None
+    clean = clean_text(text)
+    assert found.session_id == found.model_requested == found.tenant == found.prompt_text == found.answer_text == clean
+    assert found.attempts == (Attempt(1, clean, 0.1, clean),)
+    assert found.overrides == {clean: [clean, {"nested": clean}]}
+    assert len(store.digest(text)) == 64
+    assert await store.get_session(text, text) is not None
+
+
+@given(text=any_text)
+def test_clean_text_changes_only_what_must_change(text: str) -> None:
+    clean = clean_text(text)
+    clean.encode()
+    assert "\0" not in clean
+    assert clean_text(clean) == clean
+    if "\0" not in text and not any("\ud800" <= char <= "\udfff" for char in text):
+        assert clean == text
+
+
+@given(nano=st.integers(-(10**18), 10**18))
+def test_nano_dollars_are_exact(nano: int) -> None:
+    assert to_nano_usd(from_nano_usd(nano)) == nano
+
+
+def test_dollars_round_half_to_even() -> None:
+    assert to_nano_usd(Decimal("0.0000000005")) == 0
+    assert to_nano_usd(Decimal("0.0000000015")) == 2
+    assert to_nano_usd(Decimal("0.0001")) == 100_000
+
+
+def test_json_has_no_nan() -> None:
+    assert to_json({"a": math.nan, "b": math.inf}) == '{"a":null,"b":null}'
+    assert to_json({1: 0.5}) == '{"1":0.5}'
+
+
+async def test_time_keeps_its_zone_and_microseconds(store: Store) -> None:
+    elsewhere = NOW.astimezone(datetime.strptime("+0530", "%z").tzinfo)
+    record = make_record(created_at=elsewhere)
+    await store.record(record)
+    found = await store.get_request(record.request_id)
+    assert found is not None
+    assert found.created_at == NOW
+    assert found.created_at.utcoffset() == timedelta(0)
+
+
+async def test_unknown_ids_are_absent_not_errors(store: Store) -> None:
+    for request_id in ("", "nothing", "x" * 10_000, "\0", "\ud800", "' OR 1=1 --"):
+        assert await store.get_request(request_id) is None
+    assert await store.get_session("default", "nothing") is None
+
+
+async def test_recent_pages_newest_first(store: Store) -> None:
+    made = [make_record(key_id="a" if place % 2 else "b", tenant="t") for place in range(10)]
+    for record in made:
+        await store.record(record)
+    newest_first = [record.request_id for record in reversed(made)]
+    page = await store.recent(limit=4)
+    assert [record.request_id for record in page] == newest_first[:4]
+    rest = await store.recent(limit=50, before_id=page[-1].request_id)
+    assert [record.request_id for record in rest] == newest_first[4:]
+    assert {record.key_id for record in await store.recent(key_id="a")} == {"a"}
+    assert len(await store.recent(key_id="a")) == 5
+    assert await store.recent(tenant="another") == []
+
+
+async def test_same_id_twice_is_refused_and_changes_nothing(store: Store) -> None:
+    record = make_record(reason="first")
+    await store.record(record)
+    with pytest.raises(RecordRejected) as refused:
+        await store.record(dataclasses.replace(record, reason="second"))
+    assert refused.value.request_id == record.request_id
+    found = await store.get_request(record.request_id)
+    assert found is not None
+    assert found.reason == "first"
+
+
+async def test_a_session_remembers_its_newest_answer(store: Store) -> None:
+    later = NOW + timedelta(seconds=60)
+    used = {"session_id": "s", "final_tier": 2, "model_served": "m", "prompt_tokens": 10, "completion_tokens": 5}
+    await store.record(make_record(created_at=later, **used))
+    await store.record(make_record(created_at=NOW, **(used | {"final_tier": 1})))
+    failed = {"final_tier": 4, "finish_reason": FinishReason.ERROR, "status_code": 503}
+    await store.record(make_record(created_at=later + timedelta(seconds=1), **(used | failed)))
+    session = await store.get_session("default", "s")
+    assert session is not None
+    assert (session.tier, session.model, session.cached_tokens, session.updated_at) == (2, "m", 15, later)
+    assert await store.get_session("another tenant", "s") is None
+    assert await store.delete_sessions_before(later + timedelta(seconds=1)) == 1
+    assert await store.get_session("default", "s") is None
+
+
+async def test_keys_live_and_die(store: Store) -> None:
+    key = ApiKey(
+        key_id="k1", name="laptop", key_hash="c" * 64, prefix="sk-ab", created_at=NOW, limits={"requests_per_minute": 5}
+    )
+    assert await store.count_active_keys() == 0
+    await store.insert_key(key)
+    assert await store.find_key("c" * 64) == key
+    assert await store.find_key("d" * 64) is None
+    assert await store.count_active_keys() == 1
+    with pytest.raises(RecordRejected):
+        await store.insert_key(dataclasses.replace(key, key_id="k2"))
+    assert await store.revoke_key("k1", NOW) is True
+    assert await store.revoke_key("k1", NOW) is False
+    assert await store.revoke_key("unknown", NOW) is False
+    assert await store.list_keys() == [dataclasses.replace(key, revoked_at=NOW)]
+    assert await store.count_active_keys() == 0
+
+
+async def test_a_key_knows_its_last_use_to_the_minute(store: Store) -> None:
+    await store.insert_key(ApiKey(key_id="k1", name="n", key_hash="c" * 64, prefix="sk", created_at=NOW))
+    for second in (0, 30, 59):
+        await store.record(make_record(key_id="k1", created_at=NOW + timedelta(seconds=second)))
+    (key,) = await store.list_keys()
+    assert key.last_used_at == NOW
+    await store.record(make_record(key_id="k1", created_at=NOW + timedelta(seconds=60)))
+    (key,) = await store.list_keys()
+    assert key.last_used_at == NOW + timedelta(seconds=60)
+
+
+async def test_policy_versions_are_immutable(store: Store) -> None:
+    first = PolicyVersion(name="default", version="1", created_at=NOW, body={"floor": 0.95}, author="ops")
+    second = dataclasses.replace(first, version="2", created_at=NOW + timedelta(seconds=1), body={"floor": "0.9"})
+    await store.insert_policy_version(first)
+    await store.insert_policy_version(second)
+    with pytest.raises(RecordRejected):
+        await store.insert_policy_version(dataclasses.replace(first, body={}))
+    assert await store.get_policy_version("default", "1") == first
+    assert await store.get_policy_version("default", "3") is None
+    assert await store.list_policy_versions("default") == [second, first]
+
+
+async def test_a_configuration_is_kept_once(store: Store) -> None:
+    await store.put_config("abc", {"server.port": 8000}, NOW)
+    await store.put_config("abc", {"server.port": 8000}, NOW)
+    assert await store.get_config("abc") == {"server.port": 8000}
+    assert await store.get_config("abd") is None
+
+
+async def test_retention_forgets_texts_first_and_rows_later(store: Store) -> None:
+    old = make_record(prompt_text="secret", answer_text="answer")
+    new = make_record(created_at=NOW + timedelta(days=1), prompt_text="fresh")
+    await store.record(old)
+    await store.record(new)
+    assert await store.delete_texts_before(NOW + timedelta(hours=1)) == 1
+    found = await store.get_request(old.request_id)
+    assert found is not None
+    assert found.prompt_text is None
+    assert found.answer_text is None
+    assert await store.delete_requests_before(NOW + timedelta(days=2)) == 2
+    assert await store.get_request(new.request_id) is None
+    assert await store.recent() == []
+
+
+async def test_digests_match_across_restarts_and_differ_between_installations(database_url: str, tmp_path: Any) -> None:
+    async with Store(StoreConfig(url=database_url)) as first:
+        digest = first.digest("hello")
+    async with Store(StoreConfig(url=database_url)) as again:
+        assert again.digest("hello") == digest
+        assert again.digest("hellp") != digest
+    async with Store(StoreConfig(url=f"sqlite:///{tmp_path / 'other.db'}")) as other:
+        assert other.digest("hello") != digest
+
+
+async def test_a_closed_store_refuses(database_url: str) -> None:
+    store = Store(StoreConfig(url=database_url))
+    with pytest.raises(StoreClosed):
+        await store.record(make_record())
+    await store.open()
+    await store.close()
+    await store.close()
+    with pytest.raises(StoreClosed):
+        await store.record(make_record())
+
+
+async def test_the_file_is_its_owners_alone(tmp_path: Any) -> None:
+    path = tmp_path / "new" / "deep" / "suffice.db"
+    async with Store(StoreConfig(url=f"sqlite:///{path}")) as store:
+        await store.record(make_record())
+    assert path.stat().st_mode & 0o077 == 0
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    connection.close()
