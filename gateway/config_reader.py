@@ -125,8 +125,7 @@ class ConfigReader:
             try:
                 value = _checked(node, annotation, each.metadata)
             except Mismatch as mismatch:
-                shown = node.value if isinstance(node, Leaf) else "a table"
-                message = f"is {shown!r}; expected {mismatch.expected}"
+                message = f"is {untyped(node)!r}; expected {mismatch.expected}"
                 self.problems.append(Problem(path, message, first_source(node)))
                 return
             self.values[path] = value

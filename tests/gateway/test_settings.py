@@ -196,7 +196,7 @@ def test_settings_are_frozen(load: Load) -> None:
         ("[policy.thresholds]\nsimpel = 0.5", "policy.thresholds: 'simpel' is not a tier"),
         (
             "[policy.thresholds]\nsimple = 'x'",
-            "policy.thresholds: is a table; expected a table, each value a finite number",
+            "policy.thresholds: is {'1': 'x'}; expected a table, each value a finite number",
         ),
         ("[policy]\nallowed_tiers = [9]", "allowed_tiers is [9]; expected numbers among [1, 2, 3, 4]"),
         ("[policy]\nname = 'x'", "policy.name: unknown key"),

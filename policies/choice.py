@@ -1,0 +1,116 @@
+"""The best tier among those a request may use, by the policy's rule. Deterministic; exploration comes after it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from policies.ladder import Ladder
+from policies.policy import Policy, StickyMode
+from policies.pricing import expected_cost_usd, switch_cost_usd
+from policies.types import ReasonCode, RequestFacts, ThresholdMode, Tier, TierEstimate
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A tier, the rule that chose it, and the numbers the rule saw."""
+
+    tier: int
+    reason: ReasonCode
+    detail: str
+
+
+def choose(candidates: Ladder, facts: RequestFacts, policy: Policy, ladder: Ladder) -> Choice:
+    """Choose among ``candidates``, which are not empty and in the ladder's order.
+
+    The rules in their order: the kill switch; a conversation that must stay; no trustworthy estimate; the policy's
+    mode. What cannot be judged goes to the highest candidate, the safe choice.
+    """
+    if facts.kill_switch:
+        return Choice(candidates[-1].index, ReasonCode.KILL_SWITCH, "the kill switch sends all traffic up")
+    session = facts.session if policy.sticky is not StickyMode.OFF else None
+    if session is not None and policy.sticky is StickyMode.ALWAYS and _has(candidates, session.tier):
+        return Choice(session.tier, ReasonCode.STICKY, f"the conversation stays at tier {session.tier}")
+    if facts.novelty > policy.max_novelty:
+        detail = f"novelty {facts.novelty:.3f} is above {policy.max_novelty:g}"
+        return Choice(candidates[-1].index, ReasonCode.NOVEL, detail)
+    best = _by_mode(candidates, facts, policy, ladder)
+    if session is not None and best.tier == session.tier and best.reason is not ReasonCode.NO_ESTIMATE:
+        alone = _by_mode(candidates, replace(facts, session=None), policy, ladder)
+        if alone.tier != best.tier:
+            saved = f"tier {alone.tier} would lose {session.cached_tokens} cached tokens"
+            return Choice(best.tier, ReasonCode.STICKY, f"{saved}; {best.detail}")
+    return best
+
+
+def candidate_costs_usd(candidates: Ladder, facts: RequestFacts, policy: Policy, ladder: Ladder) -> dict[int, float]:
+    """Expected cost per tier, with the loss of a conversation's cache charged to every tier that does not hold it."""
+    costs = {tier.index: expected_cost_usd(tier, facts, policy) for tier in candidates}
+    session = facts.session if policy.sticky is not StickyMode.OFF else None
+    holder = next((tier for tier in ladder if session is not None and tier.index == session.tier), None)
+    if session is not None and holder is not None:
+        lost = switch_cost_usd(holder, session.cached_tokens, policy)
+        costs = {index: cost if index == holder.index else cost + lost for index, cost in costs.items()}
+    return {index: float(cost) for index, cost in costs.items()}
+
+
+def usable_estimates(facts: RequestFacts) -> dict[int, TierEstimate]:
+    """Estimates by tier, without those that are not probabilities."""
+    return {
+        each.tier: each
+        for each in facts.estimates
+        if all(math.isfinite(p) and 0.0 <= p <= 1.0 for p in (each.p_right, each.p_as_good))
+    }
+
+
+def _by_mode(candidates: Ladder, facts: RequestFacts, policy: Policy, ladder: Ladder) -> Choice:
+    estimates = usable_estimates(facts)
+    known = tuple(tier for tier in candidates if tier.index in estimates)
+    if not known:
+        return Choice(candidates[-1].index, ReasonCode.NO_ESTIMATE, "no estimate for any tier it may use")
+    costs_usd = candidate_costs_usd(candidates, facts, policy, ladder)
+    if policy.mode is ThresholdMode.FLOOR:
+        return _cheapest_sufficient(candidates, estimates, costs_usd, policy, ladder)
+    if policy.quality_value_usd is None:
+        return Choice(candidates[-1].index, ReasonCode.NO_ESTIMATE, "the policy does not say what quality is worth")
+    return _most_beneficial(known, estimates, costs_usd, float(policy.quality_value_usd))
+
+
+def _cheapest_sufficient(
+    candidates: Ladder,
+    estimates: Mapping[int, TierEstimate],
+    costs_usd: Mapping[int, float],
+    policy: Policy,
+    ladder: Ladder,
+) -> Choice:
+    """The least cost among the tiers whose P(as good) reaches their threshold; the ladder's top always does."""
+    top = ladder[-1].index
+    p_as_good = {tier.index: 1.0 if tier.index == top else _p_as_good(estimates, tier) for tier in candidates}
+    below_top = [index for index in p_as_good if index != top and p_as_good[index] >= policy.threshold(index)]
+    detail = ", ".join(f"tier {index} {p:.3f}/{policy.threshold(index):.3f}" for index, p in p_as_good.items())
+    if not below_top:
+        # Without the top among the candidates the likeliest to be as good stands in; of equals, the higher.
+        best = max(p_as_good, key=lambda index: (p_as_good[index], index))
+        return Choice(best, ReasonCode.NONE_SUFFICES, f"P(as good)/needed: {detail}")
+    sufficient = [*below_top, *([top] if top in p_as_good else [])]
+    best = min(sufficient, key=lambda index: (costs_usd[index], index))
+    return Choice(best, ReasonCode.SUFFICIENT, f"P(as good)/needed: {detail}")
+
+
+def _most_beneficial(
+    known: Ladder, estimates: Mapping[int, TierEstimate], costs_usd: Mapping[int, float], value_usd: float
+) -> Choice:
+    """The largest worth of being right less cost. No order of tiers is assumed: a dearer tier may be the worse one."""
+    net_usd = {tier.index: value_usd * estimates[tier.index].p_right - costs_usd[tier.index] for tier in known}
+    best = max(net_usd, key=lambda index: (net_usd[index], -costs_usd[index], -index))
+    detail = ", ".join(f"tier {index} {net:.6f}" for index, net in net_usd.items())
+    return Choice(best, ReasonCode.BENEFIT, f"worth of P(right) less cost, USD: {detail}")
+
+
+def _p_as_good(estimates: Mapping[int, TierEstimate], tier: Tier) -> float:
+    return estimates[tier.index].p_as_good if tier.index in estimates else -1.0
+
+
+def _has(candidates: Ladder, index: int) -> bool:
+    return any(tier.index == index for tier in candidates)

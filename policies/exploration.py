@@ -1,0 +1,44 @@
+"""Exploration with known probabilities: what makes the decision log able to judge other routers.
+
+A share of the traffic is spread evenly over the tiers a request may use, whatever the estimates say. Every decision
+carries the probability with which its tier was chosen, so that outcomes can be weighted by its inverse
+(Horvitz and Thompson 1952; for routing logs, Dudík et al. 2014, "Doubly Robust Policy Evaluation and Optimization").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class Uniform(Protocol):
+    """A source of randomness: ``random.Random`` is one."""
+
+    def random(self) -> float:
+        """A number in [0, 1)."""
+
+
+def propensities(best: int, tiers: Sequence[int], share: float) -> dict[int, float]:
+    """Probability of each tier when ``share`` of the traffic is spread evenly and the rest goes to ``best``.
+
+    Parameters
+    ----------
+    best : one of ``tiers``
+    tiers : different tier numbers
+    share : 0..1
+
+    Returns
+    -------
+    tier -> probability; the sum is 1 to rounding, and exactly 1 for ``best`` alone without exploration
+    """
+    each = share / len(tiers)
+    return {tier: (1.0 - share) + each if tier == best else each for tier in tiers}
+
+
+def draw(best: int, tiers: Sequence[int], share: float, rng: Uniform) -> int:
+    """Draw a tier with exactly these propensities, from one uniform number."""
+    u = rng.random()
+    if u >= share:
+        return best
+    # u / share is uniform on [0, 1) given u < share; the bound guards against rounding up at the end.
+    return tiers[min(int(u / share * len(tiers)), len(tiers) - 1)]

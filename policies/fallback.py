@@ -1,0 +1,96 @@
+"""What to try when a tier fails before its first token: the order, the flow, and the error to show when all failed.
+
+The flow is a generator that yields attempts and is sent their outcomes, so whoever does the I/O pumps it, and a test
+pumps it with plain values::
+
+    flow = fallback_flow(decision)
+    attempt = next(flow)
+    while True:
+        outcome = ...                       # serve attempt.tier
+        try:
+            attempt = flow.send(outcome)    # the next tier to try
+        except StopIteration as end:
+            ending = end.value              # an Ending: answered, or which failure to show
+            break
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from policies.policy import FallbackMode, Policy
+from policies.types import RoutingDecision
+
+
+class Outcome(StrEnum):
+    """How one attempt ended, as far as falling back is concerned.
+
+    Once a token has been sent nothing can be taken back: ``broken`` ends the request. ``rejected`` is the caller's to
+    mend, so another tier would refuse it too. ``too_long`` is the caller's as well, but another tier may be longer.
+    """
+
+    ANSWERED = "answered"
+    BROKEN = "broken"
+    CANCELLED = "cancelled"
+    REJECTED = "rejected"
+    TOO_LONG = "too_long"
+    OVERLOADED = "overloaded"
+    UNAVAILABLE = "unavailable"
+    TIMED_OUT = "timed_out"
+    FAILED = "failed"
+
+
+_FINAL = frozenset({Outcome.ANSWERED, Outcome.BROKEN, Outcome.CANCELLED, Outcome.REJECTED})
+
+_SHOWN_FIRST: tuple[Outcome, ...] = (
+    Outcome.TOO_LONG,
+    Outcome.OVERLOADED,
+    Outcome.UNAVAILABLE,
+    Outcome.TIMED_OUT,
+    Outcome.FAILED,
+)
+"""When every tier failed: what the caller can mend, then what waiting mends, then what only we can mend."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One try: the tier, and its place among the tries from 0."""
+
+    tier: int
+    number: int
+
+    @property
+    def is_fallback(self) -> bool:
+        return self.number > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How the flow ended. ``decisive`` is the number of the attempt whose result the caller is shown."""
+
+    outcome: Outcome
+    decisive: int
+
+
+def fallback_order(tier: int, tiers: Sequence[int], policy: Policy) -> tuple[int, ...]:
+    """The tiers to try after ``tier``, among ``tiers``: dearer ones upwards first, so that quality does not fall."""
+    if policy.fallback is FallbackMode.NONE:
+        return ()
+    order = sorted(each for each in tiers if each > tier)
+    if policy.fallback is FallbackMode.UP:
+        order += sorted((each for each in tiers if each < tier), reverse=True)
+    return tuple(order[: policy.max_fallbacks])
+
+
+def fallback_flow(decision: RoutingDecision) -> Generator[Attempt, Outcome, Ending]:
+    """Yield the tiers to try one after another until one attempt is final or the ladder is used up."""
+    outcomes: list[Outcome] = []
+    for number, tier in enumerate((decision.tier, *decision.ladder)):
+        outcome = yield Attempt(tier, number)
+        if outcome in _FINAL:
+            return Ending(outcome, number)
+        outcomes.append(outcome)
+    decisive = min(range(len(outcomes)), key=lambda number: (_SHOWN_FIRST.index(outcomes[number]), number))
+    return Ending(outcomes[decisive], decisive)

@@ -1,0 +1,53 @@
+"""What a request costs at a tier: by its price table, and by the device seconds it took. Exact decimal arithmetic."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+from policies.policy import Policy
+from policies.types import RequestFacts, Tier
+
+NANO_USD_PER_USD = 1_000_000_000
+SECONDS_PER_HOUR = 3600
+
+
+def price_usd(tier: Tier, num_input_tokens: int, num_output_tokens: int) -> Decimal:
+    """Price of one answer by the tier's table: per request, per input token and per output token."""
+    return (
+        tier.price_per_request_usd
+        + tier.price_per_input_token_usd * num_input_tokens
+        + tier.price_per_output_token_usd * num_output_tokens
+    )
+
+
+def measured_cost_usd(tier: Tier, compute_s: float) -> Decimal:
+    """Cost of the device seconds a request really used, at the tier's hourly price of the device."""
+    return tier.price_per_compute_hour_usd * Decimal(repr(compute_s)) / SECONDS_PER_HOUR
+
+
+def to_nano_usd(amount_usd: Decimal) -> int:
+    """Dollars as whole billionths, halves rounded to even: the form in which amounts are counted and stored."""
+    return int((amount_usd * NANO_USD_PER_USD).to_integral_value())
+
+
+def from_nano_usd(amount_nano_usd: int) -> Decimal:
+    """Whole billionths as dollars, exactly."""
+    return Decimal(amount_nano_usd) / NANO_USD_PER_USD
+
+
+def expected_cost_usd(tier: Tier, facts: RequestFacts, policy: Policy) -> Decimal:
+    """What serving this request at this tier would cost, before it is known how long the answer gets.
+
+    The price by the table, with the prompt as counted and the answer as long as the policy expects and the request
+    allows, and the price of the expected waiting.
+    """
+    num_output_tokens = policy.expected_output_tokens
+    if facts.max_tokens is not None:
+        num_output_tokens = min(num_output_tokens, facts.max_tokens)
+    price = price_usd(tier, facts.num_prompt_tokens or 0, num_output_tokens)
+    return price + policy.wait_cost_per_s_usd * Decimal(repr(facts.expected_wait_s.get(tier.index, 0.0)))
+
+
+def switch_cost_usd(holder: Tier, cached_tokens: int, policy: Policy) -> Decimal:
+    """What is lost by leaving the tier whose KV cache holds a conversation: its tokens, at that tier's prices."""
+    return cached_tokens * (policy.switch_cost_per_cached_token_usd + holder.price_per_input_token_usd)

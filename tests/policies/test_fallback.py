@@ -1,0 +1,71 @@
+"""The fallback flow, pumped with plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.fallback import Ending, Outcome, fallback_flow, fallback_order
+from policies.policy import FallbackMode, Policy
+from policies.types import ReasonCode, RoutingDecision
+
+DECISION = RoutingDecision(
+    tier=2,
+    ladder=(3, 4, 1),
+    propensity=1.0,
+    propensities={2: 1.0},
+    reason=ReasonCode.SUFFICIENT,
+    explored=False,
+    confidence=0.9,
+)
+
+
+def pump(outcomes: Sequence[Outcome]) -> tuple[list[int], Ending | None]:
+    """Tiers tried and how it ended; None when the flow wanted more outcomes than there were."""
+    flow = fallback_flow(DECISION)
+    tried = [next(flow).tier]
+    for outcome in outcomes:
+        try:
+            tried.append(flow.send(outcome).tier)
+        except StopIteration as end:
+            return tried, end.value
+    return tried, None
+
+
+@pytest.mark.parametrize("final", [Outcome.ANSWERED, Outcome.BROKEN, Outcome.CANCELLED, Outcome.REJECTED])
+def test_a_final_outcome_ends_the_flow(final: Outcome) -> None:
+    assert pump([Outcome.FAILED, final]) == ([2, 3], Ending(final, 1))
+
+
+@given(
+    st.lists(
+        st.sampled_from([each for each in Outcome if each not in ("answered", "broken", "cancelled", "rejected")]),
+        min_size=4,
+        max_size=4,
+    )
+)
+def test_every_tier_is_tried_once_and_one_failure_is_shown(outcomes: list[Outcome]) -> None:
+    tried, ending = pump(outcomes)
+    assert tried == [2, 3, 4, 1]
+    assert ending is not None
+    assert outcomes[ending.decisive] is ending.outcome
+    assert outcomes.index(ending.outcome) == ending.decisive
+
+
+def test_what_the_caller_can_mend_is_shown_before_what_waiting_mends() -> None:
+    failures = [Outcome.FAILED, Outcome.TIMED_OUT, Outcome.OVERLOADED, Outcome.TOO_LONG]
+    assert pump(failures)[1] == Ending(Outcome.TOO_LONG, 3)
+    assert pump([*failures[:3], Outcome.FAILED])[1] == Ending(Outcome.OVERLOADED, 2)
+
+
+def test_order_goes_up_first() -> None:
+    policy = Policy()
+    assert fallback_order(2, (1, 2, 3, 4), policy) == (3, 4, 1)
+    assert fallback_order(4, (1, 2, 3, 4), policy) == (3, 2, 1)
+    assert fallback_order(2, (1, 2, 3, 4), replace(policy, fallback=FallbackMode.UP_ONLY)) == (3, 4)
+    assert fallback_order(2, (1, 2, 3, 4), replace(policy, fallback=FallbackMode.NONE)) == ()
+    assert fallback_order(2, (1, 2, 3, 4), replace(policy, max_fallbacks=1)) == (3,)
