@@ -144,8 +144,11 @@ class PostgresSink:
     def is_lost(self, error: BaseException) -> bool:
         if isinstance(error, asyncpg.PostgresError):
             return str(error.sqlstate or "")[:2] in _LOST_CLASSES or error.sqlstate == _READ_ONLY
-        # A timeout is not cured by waiting as long again.
-        return isinstance(error, (OSError, asyncpg.InterfaceError)) and not isinstance(error, TimeoutError)
+        if isinstance(error, TimeoutError):
+            # Not cured by waiting as long again.
+            return False
+        # asyncpg calls a connection whose end it has not read yet an internal error.
+        return isinstance(error, (OSError, asyncpg.InterfaceError, asyncpg.InternalClientError))
 
     async def drop(self) -> None:
         connection, self._connection = self._connection, None

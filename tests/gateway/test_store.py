@@ -21,21 +21,7 @@ from gateway.store.errors import RecordRejected, StoreClosed
 from gateway.store.records import ApiKey, Attempt, PolicyVersion, RequestRecord
 from gateway.store.rows import clean_text, from_nano_usd, to_json, to_nano_usd
 from gateway.store.store import Store
-
-NOW = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
-
-
-def make_record(**changes: Any) -> RequestRecord:
-    fields: dict[str, Any] = {
-        "request_id": uuid7(),
-        "created_at": NOW,
-        "endpoint": "/v1/chat/completions",
-        "model_requested": "auto",
-        "finish_reason": FinishReason.STOP,
-        "status_code": 200,
-    }
-    return RequestRecord(**(fields | changes))
-
+from tests.gateway.records import NOW, make_record
 
 any_text = st.text(st.characters(exclude_categories=()), max_size=20)
 plain_text = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20)

@@ -1,0 +1,356 @@
+"""Bad days of the database: down, dying, frozen, locked, full, gone. A clear error, nothing hung, then service."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from gateway.store import migrate
+from gateway.store.config import StoreConfig
+from gateway.store.errors import SchemaMismatch, StoreError, StoreFull, StoreUnavailable
+from gateway.store.store import Store
+from tests.gateway.records import make_record
+
+
+class PrivatePostgres:
+    """A cluster of this test's own, which may be stopped, frozen and filled."""
+
+    def __init__(self, folder: Path, port: int, binaries: Path) -> None:
+        self.data = folder / "data"
+        self.port = port
+        self._binaries = binaries
+        # PostgreSQL refuses to run as root.
+        self._prefix = ["runuser", "-u", "postgres", "--"] if os.geteuid() == 0 else []
+        folder.mkdir(mode=0o755)
+        if self._prefix:
+            shutil.chown(folder, "postgres")
+        self._run("initdb", "--auth=trust", "--username=postgres", "--no-sync", "-D", str(self.data))
+        self.url = f"postgresql://postgres:hunter2@127.0.0.1:{port}/postgres"
+
+    def _run(self, program: str, *arguments: str) -> None:
+        command = [*self._prefix, str(self._binaries / program), *arguments]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/", timeout=60)
+
+    def start(self) -> None:
+        options = f"-p {self.port} -c listen_addresses=127.0.0.1 -c unix_socket_directories= -c shared_buffers=16MB"
+        log = str(self.data / "log")
+        self._run("pg_ctl", "-D", str(self.data), "-w", "-o", options, "-l", log, "start")
+
+    def stop(self, mode: str = "immediate") -> None:
+        self._run("pg_ctl", "-D", str(self.data), "-w", "-m", mode, "stop")
+
+    @property
+    def postmaster(self) -> int:
+        return int((self.data / "postmaster.pid").read_text().splitlines()[0])
+
+    def freeze(self, pid: int) -> None:
+        os.kill(pid, signal.SIGSTOP)
+
+    def thaw(self, pid: int) -> None:
+        os.kill(pid, signal.SIGCONT)
+
+
+async def execute(url: str, statement: str) -> None:
+    connection = await asyncpg.connect(url)
+    try:
+        await connection.execute(statement)
+    finally:
+        await connection.close()
+
+
+def is_running(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def move_database(path: Path, to: Path) -> None:
+    for suffix in ("", "-wal", "-shm"):
+        Path(f"{path}{suffix}").rename(f"{to}{suffix}")
+
+
+@pytest.fixture
+def private_postgres(tmp_path_factory: pytest.TempPathFactory, free_port: int) -> Iterator[PrivatePostgres]:
+    binaries = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
+    found = shutil.which("initdb")
+    if not binaries and not found:
+        pytest.skip("initdb is not installed")
+    # Not under tmp_path: the cluster's own user must be able to reach it.
+    folder = Path(f"/tmp/suffice-test-postgres-{free_port}")
+    cluster = PrivatePostgres(folder, free_port, binaries[-1] if binaries else Path(str(found)).parent)
+    cluster.start()
+    yield cluster
+    if (cluster.data / "postmaster.pid").exists():
+        cluster.stop()
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+async def served(private_postgres: PrivatePostgres) -> AsyncIterator[Store]:
+    config = StoreConfig(url=private_postgres.url, connect_timeout_s=2, write_timeout_s=1)
+    async with Store(config) as opened:
+        yield opened
+
+
+async def test_down_at_start_is_refused_without_the_password(free_port: int) -> None:
+    store = Store(StoreConfig(url=f"postgresql://someone:hunter2@127.0.0.1:{free_port}/suffice"))
+    with pytest.raises(StoreUnavailable) as refused:
+        await store.open()
+    await store.close()
+    message = str(refused.value)
+    assert "hunter2" not in message
+    assert f"postgresql://someone:***@127.0.0.1:{free_port}/suffice" in message
+    assert "refused" in message.lower()
+
+
+@pytest.mark.db
+async def test_a_wrong_database_name_is_refused_at_start(postgres_url: str) -> None:
+    with pytest.raises(StoreUnavailable, match="does not exist"):
+        async with Store(StoreConfig(url=f"{postgres_url}_missing")):
+            pass
+
+
+@pytest.mark.db
+async def test_dies_while_serving_and_comes_back(private_postgres: PrivatePostgres, served: Store) -> None:
+    before = make_record()
+    await served.record(before)
+    private_postgres.stop()
+    async with asyncio.timeout(10):
+        outcomes = await asyncio.gather(*(served.record(make_record()) for _ in range(32)), return_exceptions=True)
+        assert all(isinstance(outcome, StoreUnavailable) for outcome in outcomes)
+        assert "hunter2" not in str(outcomes[0])
+        with pytest.raises(StoreUnavailable):
+            await served.get_request(before.request_id)
+        with pytest.raises(StoreUnavailable):
+            await served.ping()
+    private_postgres.start()
+    after = make_record()
+    await served.record(after)
+    await served.ping()
+    assert {record.request_id for record in await served.recent()} == {before.request_id, after.request_id}
+
+
+@pytest.mark.db
+async def test_a_restart_between_two_requests_goes_unnoticed(private_postgres: PrivatePostgres, served: Store) -> None:
+    await served.record(make_record())
+    private_postgres.stop("fast")
+    private_postgres.start()
+    await asyncio.gather(*(served.record(make_record()) for _ in range(8)))
+    assert len(await served.recent()) == 9
+
+
+@pytest.mark.db
+async def test_a_frozen_server_is_given_up_on_in_time(private_postgres: PrivatePostgres, served: Store) -> None:
+    await served.record(make_record())
+    connection = await asyncpg.connect(private_postgres.url)
+    backends = [row["pid"] for row in await connection.fetch("SELECT pid FROM pg_stat_activity")]
+    await connection.close()
+    frozen = [pid for pid in [private_postgres.postmaster, *backends] if is_running(pid)]
+    for pid in frozen:
+        private_postgres.freeze(pid)
+    try:
+        async with asyncio.timeout(20):
+            with pytest.raises(StoreUnavailable):
+                await served.record(make_record())
+    finally:
+        for pid in frozen:
+            private_postgres.thaw(pid)
+    await served.record(make_record())
+
+
+@pytest.mark.db
+async def test_connections_killed_under_load_lose_nothing(postgres_url: str) -> None:
+    """Whatever ``record`` said was committed is there, exactly once, however often the connection is cut."""
+    async with Store(StoreConfig(url=postgres_url)) as store:
+        killer = await asyncpg.connect(postgres_url)
+        told: list[str] = []
+
+        async def write() -> None:
+            for _ in range(40):
+                record = make_record()
+                try:
+                    await store.record(record)
+                except StoreUnavailable:
+                    continue
+                told.append(record.request_id)
+
+        writers = [asyncio.create_task(write()) for _ in range(16)]
+        while not all(task.done() for task in writers):
+            await killer.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+            await asyncio.sleep(0.005)
+        await asyncio.gather(*writers)
+        rows = await killer.fetch("SELECT request_id FROM requests")
+        await killer.close()
+        assert set(told) <= {row["request_id"] for row in rows}
+        assert len(told) > 100
+
+
+@pytest.mark.db
+async def test_a_full_disk_under_postgres(private_postgres: PrivatePostgres, tiny_disk: Callable[[int], Path]) -> None:
+    """The table's own files have no room: a statement fails with SQLSTATE 53100, the cluster lives."""
+    disk = tiny_disk(3)
+    space = disk / "space"
+    space.mkdir()
+    shutil.chown(space, "postgres")
+    await execute(private_postgres.url, f"CREATE TABLESPACE tiny LOCATION '{space}'")
+    await execute(private_postgres.url, "ALTER ROLE postgres SET default_tablespace = tiny")
+    async with Store(StoreConfig(url=private_postgres.url)) as store:
+        num_stored = await fill_until_full(store)
+        assert len(await store.recent(limit=1000)) == num_stored
+        tiny_disk(30)
+        await store.record(make_record())
+        assert len(await store.recent(limit=1000)) == num_stored + 1
+
+
+@pytest.fixture
+def tiny_disk() -> Iterator[Callable[[int], Path]]:
+    """``tiny_disk(megabytes)`` mounts a file system of that size (needs root); called again, it resizes it."""
+    # Not under tmp_path: PostgreSQL's own user must be able to reach it.
+    place = Path(tempfile.mkdtemp(prefix="suffice-test-disk-"))
+
+    def mount(megabytes: int) -> Path:
+        remount = "remount," if place.is_mount() else ""
+        command = ["mount", "-t", "tmpfs", "-o", f"{remount}size={megabytes}m,mode=755", "tmpfs", str(place)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            pytest.skip(f"cannot mount a small disk: {done.stderr.strip()}")
+        return place
+
+    yield mount
+    if place.is_mount():
+        subprocess.run(["umount", "--lazy", str(place)], check=True)
+    place.rmdir()
+
+
+async def fill_until_full(store: Store) -> int:
+    """Write big rows until the disk is full; how many were stored."""
+    num_stored = 0
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                await store.record(make_record(prompt_text=os.urandom(50_000).hex()))
+            except StoreFull:
+                return num_stored
+            num_stored += 1
+            assert num_stored < 1000
+
+
+async def test_a_full_disk_under_sqlite(tiny_disk: Callable[[int], Path]) -> None:
+    disk = tiny_disk(3)
+    async with Store(StoreConfig(url=f"sqlite:///{disk / 'suffice.db'}")) as store:
+        num_stored = await fill_until_full(store)
+        assert num_stored > 0
+        with pytest.raises(StoreFull, match="No space is left where sqlite:///"):
+            await store.record(make_record(prompt_text="x" * 2_000_000))
+        outcomes = await asyncio.gather(
+            *(store.record(make_record(prompt_text="x" * 200_000)) for _ in range(16)), return_exceptions=True
+        )
+        assert any(isinstance(outcome, StoreFull) for outcome in outcomes)
+        num_stored += sum(outcome is None for outcome in outcomes)
+        tiny_disk(20)
+        await store.record(make_record())
+        assert len(await store.recent(limit=1000)) == num_stored + 1
+
+
+async def test_a_full_disk_at_start(tiny_disk: Callable[[int], Path]) -> None:
+    disk = tiny_disk(1)
+    with pytest.raises(OSError, match="space"):
+        (disk / "ballast").write_bytes(b"\0" * 2**21)
+    with pytest.raises(StoreError):
+        async with Store(StoreConfig(url=f"sqlite:///{disk / 'suffice.db'}")):
+            pass
+
+
+async def test_sqlite_locked_by_another_process(sqlite_url: str) -> None:
+    async with Store(StoreConfig(url=sqlite_url, busy_timeout_s=0.1)) as store:
+        other = sqlite3.connect(sqlite_url.removeprefix("sqlite:///"), isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreUnavailable, match="locked by another process"):
+            await store.record(make_record())
+        # Readers do not wait for writers.
+        assert await store.recent() == []
+        other.execute("ROLLBACK")
+        other.close()
+        await store.record(make_record())
+        assert len(await store.recent()) == 1
+
+
+async def test_sqlite_waits_for_a_short_lock(sqlite_url: str) -> None:
+    async with Store(StoreConfig(url=sqlite_url, busy_timeout_s=10)) as store:
+        other = sqlite3.connect(sqlite_url.removeprefix("sqlite:///"), isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        waiting = asyncio.create_task(store.record(make_record()))
+        await asyncio.sleep(0.2)
+        assert not waiting.done()
+        other.execute("ROLLBACK")
+        other.close()
+        await waiting
+
+
+async def test_a_deleted_file_is_not_written_to_in_the_dark(sqlite_url: str) -> None:
+    """Unlinked, the old inode would take rows that nobody ever finds again."""
+    path = Path(sqlite_url.removeprefix("sqlite:///"))
+    async with Store(StoreConfig(url=sqlite_url)) as store:
+        await store.record(make_record())
+        moved = path.with_suffix(".moved")
+        move_database(path, moved)
+        with pytest.raises(StoreUnavailable):
+            await store.record(make_record())
+        assert path.name not in os.listdir(path.parent)
+        move_database(moved, path)
+        await store.record(make_record())
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("SELECT count(*) FROM requests").fetchone() == (2,)
+    connection.close()
+
+
+@pytest.mark.parametrize("content", [b"not a database " * 1000, b"SQLite format 3\0" + b"\xff" * 5000])
+async def test_a_file_that_is_no_database_is_refused_and_kept(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_bytes(content)
+    with pytest.raises(StoreUnavailable) as refused:
+        async with Store(StoreConfig(url=f"sqlite:///{path}")):
+            pass
+    assert str(path) in str(refused.value)
+    assert path.read_bytes() == content
+
+
+async def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    for place in (tmp_path / "file" / "suffice.db", tmp_path):
+        with pytest.raises(StoreUnavailable, match="cannot be opened for writing"):
+            async with Store(StoreConfig(url=f"sqlite:///{place}")):
+                pass
+
+
+async def test_an_old_schema_is_refused_when_not_to_migrate(empty_database_url: str) -> None:
+    config = StoreConfig(url=empty_database_url, migrate=False)
+    with pytest.raises(SchemaMismatch, match="suffice db upgrade"):
+        async with Store(config):
+            pass
+    await migrate.upgrade(empty_database_url)
+    async with Store(config) as store:
+        await store.record(make_record())
+
+
+async def test_a_table_dropped_while_serving(store: Store, database_url: str) -> None:
+    if database_url.startswith("sqlite"):
+        with sqlite3.connect(database_url.removeprefix("sqlite:///")) as connection:
+            connection.execute("ALTER TABLE requests RENAME TO hidden")
+    else:
+        await execute(database_url, "ALTER TABLE requests RENAME TO hidden")
+    with pytest.raises(StoreUnavailable, match="requests"):
+        await store.record(make_record())
+    with pytest.raises(StoreUnavailable, match="requests"):
+        await store.recent()
