@@ -1,0 +1,160 @@
+"""The schema's history: up, down and up with rows in the tables, by several processes at once, never past the code."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from alembic.config import Config
+from alembic.script import ScriptDirectory
+from sqlalchemy import func, insert, inspect, select, text
+
+from gateway.store import migrate, tables
+from gateway.store.config import StoreConfig
+from gateway.store.engines import make_engine
+from gateway.store.errors import SchemaMismatch, StoreUrlInvalid
+from gateway.store.store import Store
+from gateway.store.urls import parse_database_url
+from tests.gateway.records import make_record
+
+MIGRATIONS = Path(migrate.__file__).parents[2] / "migrations"
+
+
+def all_revisions() -> list[str]:
+    """Oldest first."""
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    config.set_main_option("path_separator", "os")
+    return [script.revision for script in ScriptDirectory.from_config(config).walk_revisions()][::-1]
+
+
+async def run_sql(url: str, *statements: Any) -> list[Any]:
+    """Results of each statement, all in one transaction."""
+    engine = make_engine(parse_database_url(url), StoreConfig(url=url))
+    try:
+        async with engine.begin() as connection:
+            return [await connection.execute(statement) for statement in statements]
+    finally:
+        await engine.dispose()
+
+
+async def table_names(url: str) -> set[str]:
+    engine = make_engine(parse_database_url(url), StoreConfig(url=url))
+    try:
+        async with engine.connect() as connection:
+            return set(await connection.run_sync(lambda sync: inspect(sync).get_table_names()))
+    finally:
+        await engine.dispose()
+
+
+async def fill(url: str) -> None:
+    """At least one row in every table."""
+    now = datetime.now(UTC)
+    async with Store(StoreConfig(url=url, migrate=False)) as store:
+        await store.record(make_record(session_id="s", final_tier=1, prompt_text="p"))
+        await store.put_config("hash", {}, now)
+    keys = insert(tables.api_keys).values(
+        key_id="k", name="n", key_hash="h", prefix="p", tenant="t", created_at=now, limits={}
+    )
+    policies = insert(tables.policy_versions).values(name="p", version="1", created_at=now, body={}, author="", note="")
+    await run_sql(url, keys, policies)
+
+
+def test_the_code_names_the_newest_revision() -> None:
+    revisions = all_revisions()
+    assert revisions[-1] == tables.SCHEMA_REVISION == migrate.head()
+    assert len(revisions) == len(set(revisions)) == len(list((MIGRATIONS / "versions").glob("[0-9]*.py")))
+
+
+async def test_tables_of_code_and_database_agree(database_url: str) -> None:
+    await migrate.check(database_url)
+
+
+async def test_check_notices_a_difference(database_url: str) -> None:
+    await run_sql(database_url, text("ALTER TABLE sessions ADD COLUMN stray INTEGER"))
+    with pytest.raises(Exception, match="stray"):
+        await migrate.check(database_url)
+
+
+async def test_every_step_goes_up_down_and_up_with_rows(empty_database_url: str) -> None:
+    url = empty_database_url
+    assert await migrate.current(url) is None
+    revisions = all_revisions()
+    for place, revision in enumerate(revisions):
+        assert await migrate.upgrade(url, revision) == revision
+        if revision == tables.SCHEMA_REVISION:
+            await fill(url)
+        below = revisions[place - 1] if place else None
+        assert await migrate.downgrade(url, below or "base") == below
+        assert await migrate.upgrade(url, revision) == revision
+    await migrate.check(url)
+    assert await migrate.current(url) == tables.SCHEMA_REVISION
+
+
+async def test_down_to_nothing_leaves_nothing(database_url: str) -> None:
+    await fill(database_url)
+    assert await migrate.downgrade(database_url, "base") is None
+    assert await table_names(database_url) <= {"alembic_version"}
+
+
+async def test_upgrading_a_current_database_changes_nothing(database_url: str) -> None:
+    await fill(database_url)
+    assert await migrate.upgrade(database_url) == tables.SCHEMA_REVISION
+    for table in tables.metadata.sorted_tables:
+        (result,) = await run_sql(database_url, select(func.count()).select_from(table))
+        assert result.scalar() >= 1, table.name
+
+
+async def test_servers_starting_at_once_migrate_once(empty_database_url: str) -> None:
+    """Processes, as in a rolling start; each opens a store and writes one row."""
+    program = (
+        "import asyncio, sys\n"
+        "from gateway.store.config import StoreConfig\n"
+        "from gateway.store.store import Store\n"
+        "from tests.gateway.records import make_record\n"
+        "async def main():\n"
+        "    async with Store(StoreConfig(url=sys.argv[1])) as store:\n"
+        "        await store.record(make_record())\n"
+        "        print(store.digest('same'))\n"
+        "asyncio.run(main())\n"
+    )
+    command = [sys.executable, "-c", program, empty_database_url]
+    root = MIGRATIONS.parent
+    env = os.environ | {"PYTHONPATH": str(root)}
+    pipes = {"stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.PIPE}
+    processes = [await asyncio.create_subprocess_exec(*command, cwd=root, env=env, **pipes) for _ in range(4)]
+    outputs = await asyncio.gather(*(process.communicate() for process in processes))
+    assert [process.returncode for process in processes] == [0] * 4, [err for _, err in outputs]
+    # One of them made the digest key; the others found it.
+    assert len({out for out, _ in outputs}) == 1
+    async with Store(StoreConfig(url=empty_database_url, migrate=False)) as store:
+        assert len(await store.recent()) == 4
+
+
+async def test_concurrent_upgrades_in_one_process(empty_database_url: str) -> None:
+    reached = await asyncio.gather(*(migrate.upgrade(empty_database_url) for _ in range(4)))
+    assert reached == [tables.SCHEMA_REVISION] * 4
+
+
+async def test_a_newer_database_is_refused(database_url: str) -> None:
+    await run_sql(database_url, text("UPDATE alembic_version SET version_num = '9999'"))
+    with pytest.raises(SchemaMismatch, match="9999") as refused:
+        async with Store(StoreConfig(url=database_url)):
+            pass
+    assert "newer version has been here" in str(refused.value)
+    assert await migrate.current(database_url) == "9999"
+
+
+async def test_asking_a_missing_file_does_not_make_it(tmp_path: Path) -> None:
+    assert await migrate.current(f"sqlite:///{tmp_path / 'absent.db'}") is None
+    assert os.listdir(tmp_path) == []
+
+
+async def test_migrating_to_nonsense_is_refused() -> None:
+    with pytest.raises(StoreUrlInvalid):
+        await migrate.upgrade("mysql://localhost/x")
