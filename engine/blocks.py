@@ -79,6 +79,10 @@ class BlockPool:
         """How many of these are cached, so that acquiring them takes from ``num_available``."""
         return sum(1 for block in blocks if not self._refs[block])
 
+    def is_shared(self, block: int) -> bool:
+        """Whether more than one table holds it."""
+        return self._refs[block] > 1
+
     def acquire(self, blocks: Sequence[int]) -> None:
         """Become one more owner of blocks that ``lookup`` found."""
         for block in blocks:

@@ -6,17 +6,18 @@ iteration-level scheduling; Sarathi-Serve, Agrawal et al. 2024, section 4.2, for
 
 Who waits for whom:
 
-- The order is (priority, arrival), and nobody is passed by someone behind them, so the head of the queue is served next.
+- The order is (priority, arrival). Nobody is passed by someone behind them, so the head of the queue is served next.
 - Background work that has waited ``aging_s`` counts as live from then on.
 - A sequence is admitted when blocks for all its present tokens and one more are there, and gets them at once; only
   growth by decoding can therefore run short. Then the last in the order gives its blocks back and is recomputed later.
-- The first in the order is never preempted and fits the pool alone (checked at submission), so there is always progress.
+- The first in the order is never preempted and fits the pool alone (checked at submission): there is always progress.
 """
 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterator, Sequence as Seq
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from engine.blocks import BlockPool
@@ -84,6 +85,11 @@ class Scheduler:
     def decoding(self) -> list[Sequence]:
         """Running sequences that have nothing to compute but their last output token."""
         return [sequence for sequence in self.running if sequence.is_decoding]
+
+    def num_to_prefill(self) -> int:
+        """Prompt tokens that the next step would take up, at most."""
+        left = sum(s.num_left for s in self.running if s.num_left > 1) + sum(s.num_left for s in self.waiting[:1])
+        return min(left, self.max_batch_tokens)
 
     def schedule(self, now_s: float) -> StepPlan:
         """Choose the next step and reserve its blocks.

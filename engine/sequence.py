@@ -11,10 +11,10 @@ from engine.request import Priority, Request, TokenLogprob
 class Sequence:
     """The mutable state of one request.
 
-    The one rule of progress: tokens ``[0, num_computed)`` have keys and values in the cache, the rest have not. A decode
-    is the case of one token left, a fresh or preempted request the case of all of them, and a new token is drawn
-    exactly when none would be left. Whoever appends tokens (a draw, an accepted draft, a forced end of thinking)
-    merely makes more to compute.
+    The one rule of progress: tokens ``[0, num_computed)`` have keys and values in the cache, the rest have not. A
+    decode is the case of one token left, a fresh or preempted request the case of all of them, and a new token is
+    drawn exactly when none would be left. Whoever appends tokens (a draw, an accepted draft, a forced end of
+    thinking) merely makes more to compute.
 
     Attributes
     ----------

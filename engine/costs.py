@@ -1,0 +1,43 @@
+"""What a step costs, learned from the steps that ran.
+
+The table answers "how long would a step of n tokens take?" for choosing draft lengths, and it is what a router can ask
+before it sends a request somewhere. Sizes are kept in powers of two: finer ones would each be seen too rarely.
+"""
+
+from __future__ import annotations
+
+from engine.stats import Ewma
+
+
+class StepCosts:
+    """Seconds of a step by its number of tokens.
+
+    Where nothing was measured, the line through the two nearest measured sizes is used; with one size measured, that
+    one, which is optimistic for larger steps and so makes them be tried once.
+    """
+
+    def __init__(self, weight: float = 0.1) -> None:
+        self._weight = weight
+        self._buckets: dict[int, tuple[Ewma, Ewma]] = {}  # bit length -> (mean tokens, mean seconds)
+
+    def observe(self, num_tokens: int, seconds: float) -> None:
+        """Learn from a step."""
+        sizes, times = self._buckets.setdefault(num_tokens.bit_length(), (Ewma(self._weight), Ewma(self._weight)))
+        # One slow step (a page fault, another process) must not move the estimate far.
+        if times.value is not None:
+            seconds = min(seconds, 3.0 * times.value)
+        sizes.observe(num_tokens)
+        times.observe(seconds)
+
+    def estimate(self, num_tokens: int) -> float | None:
+        """Seconds of a step of ``num_tokens``, or None before any was seen."""
+        points = sorted((sizes.value or 0.0, times.value or 0.0) for sizes, times in self._buckets.values())
+        if not points:
+            return None
+        if len(points) == 1:
+            return points[0][1]
+        above = next((i for i, (size, _) in enumerate(points) if size >= num_tokens), len(points) - 1)
+        (x0, y0), (x1, y1) = points[max(above, 1) - 1], points[max(above, 1)]
+        # A larger step is never taken to be cheaper: noise between neighbours must not pay for drafts.
+        slope = max((y1 - y0) / (x1 - x0), 0.0) if x1 > x0 else 0.0
+        return max(y0 + slope * (num_tokens - x0), min(y0, y1) * 0.5)

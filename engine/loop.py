@@ -1,0 +1,84 @@
+"""The thread that steps engines.
+
+One thread steps every engine it is given, in turn: tensors are then touched from one place, engines do not fight for
+the interpreter lock, and the other core of a small machine is left to whoever talks to the clients.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Protocol
+
+logger = logging.getLogger(__name__)
+
+
+class Steppable(Protocol):
+    """An engine, as the thread sees it."""
+
+    def has_work(self) -> bool: ...
+
+    def step(self) -> None:
+        """Do one step; never raises for what a request or a device can cause."""
+
+
+class StepLoop:
+    """Steps engines round-robin while any has work, and sleeps otherwise.
+
+    Parameters
+    ----------
+    name : of the thread
+    """
+
+    def __init__(self, name: str = "engine") -> None:
+        self._engines: tuple[Steppable, ...] = ()
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._closed = False
+        self._name = name
+        self._thread: threading.Thread | None = None
+
+    @property
+    def thread_id(self) -> int | None:
+        return None if self._thread is None else self._thread.ident
+
+    def add(self, engine: Steppable) -> None:
+        """Step this engine too; starts the thread if it is the first."""
+        with self._lock:
+            assert not self._closed, "the loop is closed"
+            self._engines = (*self._engines, engine)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
+
+    def remove(self, engine: Steppable) -> None:
+        """Step this engine no more; a step in progress is not waited for."""
+        with self._lock:
+            self._engines = tuple(each for each in self._engines if each is not engine)
+
+    def wake(self) -> None:
+        """Look for work now. Safe from any thread."""
+        self._wake.set()
+
+    def close(self) -> None:
+        """End the thread after the step in progress. Idempotent; safe from any thread but its own."""
+        with self._lock:
+            self._closed = True
+            thread = self._thread
+        self._wake.set()
+        if thread is not None:
+            thread.join()
+
+    def _run(self) -> None:
+        while not self._closed:
+            worked = False
+            for engine in self._engines:
+                if engine.has_work():
+                    worked = True
+                    try:
+                        engine.step()
+                    except Exception:  # a bug of ours must not stop the other engines
+                        logger.exception("engine step failed")
+            if not worked:
+                self._wake.wait()
+                self._wake.clear()

@@ -1,0 +1,149 @@
+"""How many tokens to draft, for whom, now: as many as measured acceptance and measured costs say will pay.
+
+A step with drafts costs the target's step over more tokens and the drafter's passes; it gives each sequence one token
+and every draft that stands. The length of every draft is chosen to make tokens per second largest. Zero is an ordinary
+answer, so speculation switches itself off where it would lose: many sequences at once, or a drafter that guesses badly.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence as Seq
+
+from engine.costs import StepCosts
+from engine.draft import Drafter
+from engine.runner import StepResult
+from engine.scheduler import StepPlan
+from engine.sequence import Sequence
+from engine.stats import Ewma
+
+_WEIGHT = 0.1  # of one draft token's fate in a sequence's acceptance rate
+_PRIOR = 0.7  # acceptance assumed before anything was seen
+_PROBE_EVERY = 48  # tokens after which a sequence that is not drafted for gets one draft, to notice a change
+
+
+class Speculator:
+    """Sets draft lengths, has drafts made, learns from what became of them.
+
+    Parameters
+    ----------
+    drafter : makes the drafts
+    max_draft_tokens : most per sequence and step
+    adaptive : False always drafts ``max_draft_tokens``, for tests and measurements
+    """
+
+    def __init__(self, drafter: Drafter, *, max_draft_tokens: int = 5, adaptive: bool = True) -> None:
+        self.drafter = drafter
+        self.max_draft_tokens = max_draft_tokens
+        self.adaptive = adaptive
+        self.target_costs = StepCosts()
+        self.draft_costs = StepCosts()
+        self.num_drafted = 0
+        self.num_accepted = 0
+        self._acceptance = Ewma(0.01)
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Share of recent draft tokens that stood; None before any was judged."""
+        return self._acceptance.value
+
+    def set_limits(self, decoding: Seq[Sequence], *, other_tokens: int = 0) -> None:
+        """Give each decoding sequence its ``draft_limit`` for the step about to be scheduled.
+
+        Parameters
+        ----------
+        decoding : sequences that could be drafted for
+        other_tokens : tokens the step will hold besides theirs
+        """
+        able = []
+        for sequence in decoding:
+            room = sequence.max_output - sequence.num_output - 1
+            sequence.draft_limit = min(self.max_draft_tokens, room) if sequence.request.speculate else 0
+            if sequence.draft_limit > 0:
+                able.append(sequence)
+        if not self.adaptive or not able:
+            return
+        best = self._best_lengths(able, len(decoding) + other_tokens)
+        for sequence, length in zip(able, best, strict=True):
+            if not length and sequence.num_output % _PROBE_EVERY == _PROBE_EVERY - 1:
+                length = 1
+            sequence.draft_limit = min(sequence.draft_limit, length)
+
+    def _best_lengths(self, able: Seq[Sequence], base_tokens: int) -> list[int]:
+        """Draft lengths that make (expected tokens) / (expected seconds) largest.
+
+        A draft token at depth j stands with probability a**j, a being its sequence's acceptance rate. Depths are tried
+        from 0 up; at each, a sequence takes part only where that probability repays the token's own share of the
+        cost at the rate without drafts.
+        """
+        rates = [self._rate_of(sequence) for sequence in able]
+        alone_s = self.target_costs.estimate(base_tokens)
+        if alone_s is None or alone_s <= 0.0:
+            return [sequence.draft_limit for sequence in able]
+        per_draft_s = max((self.target_costs.estimate(base_tokens + len(able)) or alone_s) - alone_s, 0.0) / len(able)
+        least = len(able) / alone_s * per_draft_s
+        lengths = [0] * len(able)
+        best, best_rate = list(lengths), len(able) / alone_s
+        expected, draft_s = float(len(able)), 0.0
+        for depth in range(1, self.max_draft_tokens + 1):
+            joined = [
+                i
+                for i, sequence in enumerate(able)
+                if lengths[i] == depth - 1 and depth <= sequence.draft_limit and rates[i] ** depth >= least
+            ]
+            if not joined:
+                break
+            for i in joined:
+                lengths[i] = depth
+                expected += rates[i] ** depth
+            draft_s += self.draft_costs.estimate(len(joined)) or 0.0
+            target_s = self.target_costs.estimate(base_tokens + sum(lengths)) or alone_s
+            rate = expected / (target_s + draft_s)
+            if rate > best_rate:
+                best, best_rate = list(lengths), rate
+        return best
+
+    def _rate_of(self, sequence: Sequence) -> float:
+        if sequence.acceptance is not None:
+            return sequence.acceptance
+        return _PRIOR if self._acceptance.value is None else self._acceptance.value
+
+    def propose(self, plan: StepPlan) -> None:
+        """Have drafts made where the scheduler reserved room; the plan then holds what was really proposed."""
+        items = [item for item in plan.items if item.num_drafts]
+        if not items:
+            return
+        began_s = time.perf_counter()
+        sequences = [item.sequence for item in items]
+        passes = self.drafter.propose(sequences, [item.num_drafts for item in items])
+        if passes:
+            self.draft_costs.observe(len(items), (time.perf_counter() - began_s) / passes)
+        for item in items:
+            made = len(item.sequence.draft_ids)
+            plan.num_tokens -= item.num_drafts - made
+            item.num_drafts = made
+
+    def observe(self, results: Seq[StepResult], num_tokens: int, seconds: float) -> None:
+        """Learn from a step of the target that took ``num_tokens`` and ``seconds``, drafting not included."""
+        self.target_costs.observe(num_tokens, seconds)
+        for result in results:
+            drafted = result.item.num_drafts
+            if not drafted or result.error is not None:
+                continue
+            accepted = len(result.token_ids) - 1
+            sequence = result.item.sequence
+            sequence.drafted += drafted
+            sequence.accepted += accepted
+            self.num_drafted += drafted
+            self.num_accepted += accepted
+            rate = self._rate_of(sequence)
+            # After the first rejection nothing was judged.
+            for stood in [True] * accepted + [False] * (accepted < drafted):
+                rate += _WEIGHT * (stood - rate)
+                self._acceptance.observe(float(stood))
+            sequence.acceptance = rate
+
+    def release(self, sequence: Sequence) -> None:
+        """Forget a sequence that ended or was preempted."""
+        sequence.draft_ids, sequence.draft_probs = [], None
+        self.drafter.release(sequence)
