@@ -49,11 +49,20 @@ def prepare_sqlite_file(url: DatabaseUrl) -> None:
     assert url.path is not None
     try:
         url.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        os.close(os.open(url.path, os.O_CREAT | os.O_RDWR, 0o600))
+        # Never an existing one: closing any descriptor of a file drops all POSIX locks this process holds on it, and
+        # SQLite's locks are such. Another process would then delete the write-ahead log under our connections.
+        os.close(os.open(url.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+    except FileExistsError:
+        if not url.path.is_file() or not os.access(url.path, os.R_OK | os.W_OK):
+            raise _not_writable(url, "it is no file, or not this user's to write") from None
     except OSError as error:
-        raise StoreUnavailable(
-            f"{url.shown} cannot be opened for writing: {error}. Name another file in database.url.", database=url.shown
-        ) from error
+        raise _not_writable(url, error) from error
+
+
+def _not_writable(url: DatabaseUrl, problem: object) -> StoreUnavailable:
+    return StoreUnavailable(
+        f"{url.shown} cannot be opened for writing: {problem}. Name another file in database.url.", database=url.shown
+    )
 
 
 async def use_wal(engine: AsyncEngine, url: DatabaseUrl) -> None:

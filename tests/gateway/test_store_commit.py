@@ -18,7 +18,7 @@ from gateway.store.committer import GroupCommitter
 from gateway.store.config import StoreConfig
 from gateway.store.errors import RecordRejected, StoreClosed, StoreOverloaded
 from gateway.store.records import RequestRecord
-from gateway.store.rows import EncodedRecord, sqlite_time
+from gateway.store.rows import EncodedRecord, EncodeTime, sqlite_time
 from gateway.store.store import Store
 from gateway.store.translate import RowFault
 from tests.gateway.records import make_record
@@ -121,7 +121,7 @@ class ScriptedSink:
     """A sink in memory that refuses listed rows and whole batches with one of them in, as a database does."""
 
     def __init__(self, poison: frozenset[int] = frozenset()) -> None:
-        self.encode_time = sqlite_time
+        self.encode_time: EncodeTime = sqlite_time
         self.poison = poison
         self.written: list[int] = []
         self.num_writes = 0
@@ -227,7 +227,7 @@ async def test_a_bug_in_the_writer_leaves_nobody_waiting(sink: ScriptedSink) -> 
             *(committer.commit(make_entry(place)) for place in range(8)), return_exceptions=True
         )
     assert len([outcome for outcome in outcomes if isinstance(outcome, Exception)]) == 8
-    del sink.write  # type: ignore[attr-defined]
+    del sink.write
     async with asyncio.timeout(5):
         await committer.commit(dataclasses.replace(make_entry(9)))
         await committer.close()

@@ -8,6 +8,7 @@ import shutil
 import signal
 import sqlite3
 import subprocess
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -354,3 +355,19 @@ async def test_a_table_dropped_while_serving(store: Store, database_url: str) ->
         await store.record(make_record())
     with pytest.raises(StoreUnavailable, match="requests"):
         await store.recent()
+
+
+async def test_opening_the_file_again_does_not_drop_our_locks(sqlite_url: str) -> None:
+    """POSIX locks die with any descriptor of the file; then the next process to leave would delete the WAL under us."""
+    path = Path(sqlite_url.removeprefix("sqlite:///"))
+    async with Store(StoreConfig(url=sqlite_url)) as store:
+        await store.record(make_record())
+        async with Store(StoreConfig(url=sqlite_url)) as second:
+            await second.record(make_record())
+        await migrate.upgrade(sqlite_url)
+        program = "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); c.execute('DELETE FROM sessions'); c.close()"
+        other = await asyncio.create_subprocess_exec(sys.executable, "-c", program, str(path))
+        assert await other.wait() == 0
+        assert f"{path.name}-wal" in os.listdir(path.parent)
+        await store.record(make_record())
+        assert len(await store.recent()) == 3

@@ -126,8 +126,12 @@ async def test_servers_starting_at_once_migrate_once(empty_database_url: str) ->
     command = [sys.executable, "-c", program, empty_database_url]
     root = MIGRATIONS.parent
     env = os.environ | {"PYTHONPATH": str(root)}
-    pipes = {"stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.PIPE}
-    processes = [await asyncio.create_subprocess_exec(*command, cwd=root, env=env, **pipes) for _ in range(4)]
+    processes = [
+        await asyncio.create_subprocess_exec(
+            *command, cwd=root, env=env, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        )
+        for _ in range(4)
+    ]
     outputs = await asyncio.gather(*(process.communicate() for process in processes))
     assert [process.returncode for process in processes] == [0] * 4, [err for _, err in outputs]
     # One of them made the digest key; the others found it.
