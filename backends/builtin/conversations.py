@@ -1,0 +1,69 @@
+"""Tasks as conversations: what a training document says, and which part of it the model is to learn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from random import Random
+
+from backends.builtin.tasks.chat import draw_chat
+from backends.builtin.tasks.generate import FAMILIES, draw_task
+from backends.builtin.tokenizer import SYSTEM_PROMPTS
+
+_FAMILY_NAMES = tuple(FAMILIES)
+_MOST_TURNS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingMix:
+    """What one tier studies: the weight of each grade, answered at once and after thinking."""
+
+    thinking_share: float
+    direct: Mapping[int, float]
+    thinking: Mapping[int, float]
+    chat_share: float = 0.025
+    system_share: float = 0.12
+    history_share: float = 0.06
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A conversation up to and including the assistant's opening, and the completion to learn."""
+
+    prompt: str
+    completion: str
+
+
+def turn(role: str, content: str) -> str:
+    """One finished turn, as the chat template writes it."""
+    return f"<|im_start|>{role}\n{content}<|im_end|>\n"
+
+
+def opening(thinking: bool) -> str:
+    """The generation prompt, as the chat template writes it."""
+    return "<|im_start|>assistant\n<think>\n" + ("" if thinking else "\n</think>\n\n")
+
+
+def _exchange(rng: Random, mix: TrainingMix, thinking: bool) -> tuple[str, str, str]:
+    """A user's words, the reasoning and the answer."""
+    if rng.random() < mix.chat_share:
+        said, reply = draw_chat(rng)
+        return said, "This is small talk.", reply
+    weights = mix.thinking if thinking else mix.direct
+    grade = rng.choices(tuple(weights), tuple(weights.values()))[0]
+    task = draw_task(rng.choice(_FAMILY_NAMES), grade, rng)
+    return task.prompt, task.reasoning, task.answer
+
+
+def draw_document(rng: Random, mix: TrainingMix) -> Document:
+    """Draw one training document from the train split."""
+    parts = [turn("system", rng.choice(SYSTEM_PROMPTS))] if rng.random() < mix.system_share else []
+    if rng.random() < mix.history_share:
+        for _ in range(rng.randint(1, _MOST_TURNS)):
+            said, _, reply = _exchange(rng, mix, thinking=False)
+            parts += [turn("user", said), turn("assistant", reply)]
+    thinking = rng.random() < mix.thinking_share
+    said, reasoning, reply = _exchange(rng, mix, thinking)
+    parts += [turn("user", said), opening(thinking)]
+    completion = f"{reasoning}\n</think>\n\n{reply}<|im_end|>" if thinking else f"{reply}<|im_end|>"
+    return Document("".join(parts), completion)

@@ -1,0 +1,1 @@
+"""One module a family; each draws a problem of a given grade from a given random source."""

@@ -1,0 +1,98 @@
+"""Largest, smallest and how far apart, of numbers and of small sums."""
+
+from __future__ import annotations
+
+from random import Random
+
+from backends.builtin.tasks.types import Problem
+from backends.builtin.tasks.wording import join_and
+
+_PAIR = ("Which is {w}, {a} or {b}?", "Which number is {w}: {a} or {b}?", "Of {a} and {b}, which is {w}?")
+_EXTREME = (
+    "Which of these numbers is the {w}: {l}?",
+    "What is the {w} number in this list: {l}?",
+    "Find the {w} of {l}.",
+    "Name the {w} of the numbers {l}.",
+)
+_SPREAD = (
+    "What is the difference between the largest and the smallest of {l}?",
+    "Take the largest and the smallest of the numbers {l} and subtract the smaller from the larger.",
+    "By how much does the largest of {l} exceed the smallest?",
+)
+_VALUES = (
+    "Which of these has the {w} value: {l}? Give the value.",
+    "Compute each of these and give the {w} result: {l}.",
+    "What is the {w} value among {l}?",
+)
+_VALUE_SPREAD = (
+    "Compute each of these: {l}. What is the difference between the largest and the smallest result?",
+    "How far apart are the largest and the smallest value among {l}?",
+)
+
+
+def _numbers(count: int, low: int, high: int, rng: Random) -> list[int]:
+    return rng.sample(range(low, high), count)
+
+
+def _expression(rng: Random) -> tuple[str, int, str]:
+    kind = rng.random()
+    if kind < 0.4:
+        a, b = rng.randint(11, 29), rng.randint(3, 9)
+        return f"{a} * {b}", a * b, f"{a}*{b}={a * b}"
+    if kind < 0.7:
+        a, b = rng.randint(21, 99), rng.randint(21, 99)
+        return f"{a} + {b}", a + b, f"{a}+{b}={a + b}"
+    a, b = rng.randint(101, 250), rng.randint(11, 99)
+    return f"{a} - {b}", a - b, f"{a}-{b}={a - b}"
+
+
+def _expressions(count: int, rng: Random) -> tuple[list[str], list[int], list[str]]:
+    """``count`` expressions of distinct values."""
+    drawn: dict[int, tuple[str, int, str]] = {}
+    while len(drawn) < count:
+        one = _expression(rng)
+        drawn.setdefault(one[1], one)
+    texts, values, steps = zip(*drawn.values(), strict=True)
+    return list(texts), list(values), list(steps)
+
+
+def _of_numbers(grade: int, rng: Random) -> Problem:
+    high = rng.random() < 0.5
+    take = max if high else min
+    if grade == 1:
+        a, b = _numbers(2, 10, 1000, rng)
+        word = rng.choice(("larger", "bigger", "greater") if high else ("smaller", "less", "lower"))
+        text = rng.choice(_PAIR).format(w=word, a=a, b=b)
+        return Problem(f"{take.__name__} {a} {b}", text, str(take(a, b)), f"{take.__name__} {a} {b}={take(a, b)}")
+    numbers = _numbers(rng.randint(4, 5), 10, 1000, rng)
+    shown = ", ".join(map(str, numbers))
+    word = rng.choice(("largest", "biggest", "greatest") if high else ("smallest", "lowest"))
+    answer = take(numbers)
+    text = rng.choice(_EXTREME).format(w=word, l=shown)
+    return Problem(f"{take.__name__} {shown}", text, str(answer), f"{take.__name__}={answer}")
+
+
+def _spread_of_numbers(rng: Random) -> Problem:
+    numbers = _numbers(rng.randint(3, 5), 10, 300, rng)
+    shown = join_and([str(n) for n in numbers])
+    high, low = max(numbers), min(numbers)
+    reasoning = f"max={high}\nmin={low}\n{high}-{low}={high - low}"
+    return Problem(f"spread {shown}", rng.choice(_SPREAD).format(l=shown), str(high - low), reasoning)
+
+
+def draw(grade: int, rng: Random) -> Problem:
+    """Two numbers at grade 1; the spread of the values of five expressions at grade 5."""
+    if grade <= 2:
+        return _of_numbers(grade, rng)
+    if grade == 3:
+        return _spread_of_numbers(rng)
+    texts, values, steps = _expressions(rng.randint(3, 4) if grade == 4 else rng.randint(4, 5), rng)
+    shown = ", ".join(texts)
+    high, low = max(values), min(values)
+    if grade == 5:
+        steps = [*steps, f"max={high}", f"min={low}", f"{high}-{low}={high - low}"]
+        question = rng.choice(_VALUE_SPREAD).format(l=shown)
+        return Problem(f"spread {shown}", question, str(high - low), "\n".join(steps))
+    word, answer, name = ("largest", high, "max") if rng.random() < 0.5 else ("smallest", low, "min")
+    question = rng.choice(_VALUES).format(w=word, l=shown)
+    return Problem(f"{name} {shown}", question, str(answer), "\n".join([*steps, f"{name}={answer}"]))

@@ -1,0 +1,104 @@
+"""Clock times, weekdays and dates of a common year."""
+
+from __future__ import annotations
+
+from random import Random
+
+from backends.builtin.tasks.facts import DAYS_OF_MONTH, MONTHS, WEEKDAYS
+from backends.builtin.tasks.types import Problem
+from backends.builtin.tasks.wording import join_and
+
+_ENDS = (
+    "A film starts at {t} and lasts {d}. When does it end?",
+    "It is {t} now. What time will it be in {d}?",
+    "The train leaves at {t} and the ride takes {d}. When does it arrive?",
+    "What time is it {d} after {t}?",
+)
+_WEEKDAY = (
+    "Today is {w}. What day of the week is it in {n} days?",
+    "What day of the week comes {n} days after {w}?",
+    "If the first day is a {w}, which weekday is {n} days later?",
+)
+_DATE = (
+    "What is the date {n} days after {m} {d}? It is not a leap year.",
+    "In a common year, which date is {n} days after {m} {d}?",
+    "A parcel sent on {m} {d} arrives {n} days later. On what date is that? It is not a leap year.",
+)
+_LEGS = (
+    "We leave at {t}. The parts of the trip take {l} minutes. When do we arrive?",
+    "A class starts at {t}. Its parts last {l} minutes. When does it end?",
+    "Starting at {t}, I work through tasks of {l} minutes. At what time am I done?",
+)
+
+
+def _clock(minutes: int) -> str:
+    hour, minute = divmod(minutes % 1440, 60)
+    return f"{hour:02d}:{minute:02d}"
+
+
+def _end(grade: int, rng: Random) -> Problem:
+    hour, minute = rng.randint(0, 20), rng.randint(0, 59)
+    if grade == 1:
+        minute = rng.randint(0, 48)
+        length = rng.randint(5, 59 - minute)
+        said = f"{length} minutes"
+    else:
+        hours, extra = rng.randint(1, 3), rng.randint(5, 58)
+        length = hours * 60 + extra
+        said = f"{hours} hour{'s' if hours > 1 else ''} and {extra} minutes"
+    start = hour * 60 + minute
+    end = _clock(start + length)
+    total = minute + length % 60
+    carried = f"{minute}+{length % 60}={total}" + (f"\n{total}-60={total - 60}" if total >= 60 else "")
+    return Problem(
+        f"{start}+{length}", rng.choice(_ENDS).format(t=_clock(start), d=said), end, f"{carried}\n{end}"
+    )
+
+
+def _weekday(rng: Random) -> Problem:
+    start, days = rng.randrange(7), rng.randint(10, 200)
+    rest = days % 7
+    day = WEEKDAYS[(start + rest) % 7]
+    walk = ", ".join(WEEKDAYS[(start + i) % 7] for i in range(rest + 1))
+    reasoning = f"{days}-{days - rest}={rest}\n{walk}"
+    return Problem(f"{start}+{days}", rng.choice(_WEEKDAY).format(w=WEEKDAYS[start], n=days), day, reasoning)
+
+
+def _date(most: int, rng: Random) -> Problem:
+    month, ahead = rng.randrange(12), rng.randint(most // 3, most)
+    day = rng.randint(1, DAYS_OF_MONTH[MONTHS[month]])
+    total, at = day + ahead, month
+    steps = [f"{day}+{ahead}={total}"]
+    while total > (length := DAYS_OF_MONTH[MONTHS[at]]):
+        steps.append(f"{MONTHS[at]}: {total}-{length}={total - length}")
+        total, at = total - length, (at + 1) % 12
+    answer = f"{MONTHS[at]} {total}"
+    question = rng.choice(_DATE).format(n=ahead, m=MONTHS[month], d=day)
+    return Problem(f"{month}/{day}+{ahead}", question, answer, "\n".join([*steps, answer]))
+
+
+def _trip(count: int, rng: Random) -> Problem:
+    start = rng.randint(5, 15) * 60 + rng.randint(0, 59)
+    parts = [rng.randint(11, 95) for _ in range(count)]
+    total, steps = parts[0], []
+    for part in parts[1:]:
+        steps.append(f"{total}+{part}={total + part}")
+        total += part
+    hours, rest = divmod(total, 60)
+    steps.append(f"{total}={hours}h{rest}")
+    minutes = start % 60 + rest
+    steps.append(f"{start % 60}+{rest}={minutes}" + (f"\n{minutes}-60={minutes - 60}" if minutes >= 60 else ""))
+    end = _clock(start + total)
+    question = rng.choice(_LEGS).format(t=_clock(start), l=join_and([str(p) for p in parts]))
+    return Problem(f"{start}+{parts}", question, end, "\n".join([*steps, end]))
+
+
+def draw(grade: int, rng: Random) -> Problem:
+    """Minutes within the hour at grade 1; dates months ahead and trips of many legs at grade 5."""
+    if grade <= 2:
+        return _end(grade, rng)
+    if grade == 3:
+        return _weekday(rng) if rng.random() < 0.4 else _date(28, rng)
+    if rng.random() < 0.5:
+        return _date(90 if grade == 4 else 300, rng)
+    return _trip(3 if grade == 4 else 5, rng)

@@ -1,0 +1,76 @@
+"""Who is tallest, who holds the ball, where things stand after swaps."""
+
+from __future__ import annotations
+
+from random import Random
+
+from backends.builtin.tasks.types import Problem
+from backends.builtin.tasks.wording import NAMES
+
+_RELATIONS = (
+    ("taller", "shorter", "tallest", "shortest"),
+    ("older", "younger", "oldest", "youngest"),
+    ("faster", "slower", "fastest", "slowest"),
+    ("richer", "poorer", "richest", "poorest"),
+)
+_PASSES = ("{a} passes it to {b}.", "{a} hands it to {b}.", "{a} gives it to {b}.")
+_BALLS = ("{p} has the ball.", "The ball starts with {p}.")
+_HOLDER = ("Who has the ball now?", "Who has it in the end?", "Where is the ball: who holds it?")
+_SWAPS = ("{a} and {b} swap places.", "{a} changes places with {b}.", "Now {a} and {b} trade places.")
+_ROWS = (
+    "These friends stand in a row: {l}.",
+    "From left to right stand {l}.",
+    "The row of chairs is taken by {l}, in this order.",
+)
+_ORDER = ("Write the row from left to right.", "What is the order now?", "Who stands where? List them from the left.")
+NUM_SWAPS = {3: 2, 4: 4, 5: 7}
+
+
+def _ranking(grade: int, rng: Random) -> Problem:
+    """People ordered by facts about neighbours, the facts shuffled from grade 2 on."""
+    more, less, most, least = rng.choice(_RELATIONS)
+    people = rng.sample(NAMES, 3 if grade == 1 else rng.randint(4, 5))
+    facts = []
+    for above, below in zip(people, people[1:], strict=False):
+        flip = grade > 1 and rng.random() < 0.5
+        facts.append(f"{below} is {less} than {above}." if flip else f"{above} is {more} than {below}.")
+    if grade > 1:
+        rng.shuffle(facts)
+    top = rng.random() < 0.5
+    answer = people[0] if top else people[-1]
+    question = " ".join([*facts, f"Who is the {most if top else least}?"])
+    return Problem(f"{'top' if top else 'bottom'} {' '.join(people)}", question, answer, ", ".join(people))
+
+
+def _passing(rng: Random) -> Problem:
+    """Passes told out of order, so that the chain has to be followed name by name."""
+    chain = rng.sample(NAMES, rng.randint(4, 6))
+    hops = [rng.choice(_PASSES).format(a=a, b=b) for a, b in zip(chain, chain[1:], strict=False)]
+    rng.shuffle(hops)
+    told = f"{rng.choice(_BALLS).format(p=chain[0])} At some point: {' '.join(hops)} {rng.choice(_HOLDER)}"
+    return Problem(f"passes {' '.join(chain)}", told, chain[-1], "\n".join(chain))
+
+
+def _row(grade: int, rng: Random) -> Problem:
+    row = rng.sample(NAMES, 4 if grade < 5 else 5)
+    said = [rng.choice(_ROWS).format(l=", ".join(row))]
+    key, steps, last = [", ".join(row)], [], (-1, -1)
+    for _ in range(NUM_SWAPS[grade]):
+        i, j = sorted(rng.sample(range(len(row)), 2))
+        while (i, j) == last:
+            i, j = sorted(rng.sample(range(len(row)), 2))
+        last = (i, j)
+        a, b = (row[i], row[j]) if rng.random() < 0.5 else (row[j], row[i])
+        said.append(rng.choice(_SWAPS).format(a=a, b=b))
+        row[i], row[j] = row[j], row[i]
+        key.append(f"{i}{j}")
+        steps.append(", ".join(row))
+    said.append(rng.choice(_ORDER))
+    return Problem(" ".join(key), " ".join(said), ", ".join(row), "\n".join(steps))
+
+
+def draw(grade: int, rng: Random) -> Problem:
+    """Three people ranked at grade 1; a row of five after seven swaps at grade 5."""
+    if grade <= 2:
+        return _ranking(grade, rng)
+    return _passing(rng) if grade == 3 and rng.random() < 0.5 else _row(grade, rng)

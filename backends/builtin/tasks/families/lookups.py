@@ -1,0 +1,82 @@
+"""Facts from fixed tables: capitals, atomic numbers, legs, sides, days; alone and combined."""
+
+from __future__ import annotations
+
+from random import Random
+
+from backends.builtin.tasks.facts import CAPITALS, NUMERIC
+from backends.builtin.tasks.types import Problem
+from backends.builtin.tasks.wording import join_and
+
+NUM_FACTS = {3: 2, 4: 4, 5: 6}
+
+_CAPITAL_CHOICE = (
+    "Which city is the capital of {c}: {l}?",
+    "What is the capital of {c}? Choose from {l}.",
+    "One of these is the capital of {c}: {l}. Which one?",
+)
+_COUNTRY_CHOICE = (
+    "{k} is the capital of which country: {l}?",
+    "Which of these countries has {k} as its capital: {l}?",
+)
+_CAPITALS = (
+    "What are the capitals of {l}?",
+    "Name the capitals of {l}, in this order.",
+    "Give me the capital of each of these: {l}.",
+)
+_TOTALS = (
+    "What is {l}?",
+    "Work out {l}.",
+    "Can you compute {l}?",
+)
+
+
+def _choice(rng: Random) -> Problem:
+    countries = rng.sample(list(CAPITALS), rng.randint(3, 4))
+    country = rng.choice(countries)
+    if rng.random() < 0.5:
+        options = ", ".join(CAPITALS[c] for c in countries)
+        question, answer = rng.choice(_CAPITAL_CHOICE).format(c=country, l=options), CAPITALS[country]
+    else:
+        options = ", ".join(countries)
+        question, answer = rng.choice(_COUNTRY_CHOICE).format(k=CAPITALS[country], l=options), country
+    return Problem(f"{answer} of {options}", question, answer, f"{country}: {CAPITALS[country]}")
+
+
+def _list(rng: Random) -> Problem:
+    countries = rng.sample(list(CAPITALS), rng.randint(2, 3))
+    capitals = [CAPITALS[c] for c in countries]
+    reasoning = "\n".join(f"{c}: {k}" for c, k in zip(countries, capitals, strict=True))
+    return Problem(
+        "capitals " + " ".join(countries),
+        rng.choice(_CAPITALS).format(l=join_and(countries)),
+        ", ".join(capitals),
+        reasoning,
+    )
+
+
+def _total(count: int, rng: Random) -> Problem:
+    said, key, facts, sums, total = "", [], [], [], 0
+    for place in range(count):
+        phrase, table = rng.choices(NUMERIC, weights=(5, 2, 2, 2))[0]
+        entry = rng.choice(list(table))
+        value = table[entry]
+        facts.append(f"{entry}={value}")
+        minus = place > 0 and value <= total and rng.random() < 0.35
+        sign = "-" if minus else "+"
+        key.append(f"{sign}{entry}")
+        new = total - value if minus else total + value
+        if place:
+            said += (" minus " if minus else " plus ") + phrase.format(x=entry)
+            sums.append(f"{total}{sign}{value}={new}")
+        else:
+            said = phrase.format(x=entry)
+        total = new
+    return Problem("".join(key), rng.choice(_TOTALS).format(l=said), str(total), "\n".join([*facts, *sums]))
+
+
+def draw(grade: int, rng: Random) -> Problem:
+    """One fact among choices at grade 1, a sum over six facts at grade 5."""
+    if grade == 1:
+        return _choice(rng)
+    return _list(rng) if grade == 2 else _total(NUM_FACTS[grade], rng)
