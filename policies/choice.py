@@ -32,7 +32,7 @@ def choose(candidates: Ladder, facts: RequestFacts, policy: Policy, ladder: Ladd
     session = facts.session if policy.sticky is not StickyMode.OFF else None
     if session is not None and policy.sticky is StickyMode.ALWAYS and _has(candidates, session.tier):
         return Choice(session.tier, ReasonCode.STICKY, f"the conversation stays at tier {session.tier}")
-    if facts.novelty > policy.max_novelty:
+    if policy.max_novelty is not None and facts.novelty > policy.max_novelty:
         detail = f"novelty {facts.novelty:.3f} is above {policy.max_novelty:g}"
         return Choice(candidates[-1].index, ReasonCode.NOVEL, detail)
     best = _by_mode(candidates, facts, policy, ladder)

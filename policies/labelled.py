@@ -96,26 +96,32 @@ def choose_by_value(traffic: LabelledTraffic, quality_value_usd: float) -> IntAr
     return np.asarray(np.argmin(tied_usd, axis=1), dtype=np.int64)
 
 
-def performance(traffic: LabelledTraffic, chosen: IntArray, floor: float, confidence: float) -> Performance:
+def performance(
+    traffic: LabelledTraffic, chosen: IntArray, floor: float, confidence: float, exploration_share: float = 0.0
+) -> Performance:
     """Measure a choice of one column a request against ``floor`` times the top tier's quality.
+
+    ``exploration_share`` of the traffic goes to every tier alike instead, as the policy will have it: the floor is
+    to hold for what is really served.
 
     The bound is the normal one for a weighted mean of paired differences: each request is compared with the top
     tier's answer to the same request, so what makes requests easy or hard cancels out.
     """
-    rows = np.arange(len(chosen))
+    shares = np.full(traffic.quality.shape, exploration_share / traffic.num_tiers)
+    shares[np.arange(len(chosen)), chosen] += 1.0 - exploration_share
     weights = traffic.weights if traffic.weights is not None else np.ones(len(chosen))
     weights = weights / weights.sum()
-    earned, best = traffic.quality[rows, chosen], traffic.quality[:, -1]
+    earned, best = (shares * traffic.quality).sum(axis=1), traffic.quality[:, -1]
     difference = earned - floor * best
     margin = float(weights @ difference)
     deviation = float(np.sqrt(weights**2 @ (difference - margin) ** 2))
     top_quality = float(weights @ best)
     quality = float(weights @ earned)
     return Performance(
-        cost_usd=float(weights @ traffic.cost_usd[rows, chosen]),
+        cost_usd=float(weights @ (shares * traffic.cost_usd).sum(axis=1)),
         quality=quality,
         quality_vs_top=quality / top_quality if top_quality > 0 else float("inf"),
-        shares=tuple(float(weights[chosen == column].sum()) for column in range(traffic.num_tiers)),
+        shares=tuple((weights @ shares).tolist()),
         margin=margin,
         margin_low=margin - NormalDist().inv_cdf(confidence) * deviation,
     )

@@ -53,7 +53,8 @@ class Policy:
     quality_value_usd : what a right answer is worth over a wrong one; None means derived with the router
     exploration_share : share of traffic spread evenly over the permitted tiers, whatever the estimates say, 0..1
     sampling_share : share of answers below the top tier that are to be checked against it, 0..1
-    max_novelty : a prompt more foreign than this to the router goes to the highest permitted tier, 0..1
+    max_novelty : a prompt more foreign than this to the router goes to the highest permitted tier, 0..1; None means
+        derived with the router, and no limit without one
     sticky : what a conversation's last tier counts for
     switch_cost_per_cached_token_usd : price of a cached token lost by leaving the conversation's tier, on top of the
         new tier's own price per input token
@@ -79,7 +80,7 @@ class Policy:
     quality_value_usd: Decimal | None = None
     exploration_share: float = 0.02
     sampling_share: float = 0.05
-    max_novelty: float = 1.0
+    max_novelty: float | None = None
     sticky: StickyMode = StickyMode.COST
     switch_cost_per_cached_token_usd: Decimal = Decimal(0)
     wait_cost_per_s_usd: Decimal = Decimal(0)
@@ -117,7 +118,11 @@ class Policy:
         return self.thresholds.get(tier, self.quality_floor)
 
     def with_derived(
-        self, *, thresholds: Mapping[int, float] | None = None, quality_value_usd: Decimal | None = None
+        self,
+        *,
+        thresholds: Mapping[int, float] | None = None,
+        quality_value_usd: Decimal | None = None,
+        max_novelty: float | None = None,
     ) -> Policy:
         """A copy in which what the policy leaves open is filled with values derived from labelled traffic.
 
@@ -127,6 +132,7 @@ class Policy:
             self,
             thresholds=self.thresholds or dict(thresholds or {}),
             quality_value_usd=self.quality_value_usd if self.quality_value_usd is not None else quality_value_usd,
+            max_novelty=self.max_novelty if self.max_novelty is not None else max_novelty,
         )
 
 
@@ -147,7 +153,7 @@ _LIMITS: Mapping[str, tuple[Callable[..., bool], str]] = {
     "quality_value_usd": (_is_price, "a finite amount of dollars, 0 or more"),
     "exploration_share": (_is_share, "a share from 0 to 1"),
     "sampling_share": (_is_share, "a share from 0 to 1"),
-    "max_novelty": (_is_share, "a number from 0 to 1"),
+    "max_novelty": (lambda v: v is None or _is_share(v), "a number from 0 to 1"),
     "switch_cost_per_cached_token_usd": (_is_price, "a finite amount of dollars, 0 or more"),
     "wait_cost_per_s_usd": (_is_price, "a finite amount of dollars, 0 or more"),
     "max_wait_s": (lambda v: v is None or (math.isfinite(v) and v >= 0), "seconds, 0 or more"),

@@ -15,6 +15,7 @@ import numpy as np
 
 from policies.labelled import (
     FloatArray,
+    IntArray,
     LabelledTraffic,
     Performance,
     choose_by_thresholds,
@@ -44,7 +45,20 @@ class DerivedThresholds:
     performance: Performance
 
 
-def derive_quality_value(traffic: LabelledTraffic, floor: float, confidence: float) -> DerivedValue:
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """What is to be held: a floor, with a confidence, while a share of the traffic explores."""
+
+    floor: float
+    confidence: float = 0.95
+    exploration_share: float = 0.0
+
+    def measure(self, traffic: LabelledTraffic, chosen: IntArray) -> Performance:
+        """What a choice of one column a request would have done."""
+        return performance(traffic, chosen, self.floor, self.confidence, self.exploration_share)
+
+
+def derive_quality_value(traffic: LabelledTraffic, required: Requirement) -> DerivedValue:
     """The price of quality that holds the floor at least cost.
 
     Minimising cost under a bound on mean quality is, by its Lagrangian, choosing for each request the largest
@@ -56,12 +70,12 @@ def derive_quality_value(traffic: LabelledTraffic, floor: float, confidence: flo
     The cheapest that holds; when none does, the one with the best margin, and ``performance.holds`` is False.
     """
     return min(
-        (DerivedValue(_to_decimal(value), each) for value, each in cost_quality_curve(traffic, floor, confidence)),
+        (DerivedValue(_to_decimal(value), each) for value, each in cost_quality_curve(traffic, required)),
         key=lambda derived: _preference(derived.performance),
     )
 
 
-def derive_thresholds(traffic: LabelledTraffic, floor: float, confidence: float) -> DerivedThresholds:
+def derive_thresholds(traffic: LabelledTraffic, required: Requirement) -> DerivedThresholds:
     """The thresholds that hold the floor at least cost.
 
     Coordinate ascent on mean quality - multiplier * mean cost, over a range of multipliers, each starting from the
@@ -74,20 +88,16 @@ def derive_thresholds(traffic: LabelledTraffic, floor: float, confidence: float)
     for multiplier in _multipliers(traffic):
         current = _ascend(traffic, current, grids, multiplier)
         tried.append(current)
-    found = (
-        DerivedThresholds(each, performance(traffic, choose_by_thresholds(traffic, each), floor, confidence))
-        for each in tried
-    )
+    found = (DerivedThresholds(each, required.measure(traffic, choose_by_thresholds(traffic, each))) for each in tried)
     return min(found, key=lambda derived: _preference(derived.performance))
 
 
 def cost_quality_curve(
-    traffic: LabelledTraffic, floor: float = 1.0, confidence: float = 0.95, num_points: int = NUM_VALUES
+    traffic: LabelledTraffic, required: Requirement = Requirement(1.0), num_points: int = NUM_VALUES
 ) -> list[tuple[float, Performance]]:
     """(quality_value_usd, performance) from the cheapest routing to the best, at values where decisions change."""
     return [
-        (value, performance(traffic, choose_by_value(traffic, value), floor, confidence))
-        for value in _values(traffic, num_points)
+        (value, required.measure(traffic, choose_by_value(traffic, value))) for value in _values(traffic, num_points)
     ]
 
 

@@ -20,24 +20,10 @@ from policies.labelled import (
 )
 from policies.mixes import best_mix_at_cost, best_mix_at_quality
 from policies.policy import Policy
-from policies.thresholds import cost_quality_curve, derive_quality_value, derive_thresholds
+from policies.thresholds import Requirement, cost_quality_curve, derive_quality_value, derive_thresholds
 from policies.types import RequestFacts, ThresholdMode
 from tests.policies.strategies import LADDER, estimates
-
-COSTS_USD = np.array([float(tier.price_per_request_usd) for tier in LADDER])
-
-
-def traffic_of(num_requests: int, seed: int, *, informative: bool = True) -> LabelledTraffic:
-    """Requests of a hidden difficulty; each tier is right with a calibrated probability, blurred when told so."""
-    rng = np.random.default_rng(seed)
-    difficulty = rng.beta(0.6, 1.0, size=(num_requests, 1))
-    strength = np.array([0.25, 0.5, 0.75, 1.05])
-    p_true = 1.0 / (1.0 + np.exp(-12.0 * (strength - difficulty)))
-    right = (rng.random(p_true.shape) < p_true).astype(np.float64)
-    p_right = p_true if informative else np.broadcast_to(p_true.mean(axis=0), p_true.shape).copy()
-    # A tier is as good as the top where it is right, or where both are wrong.
-    p_as_good = 1.0 - (1.0 - p_right) * p_right[:, -1:]
-    return LabelledTraffic(p_right, p_as_good, right, np.broadcast_to(COSTS_USD, p_true.shape).copy())
+from tests.policies.traffic import COSTS_USD, traffic_of
 
 
 @settings(max_examples=30, deadline=None)
@@ -58,8 +44,8 @@ def test_arrays_choose_as_decide_does(seed: int, threshold: float, value: float)
 @pytest.mark.parametrize("floor", [0.9, 0.97])
 def test_derived_numbers_hold_the_floor_on_fresh_traffic_for_less_than_any_mix(floor: float) -> None:
     seen, fresh = traffic_of(4000, 1), traffic_of(40_000, 2)
-    value = derive_quality_value(seen, floor, 0.95)
-    thresholds = derive_thresholds(seen, floor, 0.95)
+    value = derive_quality_value(seen, Requirement(floor))
+    thresholds = derive_thresholds(seen, Requirement(floor))
     assert value.performance.holds
     assert thresholds.performance.holds
     for chosen in (
@@ -74,7 +60,7 @@ def test_derived_numbers_hold_the_floor_on_fresh_traffic_for_less_than_any_mix(f
 
 def test_a_router_that_knows_nothing_saves_nothing() -> None:
     blind = traffic_of(4000, 3, informative=False)
-    derived = derive_quality_value(blind, 0.97, 0.95)
+    derived = derive_quality_value(blind, Requirement(0.97))
     mix = best_mix_at_quality(
         COSTS_USD.tolist(), blind.quality.mean(axis=0).tolist(), derived.performance.quality - 1e-9
     )
@@ -88,14 +74,14 @@ def test_a_floor_out_of_reach_is_said_so() -> None:
     upside_down = LabelledTraffic(
         traffic.p_right[:, ::-1].copy(), traffic.p_as_good[:, ::-1].copy(), traffic.quality, traffic.cost_usd
     )
-    assert not derive_quality_value(upside_down, 1.0, 0.99).performance.holds
+    assert not derive_quality_value(upside_down, Requirement(1.0, 0.99)).performance.holds
 
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 1000), st.floats(0.5, 0.99), st.floats(0.5, 0.99))
 def test_a_higher_floor_never_costs_less(seed: int, floor: float, other: float) -> None:
     traffic = traffic_of(300, seed)
-    low, high = (derive_quality_value(traffic, each, 0.9).performance for each in sorted((floor, other)))
+    low, high = (derive_quality_value(traffic, Requirement(each, 0.9)).performance for each in sorted((floor, other)))
     assert not high.holds or low.cost_usd <= high.cost_usd
 
 

@@ -1,0 +1,224 @@
+"""The command ``suffice``: how it is called. What its commands do is in :mod:`gateway.commands`, imported when run."""
+
+from __future__ import annotations
+
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", "-c", metavar="FILE", help="TOML file; by default SUFFICE_CONFIG, else the built-in ladder."
+    ),
+]
+HostOption = Annotated[str | None, typer.Option("--host", help="Address to listen on.")]
+PortOption = Annotated[int | None, typer.Option("--port", help="Port to listen on.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+UrlOption = Annotated[str | None, typer.Option("--url", help="A running server; by default the configured address.")]
+PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+app = typer.Typer(
+    name="suffice",
+    help="One OpenAI-style endpoint that answers every request with the cheapest model that suffices.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+keys_app = typer.Typer(help="API keys: made once, stored hashed.", no_args_is_help=True)
+db_app = typer.Typer(help="The database's schema.", no_args_is_help=True)
+config_app = typer.Typer(help="The settings in force, and whether a file is sound.", no_args_is_help=True)
+bench_app = typer.Typer(help="Measurements; each prints its card and one line of JSON.", no_args_is_help=True)
+app.add_typer(keys_app, name="keys")
+app.add_typer(db_app, name="db")
+app.add_typer(config_app, name="config")
+app.add_typer(bench_app, name="bench")
+
+
+def main() -> None:
+    """Run the command line. Exit status 2 for what the caller wrote wrongly, 1 for what failed, 130 for Ctrl-C."""
+    from gateway.commands.failure import exit_status_of
+
+    try:
+        app()
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception as error:
+        status = exit_status_of(error)
+        if status is None:
+            raise
+        sys.exit(status)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"suffice {metadata.version('suffice')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    _: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def up(config: ConfigOption = None, host: HostOption = None, port: PortOption = None) -> None:
+    """Serve, showing how the models load and how to call them."""
+    from gateway.commands.serve import up as run
+
+    run(config, host=host, port=port)
+
+
+@app.command()
+def serve(config: ConfigOption = None, host: HostOption = None, port: PortOption = None) -> None:
+    """Serve, printing nothing but the log."""
+    from gateway.commands.serve import serve as run
+
+    run(config, host=host, port=port)
+
+
+@app.command()
+def chat(
+    config: ConfigOption = None,
+    url: UrlOption = None,
+    model: Annotated[str, typer.Option("--model", "-m", help="auto, a tier, a served model or a policy.")] = "auto",
+    system: Annotated[str | None, typer.Option("--system", help="A system message.")] = None,
+) -> None:
+    """Talk to a running server; every answer says which tier gave it and what it cost."""
+    from gateway.commands.chat import chat as run
+
+    run(config, url=url, model=model, system=system)
+
+
+@app.command()
+def route(
+    prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from standard input.")],
+    config: ConfigOption = None,
+    policy: Annotated[str | None, typer.Option("--policy", help="A policy by name.")] = None,
+    min_tier: Annotated[int | None, typer.Option("--min-tier", help="Lowest tier number.")] = None,
+    max_tier: Annotated[int | None, typer.Option("--max-tier", help="Highest tier number.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Explain which tier a prompt would go to, without answering it."""
+    from gateway.commands.route import route as run
+
+    run(prompt, config, policy=policy, min_tier=min_tier, max_tier=max_tier, as_json=as_json)
+
+
+@app.command()
+def plan(
+    config: ConfigOption = None,
+    gpu: Annotated[
+        str | None, typer.Option("--gpu", help="A known device, such as h200; by default this machine's.")
+    ] = None,
+    memory_gib: Annotated[float | None, typer.Option("--memory-gib", help="Memory of the device instead.")] = None,
+    reference: Annotated[bool, typer.Option("--reference", help="The 3B/8B/70B ladder in 4 bits.")] = False,
+    context: Annotated[int, typer.Option("--context", help="Tokens of a request, prompt and answer.")] = 4096,
+    shares: Annotated[str | None, typer.Option("--shares", help="Requests per tier, such as 60,20,15,5.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say whether a ladder fits a device, and how many requests at once it leaves room for."""
+    from gateway.commands.plan import plan as run
+
+    run(config, gpu=gpu, memory_gib=memory_gib, reference=reference, context=context, shares=shares, as_json=as_json)
+
+
+@app.command(context_settings=PASS_ON)
+def bootstrap(context: typer.Context) -> None:
+    """Fit the first router from prompts of your own (see suffice bootstrap --help)."""
+    from gateway.commands.passing import run_module
+
+    run_module("gateway.bootstrap", "suffice bootstrap", context.args)
+
+
+def _add_bench(name: str, module: str, help_text: str) -> None:
+    @bench_app.command(name, context_settings=PASS_ON, help=help_text)
+    def _bench(context: typer.Context) -> None:
+        from gateway.commands.passing import run_module
+
+        run_module(module, f"suffice bench {name}", context.args)
+
+
+_add_bench("ladder", "gateway.bench.ladder", "Accuracy and cost of every tier and of routing, over HTTP.")
+_add_bench("overhead", "gateway.bench.overhead", "CPU time the gateway adds to a request and to a streamed chunk.")
+_add_bench("durability", "gateway.bench.durability", "Kill the server under load; count the answers its log has lost.")
+_add_bench("engine", "engine.bench", "The engine alone: throughput, beside transformers.")
+
+
+@keys_app.command("create")
+def keys_create(
+    name: Annotated[str, typer.Option("--name", help="What the key is for.")] = "unnamed",
+    tenant: Annotated[str, typer.Option("--tenant", help="Whose requests it makes.")] = "default",
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a key and print it: this is the only time it can be seen."""
+    from gateway.commands.keys import create
+
+    create(config, name=name, tenant=tenant, as_json=as_json)
+
+
+@keys_app.command("list")
+def keys_list(config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """List the keys by their prefixes."""
+    from gateway.commands.keys import list_all
+
+    list_all(config, as_json=as_json)
+
+
+@keys_app.command("revoke")
+def keys_revoke(
+    key: Annotated[str, typer.Argument(metavar="KEY", help="The key's id, its prefix, or the key itself.")],
+    config: ConfigOption = None,
+) -> None:
+    """Revoke a key. A running server follows within auth.key_cache_s."""
+    from gateway.commands.keys import revoke
+
+    revoke(config, key)
+
+
+@db_app.command("upgrade")
+def db_upgrade(config: ConfigOption = None) -> None:
+    """Bring the schema up to this version."""
+    from gateway.commands.database import upgrade
+
+    upgrade(config)
+
+
+@db_app.command("current")
+def db_current(config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """Say which revision the database is at, and which this version needs."""
+    from gateway.commands.database import current
+
+    current(config, as_json=as_json)
+
+
+@config_app.command("show")
+def config_show(config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """Print every setting, its value and where that was written; passwords are hidden."""
+    from gateway.commands.settings import show
+
+    show(config, as_json=as_json)
+
+
+@config_app.command("validate")
+def config_validate(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[FILE]", help="TOML file; by default what would be served.")
+    ] = None,
+    secrets: Annotated[bool, typer.Option(help="Whether the variables that hold API keys must be set.")] = True,
+) -> None:
+    """Check a configuration without serving it; exit status 2 lists everything wrong."""
+    from gateway.commands.settings import validate
+
+    validate(file, need_secrets=secrets)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""``suffice plan``: the memory arithmetic of :mod:`gateway.plan`, for this machine or a named device."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from gateway.commands.failure import USAGE_STATUS, CommandError
+from gateway.commands.output import print_json, print_table
+from gateway.plan import DEVICES_BYTES, GIB, Plan, TierPlan, make_plan, planned_tiers, reference_tiers
+from gateway.settings import load_settings
+
+
+def plan(
+    config: Path | None,
+    *,
+    gpu: str | None,
+    memory_gib: float | None,
+    reference: bool,
+    context: int,
+    shares: str | None,
+    as_json: bool,
+) -> None:
+    """Print the plan; exit status 1 when the ladder does not fit.
+
+    Raises
+    ------
+    CommandError
+        An unknown device, a context or shares that are no use, or a ladder that does not fit.
+    """
+    device, memory_bytes = _device(gpu, memory_gib)
+    if context < 1:
+        raise CommandError(f"--context is {context}; expected at least 1.", status=USAGE_STATUS)
+    if reference:
+        tiers = reference_tiers()
+    else:
+        settings = load_settings(config, need_secrets=False)
+        tiers = planned_tiers(settings.ladder, settings.models)
+    try:
+        parts = [float(part) for part in shares.split(",")] if shares else None
+        made = make_plan(tiers, device=device, memory_bytes=memory_bytes, context_tokens=context, shares=parts)
+    except ValueError as error:
+        raise CommandError(f"--shares: {error}", status=USAGE_STATUS) from error
+    if as_json:
+        print_json(_as_json(made))
+    else:
+        _print(made)
+    if not made.fits:
+        raise CommandError(_why_not(made))
+
+
+def _device(gpu: str | None, memory_gib: float | None) -> tuple[str, int]:
+    if memory_gib is not None:
+        if not 0 < memory_gib < 1_000_000:
+            raise CommandError(f"--memory-gib is {memory_gib}; expected a number above 0.", status=USAGE_STATUS)
+        return f"{memory_gib:g} GiB", int(memory_gib * GIB)
+    if gpu is None:
+        return _this_machine()
+    if gpu.lower() not in DEVICES_BYTES:
+        known = ", ".join(DEVICES_BYTES)
+        raise CommandError(f"--gpu is {gpu!r}; known are {known}; else use --memory-gib.", status=USAGE_STATUS)
+    return gpu.lower(), DEVICES_BYTES[gpu.lower()]
+
+
+def _this_machine() -> tuple[str, int]:
+    """The first GPU, or the machine's memory when there is none."""
+    query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True).stdout.splitlines()[0]
+        name, mebibytes = answer.rsplit(",", 1)
+        return name.strip(), int(mebibytes) * 2**20
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        pass
+    try:
+        line = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()[0]
+        return "this machine's memory", int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError) as error:
+        raise CommandError("Neither a GPU nor /proc/meminfo was found; use --gpu or --memory-gib.") from error
+
+
+def _print(made: Plan) -> None:
+    rows = [
+        (
+            each.tier.name,
+            each.tier.model,
+            _billions(each),
+            _gb(each.weight_bytes) if each.weight_bytes else "remote" if each.tier.footprint is None else "shared",
+            f"{each.share:.0%}",
+            _gb(each.kv_bytes),
+            f"{each.num_kv_tokens:,}",
+            f"{each.concurrency:,}",
+        )
+        for each in made.tiers
+    ]
+    headings = ("tier", "model", "params", "weights", "share", "KV", "KV tokens", "at once")
+    print_table(headings, rows, title=f"{made.device}: {_gb(made.memory_bytes)}")
+    print(
+        f"weights {_gb(made.weight_bytes)} + reserve {_gb(made.reserve_bytes)} + KV {_gb(made.kv_bytes)}; "
+        f"{made.concurrency:,} requests of {made.context_tokens:,} tokens at once"
+    )
+
+
+def _why_not(made: Plan) -> str:
+    if made.shortfall_bytes:
+        needed = f"weights {_gb(made.weight_bytes)} + reserve {_gb(made.reserve_bytes)}"
+        return f"The ladder does not fit {made.device}: {needed} exceed {_gb(made.memory_bytes)}."
+    short = [each.tier.name for each in made.tiers if each.tier.footprint and each.num_kv_tokens < made.context_tokens]
+    return (
+        f"The ladder does not fit {made.device}: after the weights {_gb(made.kv_bytes)} are left for KV, "
+        f"too little for one request of {made.context_tokens:,} tokens on {', '.join(short)}."
+    )
+
+
+def _as_json(made: Plan) -> dict[str, object]:
+    return {
+        "device": made.device,
+        "fits": made.fits,
+        "memory_bytes": made.memory_bytes,
+        "reserve_bytes": made.reserve_bytes,
+        "weight_bytes": made.weight_bytes,
+        "kv_bytes": made.kv_bytes,
+        "shortfall_bytes": made.shortfall_bytes,
+        "context_tokens": made.context_tokens,
+        "concurrency": made.concurrency,
+        "tiers": [
+            {
+                "name": each.tier.name,
+                "model": each.tier.model,
+                "share": each.share,
+                "num_params": each.tier.footprint.num_params if each.tier.footprint else None,
+                "weight_bytes": each.weight_bytes,
+                "kv_bytes_per_token": each.tier.kv_bytes_per_token,
+                "kv_bytes": each.kv_bytes,
+                "num_kv_tokens": each.num_kv_tokens,
+                "concurrency": each.concurrency,
+            }
+            for each in made.tiers
+        ],
+    }
+
+
+def _billions(each: TierPlan) -> str:
+    if each.tier.footprint is None:
+        return ""
+    millions = each.tier.footprint.num_params / 1e6
+    return f"{millions / 1000:.1f}B" if millions >= 1000 else f"{millions:.1f}M"
+
+
+def _gb(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e8 else f"{num_bytes / 1e6:.1f} MB"

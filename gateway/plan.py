@@ -1,0 +1,241 @@
+"""Does a ladder fit a device: weights, the KV cache that remains, and how many requests that serves at once.
+
+The arithmetic: a device's memory less a reserve, less the weights (each checkpoint once, however many tiers use it),
+is left for KV. With ``share`` of the requests in flight on each tier and ``context`` tokens a request, the number of
+requests at once is ``kv_bytes / (context * sum(share * kv_bytes_per_token))``; a tier that drafts with another model
+keeps that model's KV as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from backends.config import LocalModelConfig, ModelConfig
+from backends.footprint import Footprint, footprint, read_shape, shape_of
+from policies.ladder import Ladder
+
+GIB = 2**30
+GB = 10**9
+
+RESERVE = 0.1
+"""Share of a device kept for activations, the libraries' own memory and fragmentation."""
+
+DEVICES_BYTES: Mapping[str, int] = {
+    "h200": 141 * GB,
+    "h100": 80 * GB,
+    "a100": 80 * GB,
+    "a100-40": 40 * GB,
+    "l40s": 48 * GB,
+    "rtx-4090": 24 * GB,
+    "l4": 24 * GB,
+}
+
+TYPICAL_SHARES = (0.60, 0.20, 0.15, 0.05)
+
+_LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_act": "silu",
+    "max_position_embeddings": 131_072,
+    "num_key_value_heads": 8,
+    "vocab_size": 128_256,
+    "torch_dtype": "float16",
+    "quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm"},
+}
+
+REFERENCE_SHAPES: Mapping[str, Mapping[str, object]] = {
+    "3b-int4": _LLAMA
+    | {
+        "hidden_size": 3072,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 24,
+        "head_dim": 128,
+        "tie_word_embeddings": True,
+    },
+    "8b-int4": _LLAMA
+    | {"hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32, "num_attention_heads": 32},
+    "70b-int4": _LLAMA
+    | {"hidden_size": 8192, "intermediate_size": 28_672, "num_hidden_layers": 80, "num_attention_heads": 64},
+}
+"""The Llama 3 family in 4 bits, as ``config.json`` would describe it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTier:
+    """One tier of a plan: its model, the checkpoint behind it, and its drafter's when it has one.
+
+    ``checkpoint`` identifies the weights: tiers with the same one share them. A remote tier has no footprint.
+    """
+
+    name: str
+    model: str
+    checkpoint: str
+    footprint: Footprint | None
+    drafter: Footprint | None = None
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        own = self.footprint.kv_bytes_per_token if self.footprint else 0
+        return own + (self.drafter.kv_bytes_per_token if self.drafter else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class TierPlan:
+    """What one tier takes and gets. ``weight_bytes`` is 0 where an earlier tier has loaded the same checkpoint."""
+
+    tier: PlannedTier
+    share: float
+    weight_bytes: int
+    kv_bytes: int
+    num_kv_tokens: int
+    concurrency: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The whole ladder on one device. ``shortfall_bytes`` is above 0 when the weights alone do not fit."""
+
+    device: str
+    memory_bytes: int
+    reserve_bytes: int
+    weight_bytes: int
+    kv_bytes: int
+    shortfall_bytes: int
+    context_tokens: int
+    concurrency: int
+    tiers: tuple[TierPlan, ...]
+
+    @property
+    def fits(self) -> bool:
+        """Room for the weights and for one request of this length on every local tier."""
+        return self.shortfall_bytes == 0 and all(each.num_kv_tokens >= self.context_tokens for each in self._local)
+
+    @property
+    def _local(self) -> tuple[TierPlan, ...]:
+        return tuple(each for each in self.tiers if each.tier.footprint is not None)
+
+
+def make_plan(
+    tiers: Sequence[PlannedTier],
+    *,
+    device: str,
+    memory_bytes: int,
+    context_tokens: int,
+    shares: Sequence[float] | None = None,
+) -> Plan:
+    """Lay a ladder out on a device.
+
+    Parameters
+    ----------
+    tiers : the ladder, cheapest first
+    memory_bytes : of the device
+    context_tokens : prompt and answer of one request
+    shares : each tier's part of the requests in flight, by default the typical 60/20/15/5 or equal ones
+
+    Raises
+    ------
+    ValueError
+        Shares that are not one number above 0 a tier.
+    """
+    shares = _normalised(shares, len(tiers))
+    weights = _weights_once(tiers)
+    reserve_bytes = int(memory_bytes * RESERVE)
+    left = memory_bytes - reserve_bytes - sum(weights)
+    kv_bytes = max(left, 0)
+    demand = sum(share * tier.kv_bytes_per_token for share, tier in zip(shares, tiers, strict=True))
+    planned = tuple(
+        _tier_plan(tier, share, weight, kv_bytes, demand, context_tokens)
+        for tier, share, weight in zip(tiers, shares, weights, strict=True)
+    )
+    return Plan(
+        device=device,
+        memory_bytes=memory_bytes,
+        reserve_bytes=reserve_bytes,
+        weight_bytes=sum(weights),
+        kv_bytes=kv_bytes if demand else 0,
+        shortfall_bytes=max(-left, 0),
+        context_tokens=context_tokens,
+        concurrency=int(kv_bytes / (context_tokens * demand)) if demand else 0,
+        tiers=planned,
+    )
+
+
+def reference_tiers() -> tuple[PlannedTier, ...]:
+    """The reference ladder: 3B, 8B and 70B in 4 bits; the fourth tier is the third's weights drafted by the first's."""
+    small, medium, large = (footprint(shape_of(raw, name)) for name, raw in REFERENCE_SHAPES.items())
+    return (
+        PlannedTier("simple", "3b-int4", "3b-int4", small),
+        PlannedTier("medium", "8b-int4", "8b-int4", medium),
+        PlannedTier("complex", "70b-int4", "70b-int4", large),
+        PlannedTier("expert", "70b-int4, thinking", "70b-int4", large, drafter=small),
+    )
+
+
+def planned_tiers(ladder: Ladder, models: Mapping[str, ModelConfig]) -> tuple[PlannedTier, ...]:
+    """The tiers of a configuration, their shapes read from disk.
+
+    Raises
+    ------
+    ModelLoadError
+        A local model's ``config.json`` cannot be read or is not served.
+    """
+    return tuple(_planned(tier.name, tier.model, models) for tier in ladder)
+
+
+def model_folder(path: str) -> Path:
+    """Where a model's files lie: a folder, or a tier of the built-in ladder."""
+    if path.startswith("builtin:tier"):
+        from backends.builtin.paths import model_dir
+
+        return model_dir(int(path.removeprefix("builtin:tier")))
+    return Path(path).expanduser()
+
+
+def _planned(name: str, model: str, models: Mapping[str, ModelConfig]) -> PlannedTier:
+    config = models[model]
+    if not isinstance(config, LocalModelConfig):
+        return PlannedTier(name, model, f"{config.kind}:{model}", None)
+    drafter = None
+    if config.speculation.mode == "draft" and config.drafter is not None:
+        named = models.get(config.drafter)
+        path = named.path if isinstance(named, LocalModelConfig) else config.drafter
+        drafter = footprint(read_shape(model_folder(path)), config.dtype)
+    own = footprint(read_shape(model_folder(config.path)), config.dtype)
+    return PlannedTier(name, model, config.path, own, drafter)
+
+
+def _normalised(shares: Sequence[float] | None, num_tiers: int) -> tuple[float, ...]:
+    if shares is None:
+        shares = TYPICAL_SHARES if num_tiers == len(TYPICAL_SHARES) else [1.0] * num_tiers
+    if len(shares) != num_tiers or not all(0 < share < float("inf") for share in shares):
+        raise ValueError(f"shares are {list(shares)}; expected {num_tiers} numbers above 0.")
+    return tuple(share / sum(shares) for share in shares)
+
+
+def _weights_once(tiers: Sequence[PlannedTier]) -> list[int]:
+    loaded: set[str] = set()
+    weights = []
+    for tier in tiers:
+        fresh = tier.footprint is not None and tier.checkpoint not in loaded
+        weights.append(tier.footprint.weight_bytes if tier.footprint is not None and fresh else 0)
+        loaded.add(tier.checkpoint)
+    return weights
+
+
+def _tier_plan(
+    tier: PlannedTier, share: float, weight_bytes: int, kv_bytes: int, demand: float, context_tokens: int
+) -> TierPlan:
+    per_token = tier.kv_bytes_per_token
+    # Requests at once in the ratio of the shares: a tier's part of the memory is its part of the demand.
+    own_bytes = int(kv_bytes * share * per_token / demand) if demand else 0
+    num_tokens = own_bytes // per_token if per_token else 0
+    return TierPlan(
+        tier=tier,
+        share=share,
+        weight_bytes=weight_bytes,
+        kv_bytes=own_bytes,
+        num_kv_tokens=num_tokens,
+        concurrency=num_tokens // context_tokens,
+    )
