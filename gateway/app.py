@@ -1,0 +1,208 @@
+"""The application: what is loaded at start, which path leads where, what is closed at the end."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from backends.protocol import Backend
+from classifier.types import Router
+from gateway import loading
+from gateway.admission import Admission
+from gateway.api_request import SharedFields
+from gateway.auth import Authenticator
+from gateway.catalog import Catalog
+from gateway.chat_request import ChatReader
+from gateway.chat_wire import ChatWire
+from gateway.completion_request import CompletionReader
+from gateway.completion_wire import CompletionWire
+from gateway.embeddings import EmbeddingEndpoint
+from gateway.errors import MethodNotAllowed, RouteNotFound
+from gateway.generation import Door, GenerationEndpoint
+from gateway.health import Readiness
+from gateway.ids import uuid7
+from gateway.metrics import Gauges, Metrics
+from gateway.pages import Pages, error_response, guarded
+from gateway.predictor import Predictor
+from gateway.recording import Recorder
+from gateway.service import Service
+from gateway.sessions import Sessions
+from gateway.store.store import Store
+
+if TYPE_CHECKING:
+    from gateway.settings import Settings
+
+_log = logging.getLogger("suffice.app")
+
+# After the drain's own time the cancelled requests still commit their rows.
+_LAST_ROWS_S = 10.0
+
+
+def create_app(
+    settings: Settings,
+    *,
+    backends: Mapping[str, Backend] | None = None,
+    store: Store | None = None,
+    router: Router | None = None,
+    rng: random.Random | None = None,
+    progress: loading.Progress | None = None,
+) -> Starlette:
+    """The gateway as an ASGI application.
+
+    Everything heavy happens in its lifespan, so making it is cheap and imports no model library. What is given here is
+    used instead of what the settings describe; the application opens and closes it all the same.
+
+    Parameters
+    ----------
+    settings : checked configuration
+    backends : served model's name -> backend
+    store : the log, not yet open
+    router : estimates sufficiency
+    rng : randomness of exploration and of sampling for verification
+    progress : told which model is loading and which is ready
+    """
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        parts = _Parts(settings, backends, store, router, rng or random.Random())
+        try:
+            await parts.open(progress or _log_progress)
+            app.router.routes[:] = parts.routes()
+            app.state.parts = parts
+            yield
+        finally:
+            await parts.close()
+
+    return Starlette(
+        lifespan=lifespan,
+        middleware=_middleware(settings.server.cors_origins),
+        exception_handlers={HTTPException: _http_error, Exception: _unexpected},
+    )
+
+
+class _Parts:
+    """What lives as long as the application."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        backends: Mapping[str, Backend] | None,
+        store: Store | None,
+        router: Router | None,
+        rng: random.Random,
+    ) -> None:
+        self._settings = settings
+        self._router = router
+        self._rng = rng
+        self.backends: dict[str, Backend] = dict(backends or {})
+        self.store = store or Store(settings.database)
+        self.metrics = Metrics()
+        self.admission = Admission(settings.server.max_concurrency, settings.server.queue_limit)
+
+    async def open(self, progress: loading.Progress) -> None:
+        """Open the log first: it is what most often cannot be, and it is quick to say so."""
+        settings = self._settings
+        await self.store.open()
+        await self.store.put_config(settings.config_hash, settings.shown(), datetime.now(UTC))
+        if self._router is None:
+            self._router = loading.load_router(settings)
+        if not self.backends:
+            self.backends = loading.make_backends(settings)
+        await loading.start_backends(self.backends, progress)
+        self._assemble()
+
+    def _assemble(self) -> None:
+        settings = self._settings
+        ladder = loading.fit_ladder(settings.ladder, self.backends)
+        policies = loading.complete_policies(settings.policies, self._router)
+        self.catalog = Catalog(ladder, policies[settings.policy.name], policies, self.backends)
+        recorder = Recorder(ladder, settings.config_hash, settings.log.prompts, self.store.digest, self._rng)
+        predictor = Predictor(self._router, timeout_s=settings.router.timeout_s)
+        sessions = Sessions(self.store)
+        self.service = Service(self.catalog, predictor, recorder, self.store, sessions, self.metrics, self._rng)
+        self.metrics.gauges = Gauges(
+            loads=lambda: {(str(t.index), t.model): self.catalog.backend(t).load() for t in ladder},
+            num_running=lambda: self.admission.num_running,
+            num_waiting=lambda: self.admission.num_waiting,
+            num_pending_rows=lambda: self.store.committer.num_pending,
+        )
+
+    def routes(self) -> list[Route]:
+        """The paths, the busiest first: they are tried in order."""
+        settings = self._settings
+        server = settings.server
+        authenticator = Authenticator(settings.auth, server.host, self.store, cors_origins=server.cors_origins)
+        door = Door(server, authenticator, self.admission)
+        shared = SharedFields(server, self.catalog.tier_numbers)
+        fingerprint = f"fp_{settings.config_hash}"
+        chat = GenerationEndpoint("/v1/chat/completions", ChatReader(shared), ChatWire, self.service, door, fingerprint)
+        completions = GenerationEndpoint(
+            "/v1/completions", CompletionReader(shared), CompletionWire, self.service, door, fingerprint
+        )
+        readiness = Readiness(self.catalog, settings.metrics.readiness_ttl_s)
+        pages = Pages(self.catalog, authenticator, self.store, readiness, self.admission, self.metrics)
+        routes = [
+            Route("/v1/chat/completions", chat, methods=["POST"]),
+            Route("/v1/completions", completions, methods=["POST"]),
+            Route("/v1/embeddings", EmbeddingEndpoint(self.service, door), methods=["POST"]),
+            Route("/v1/models", guarded(pages.models)),
+            Route("/v1/models/{model:path}", guarded(pages.model)),
+            Route("/v1/requests/{request_id}", guarded(pages.request)),
+            Route("/healthz", guarded(pages.healthz)),
+            Route("/readyz", guarded(pages.readyz)),
+        ]
+        if settings.metrics.enabled:
+            routes.append(Route("/metrics", guarded(pages.metrics)))
+        return routes
+
+    async def close(self) -> None:
+        """Let running requests end, then free the models, then the log: each may still need the next."""
+        await self.admission.drain(_LAST_ROWS_S)
+        await loading.close_backends(list(self.backends.values()))
+        await self.store.close()
+
+
+def _middleware(cors_origins: tuple[str, ...]) -> list[Middleware]:
+    if not cors_origins:
+        return []
+    return [
+        Middleware(
+            CORSMiddleware,
+            allow_origins=list(cors_origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["*"],
+        )
+    ]
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """Starlette's own refusals in the shape of all others."""
+    assert isinstance(error, HTTPException), "registered for nothing else"
+    path = request.url.path
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "")
+        response = error_response(MethodNotAllowed(f"{request.method} is not allowed on {path[:200]}."), uuid7())
+        response.headers["allow"] = allowed
+        return response
+    return error_response(RouteNotFound(f"There is no {request.method} {path[:200]}."), uuid7())
+
+
+async def _unexpected(request: Request, error: Exception) -> Response:
+    return error_response(error, uuid7())
+
+
+def _log_progress(model: str, state: str) -> None:
+    _log.info("%s: %s", model, state)

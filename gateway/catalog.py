@@ -1,0 +1,150 @@
+"""What a request's ``model`` may name: ``auto``, a tier, a served model, a policy; and the backend behind each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from backends.protocol import Backend
+from gateway.errors import InvalidRequest, UnknownModel
+from policies.ladder import Ladder
+from policies.policy import Policy
+from policies.types import Tier
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a model name stands for: a policy to decide by, or a tier to go to."""
+
+    kind: str
+    policy: Policy
+    tier: Tier | None = None
+
+
+class Catalog:
+    """All names that are served, and what is behind them.
+
+    Where two kinds share a name, the first of ``auto``, tier name, ``tier-N``, served model and policy wins. A model on
+    several tiers stands for the cheapest of them.
+    """
+
+    def __init__(
+        self, ladder: Ladder, policy: Policy, policies: Mapping[str, Policy], backends: Mapping[str, Backend]
+    ) -> None:
+        self.ladder = ladder
+        self.backends = backends
+        self.tier_numbers = {tier.name: tier.index for tier in ladder} | {f"tier-{t.index}": t.index for t in ladder}
+        self._policies = policies
+        self._default = policy
+        targets: dict[str, Target] = {AUTO: Target("auto", policy)}
+        for tier in ladder:
+            targets.setdefault(tier.name, Target("tier", policy, tier))
+        for tier in ladder:
+            targets.setdefault(f"tier-{tier.index}", Target("tier", policy, tier))
+        for tier in ladder:
+            targets.setdefault(tier.model, Target("model", policy, tier))
+        for name, each in policies.items():
+            targets.setdefault(name, Target("policy", each))
+        self._targets = targets
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._targets)
+
+    def resolve(self, model: str) -> Target:
+        """What ``model`` stands for.
+
+        Raises
+        ------
+        UnknownModel
+        """
+        target = self._targets.get(model)
+        if target is None:
+            raise UnknownModel(model, self.names)
+        return target
+
+    def policy(self, name: str) -> Policy:
+        """A policy asked for by ``suffice.policy``.
+
+        Raises
+        ------
+        InvalidRequest
+        """
+        if name not in self._policies:
+            known = ", ".join(self._policies)
+            raise InvalidRequest(
+                f"'suffice.policy' is {name[:80]!r}; the policies are {known}.",
+                param="suffice.policy",
+                code="unknown_policy",
+            )
+        return self._policies[name]
+
+    def backend(self, tier: Tier) -> Backend:
+        return self.backends[tier.model]
+
+    def embedder(self, model: str) -> tuple[str, Backend]:
+        """The served model that embeds for this name: the named one, or for ``auto`` the first that can.
+
+        Raises
+        ------
+        UnknownModel
+            The name is not served, or what it names makes no embeddings.
+        """
+        able = {name: each for name, each in self.backends.items() if "embed" in each.capabilities}
+        if model == AUTO and able:
+            return next(iter(able.items()))
+        target = self._targets.get(model)
+        name = target.tier.model if target is not None and target.tier is not None else model
+        if name not in able:
+            raise UnknownModel(model, tuple(able))
+        return name, able[name]
+
+    def listing(self, created_s: int) -> list[dict[str, Any]]:
+        """The entries of ``GET /v1/models``."""
+        entries = [self._entry(name, target, created_s) for name, target in self._targets.items()]
+        for name in self.backends:
+            if name not in self._targets:
+                entries.append(_model_entry(name, created_s) | {"suffice": {"kind": "embeddings"}})
+        return entries
+
+    def entry(self, model: str, created_s: int) -> dict[str, Any]:
+        """One entry.
+
+        Raises
+        ------
+        UnknownModel
+        """
+        for entry in self.listing(created_s):
+            if entry["id"] == model:
+                return entry
+        raise UnknownModel(model, self.names)
+
+    def _entry(self, name: str, target: Target, created_s: int) -> dict[str, Any]:
+        note: dict[str, Any] = {"kind": target.kind}
+        if target.tier is None:
+            note["policy"] = {"name": target.policy.name, "version": target.policy.version}
+            note["tiers"] = [tier.index for tier in self.ladder if _allows(target.policy, tier)]
+            return _model_entry(name, created_s) | {"suffice": note}
+        tier, backend = target.tier, self.backend(target.tier)
+        context = tier.context_length or backend.context_length
+        note |= {
+            "tier": tier.index,
+            "name": tier.name,
+            "model": tier.model,
+            "price_per_request_usd": str(tier.price_per_request_usd),
+            "price_per_input_token_usd": str(tier.price_per_input_token_usd),
+            "price_per_output_token_usd": str(tier.price_per_output_token_usd),
+        }
+        # vLLM's name for it, which clients of local servers read.
+        return _model_entry(name, created_s) | {"max_model_len": context, "suffice": note}
+
+
+def _allows(policy: Policy, tier: Tier) -> bool:
+    return not policy.allowed_tiers or tier.index in policy.allowed_tiers
+
+
+def _model_entry(name: str, created_s: int) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": created_s, "owned_by": "suffice"}

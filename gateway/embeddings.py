@@ -1,0 +1,100 @@
+"""``/v1/embeddings`` as an ASGI application: read, admit, embed, answer."""
+
+from __future__ import annotations
+
+import array
+import base64
+import sys
+import time
+from collections.abc import MutableMapping, Sequence
+from typing import Any
+
+import orjson
+
+from backends.protocol import EmbedResult, Priority
+from gateway.body import Receive, parse_object, read_body
+from gateway.embedding_request import EmbeddingRequest, read_embedding_request
+from gateway.errors import ClientGone, ClientStalled, UnsupportedOption, answer_to
+from gateway.generation import Door, refuse
+from gateway.head import read_head
+from gateway.ids import uuid7
+from gateway.lifeline import Lifeline
+from gateway.responder import Responder, Send
+from gateway.service import Service
+
+_PATH = "/v1/embeddings"
+
+
+class EmbeddingEndpoint:
+    """Vectors make no routing decision, so they have no row in the decision log; metrics count them."""
+
+    def __init__(self, service: Service, door: Door) -> None:
+        self._service = service
+        self._door = door
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        request_id = uuid7()
+        responder = Responder(send)
+        try:
+            request = await self._read(scope, receive)
+            model, result = await self._embed(request, receive)
+            vectors = _shown(_fit(request, result), request.as_base64)
+        except (ClientGone, ClientStalled):
+            return
+        except Exception as error:
+            await refuse(error, request_id, _PATH, responder, receive, self._service.metrics.reject)
+            self._service.metrics.http[_PATH, str(answer_to(error, request_id).status)] += 1
+            return
+        num_tokens = result.usage.prompt_tokens
+        body = {
+            "object": "list",
+            "data": [{"object": "embedding", "index": place, "embedding": each} for place, each in enumerate(vectors)],
+            "model": model,
+            "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+        }
+        headers = [(b"content-type", b"application/json"), (b"x-suffice-request-id", request_id.encode())]
+        await responder.whole(200, headers, orjson.dumps(body))
+        self._service.metrics.http[_PATH, "200"] += 1
+
+    async def _read(self, scope: MutableMapping[str, Any], receive: Receive) -> EmbeddingRequest:
+        head = read_head(scope["headers"])
+        limits = self._door.limits
+        self._door.authenticator.check_origin(head.origin)
+        await self._door.authenticator.check(head.authorization)
+        self._door.admission.check()
+        body = await read_body(receive, head.content_length, limits.max_body_bytes, limits.slow_client_timeout_s)
+        return read_embedding_request(parse_object(body, limits.max_json_depth))
+
+    async def _embed(self, request: EmbeddingRequest, receive: Receive) -> tuple[str, EmbedResult]:
+        model, backend = self._service.catalog.embedder(request.model)
+        limits, admission = self._door.limits, self._door.admission
+        async with Lifeline(receive, timeout_s=limits.request_timeout_s, stall_timeout_s=limits.slow_client_timeout_s):
+            await admission.enter(Priority.LIVE)
+            entered_s = time.perf_counter()
+            try:
+                return model, await backend.embed(request.texts)
+            finally:
+                admission.leave(time.perf_counter() - entered_s)
+
+
+def _fit(request: EmbeddingRequest, result: EmbedResult) -> Sequence[Sequence[float]]:
+    """The vectors, refusing a width the model does not have: cutting an ordinary vector short breaks its geometry."""
+    width = len(result.vectors[0])
+    if request.dimensions not in (None, width):
+        raise UnsupportedOption(
+            f"'dimensions' is {request.dimensions}; the vectors of this model have {width}.", param="dimensions"
+        )
+    return result.vectors
+
+
+def _shown(vectors: Sequence[Sequence[float]], as_base64: bool) -> list[Any]:
+    if not as_base64:
+        return [list(vector) for vector in vectors]
+    return [base64.b64encode(_little_endian(vector)).decode() for vector in vectors]
+
+
+def _little_endian(vector: Sequence[float]) -> bytes:
+    numbers = array.array("f", vector)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers.tobytes()

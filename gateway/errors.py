@@ -1,0 +1,308 @@
+"""Where errors become responses: the gateway's own tree, and one table for every exception of ours.
+
+::
+
+    GatewayError
+    ├── InvalidRequest            a field is missing, of the wrong type or out of range; ``param`` names it
+    │   ├── MalformedBody         not JSON, not UTF-8, nested too deeply
+    │   └── UnsupportedOption     understood, but nothing here can do it yet
+    ├── UnknownModel              ``model`` names nothing that is served
+    ├── RouteNotFound             no such path
+    ├── MethodNotAllowed          the path exists, not with this method
+    ├── RequestNotFound           no request of the caller's has this id
+    ├── Unauthenticated           no key, or not a valid one
+    ├── OriginRefused             a web page that may not call this server
+    ├── BodyTooLarge              more bytes than ``server.max_body_bytes``
+    ├── BodyTooSlow               the body did not arrive in time
+    ├── QueueFull                 all places and the queue before them are taken; carries ``retry_after_s``
+    ├── Draining                  the server is stopping; carries ``retry_after_s``
+    ├── DeadlineExceeded          the request lived longer than ``server.request_timeout_s``
+    ├── AnswerFailed              the model failed after its first token; no other tier can take over
+    ├── ClientGone                the client closed the connection   (nobody left to tell)
+    └── ClientStalled             the client stopped reading         (nobody left to tell)
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from backends import errors as backends
+from classifier import errors as classifier
+from gateway.store import errors as store
+from policies import errors as policies
+
+
+class GatewayError(Exception):
+    """Base of the tree. ``param`` and ``code`` override the table's where an instance knows better."""
+
+    param: str | None = None
+    code: str | None = None
+
+
+class InvalidRequest(GatewayError):
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
+class MalformedBody(InvalidRequest):
+    pass
+
+
+class UnsupportedOption(InvalidRequest):
+    pass
+
+
+class UnknownModel(GatewayError):
+    param = "model"
+
+    def __init__(self, model: str, known: tuple[str, ...]) -> None:
+        super().__init__(
+            f"The model {shorten(model)!r} is not served here. GET /v1/models lists what is: {', '.join(known)}."
+        )
+        self.model = model
+
+
+class RouteNotFound(GatewayError):
+    pass
+
+
+class MethodNotAllowed(GatewayError):
+    pass
+
+
+class RequestNotFound(GatewayError):
+    def __init__(self, request_id: str) -> None:
+        super().__init__(f"No request of yours has the id {shorten(request_id)!r}.")
+
+
+class Unauthenticated(GatewayError):
+    pass
+
+
+class OriginRefused(GatewayError):
+    def __init__(self, origin: str) -> None:
+        super().__init__(
+            f"Pages of {shorten(origin)!r} may not call this server; server.cors_origins lists those that may."
+        )
+
+
+class BodyTooLarge(GatewayError):
+    def __init__(self, max_body_bytes: int, num_bytes: int | None = None) -> None:
+        said = f" It announced {num_bytes}." if num_bytes is not None else ""
+        super().__init__(f"The request body may have at most {max_body_bytes} bytes.{said}")
+
+
+class BodyTooSlow(GatewayError):
+    def __init__(self, timeout_s: float) -> None:
+        super().__init__(f"No further byte of the request body came for {timeout_s:g} s.")
+
+
+class QueueFull(GatewayError):
+    def __init__(self, num_running: int, num_waiting: int, retry_after_s: float) -> None:
+        super().__init__(
+            f"{num_running} requests are being answered and {num_waiting} wait; try again in {retry_after_s:.0f} s."
+        )
+        self.retry_after_s = retry_after_s
+
+
+class Draining(GatewayError):
+    def __init__(self) -> None:
+        super().__init__("The server is stopping and takes no new requests.")
+        self.retry_after_s = 1.0
+
+
+class DeadlineExceeded(GatewayError):
+    def __init__(self, timeout_s: float) -> None:
+        super().__init__(f"The request took longer than {timeout_s:g} s, the longest a request may live here.")
+
+
+class AnswerFailed(GatewayError):
+    pass
+
+
+class ClientGone(GatewayError):
+    pass
+
+
+class ClientStalled(GatewayError):
+    def __init__(self, timeout_s: float) -> None:
+        super().__init__(f"The client took no byte of the answer for {timeout_s:g} s.")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """How one exception is answered.
+
+    ``retryable`` says whether the same request may succeed later; ``is_public`` whether the exception's own message is
+    for the caller (otherwise it goes to the log, and the caller gets a fixed sentence with the request's id).
+    """
+
+    status: int
+    type: str
+    code: str
+    retryable: bool = False
+    log_level: int = logging.INFO
+    is_public: bool = True
+
+
+_INVALID = "invalid_request_error"
+_SERVER = "server_error"
+
+
+def _broken(code: str, status: int = 500) -> Row:
+    return Row(status, _SERVER, code, log_level=logging.ERROR, is_public=False)
+
+
+def _down(code: str, status: int = 503, *, is_public: bool = True) -> Row:
+    return Row(status, _SERVER, code, retryable=True, log_level=logging.WARNING, is_public=is_public)
+
+
+TABLE: Mapping[type[Exception], Row] = {
+    GatewayError: _broken("internal_error"),
+    InvalidRequest: Row(400, _INVALID, "invalid_value"),
+    MalformedBody: Row(400, _INVALID, "invalid_json"),
+    UnsupportedOption: Row(400, _INVALID, "unsupported_parameter"),
+    UnknownModel: Row(404, _INVALID, "model_not_found"),
+    RouteNotFound: Row(404, _INVALID, "unknown_url"),
+    MethodNotAllowed: Row(405, _INVALID, "method_not_allowed"),
+    RequestNotFound: Row(404, _INVALID, "request_not_found"),
+    Unauthenticated: Row(401, "authentication_error", "invalid_api_key"),
+    OriginRefused: Row(403, "permission_error", "origin_refused"),
+    BodyTooLarge: Row(413, _INVALID, "request_too_large"),
+    BodyTooSlow: Row(408, _INVALID, "request_timeout", retryable=True),
+    QueueFull: Row(429, "rate_limit_error", "rate_limit_exceeded", retryable=True, log_level=logging.WARNING),
+    Draining: _down("shutting_down"),
+    DeadlineExceeded: _down("deadline_exceeded", 504),
+    AnswerFailed: _down("answer_failed", 502),
+    ClientGone: Row(499, _INVALID, "client_closed"),
+    ClientStalled: Row(499, _INVALID, "client_stalled"),
+    # backends
+    backends.BackendError: _broken("backend_error"),
+    backends.BackendUnavailable: _down("model_unavailable"),
+    backends.BackendOverloaded: _down("overloaded"),
+    backends.BackendTimeout: _down("model_timeout", 504),
+    backends.BackendFailure: _down("model_failed", 502),
+    backends.ContextLengthExceeded: Row(400, _INVALID, "context_length_exceeded"),
+    backends.UnsupportedByBackend: Row(400, _INVALID, "unsupported_parameter"),
+    backends.RequestRejected: Row(400, _INVALID, "rejected_by_model"),
+    backends.ModelLoadError: _broken("model_not_loaded"),
+    backends.InvalidConfig: _broken("model_misconfigured"),
+    # policies
+    policies.PolicyError: _broken("policy_error"),
+    policies.InvalidPolicy: _broken("invalid_policy"),
+    policies.InvalidLadder: _broken("invalid_ladder"),
+    policies.ConflictingLimits: Row(400, _INVALID, "conflicting_limits"),
+    policies.UnknownTier: Row(400, _INVALID, "unknown_tier"),
+    policies.NoTierFits: Row(400, _INVALID, "context_length_exceeded"),
+    policies.NoTierAvailable: _down("no_tier_available"),
+    # classifier: met at start, or swallowed by the choice that needs no estimate
+    classifier.ClassifierError: _broken("router_error"),
+    classifier.ArtifactError: _broken("router_unusable"),
+    classifier.ArtifactNotFound: _broken("router_not_found"),
+    classifier.ArtifactCorrupt: _broken("router_corrupt"),
+    classifier.ArtifactUnsupported: _broken("router_unsupported"),
+    classifier.TrainingError: _broken("training_failed"),
+    classifier.EmbeddingError: _broken("embedding_failed"),
+    # store: what is not committed is not answered
+    store.StoreError: _broken("log_error"),
+    store.StoreUnavailable: _down("log_unavailable", is_public=False),
+    store.StoreFull: _down("log_full", is_public=False),
+    store.StoreOverloaded: _down("log_overloaded", is_public=False),
+    store.StoreClosed: _down("shutting_down", is_public=False),
+    store.RecordRejected: _broken("log_rejected"),
+    store.StoreUrlInvalid: _broken("log_misconfigured"),
+    store.SchemaMismatch: _broken("log_schema"),
+}
+
+_INTERNAL = Row(500, _SERVER, "internal_error", log_level=logging.ERROR, is_public=False)
+
+_PRIVATE_MESSAGES: Mapping[str, str] = {
+    "log_unavailable": "The decision log is unavailable, so the answer was withheld. Try again.",
+    "log_full": "The decision log has no space left, so the answer was withheld.",
+    "log_overloaded": "The decision log is behind, so the answer was withheld. Try again.",
+    "shutting_down": "The server is stopping.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorAnswer:
+    """What a caller is told: status, headers and OpenAI's error object."""
+
+    status: int
+    body: Mapping[str, Any]
+    row: Row
+    retry_after_s: int | None = None
+
+    @property
+    def code(self) -> str:
+        return str(self.body["error"]["code"])
+
+    def json(self) -> bytes:
+        return orjson.dumps(self.body)
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """Headers that belong to the error itself."""
+        headers = [(b"content-type", b"application/json")]
+        if self.retry_after_s is not None:
+            headers.append((b"retry-after", b"%d" % self.retry_after_s))
+        if self.status == 401:
+            headers.append((b"www-authenticate", b"Bearer"))
+        return headers
+
+
+def row_of(error: BaseException) -> Row:
+    """The table's row for this exception: its own class's, or the nearest base's."""
+    for cls in type(error).__mro__:
+        if (row := TABLE.get(cls)) is not None:
+            return row
+    return _INTERNAL
+
+
+def answer_to(error: BaseException, request_id: str) -> ErrorAnswer:
+    """Turn an exception into what the caller is told; the one place where that happens."""
+    row = row_of(error)
+    status, code = row.status, getattr(error, "code", None) or row.code
+    if isinstance(error, backends.RequestRejected) and error.status not in (400, 404, 413, 422):
+        # A refusal of our own credentials or quota by the remote server is not the caller's to mend.
+        row = _down("model_refused", 502, is_public=False)
+        status, code = row.status, row.code
+    elif isinstance(error, backends.RequestRejected):
+        status = error.status
+    if row.is_public:
+        message = str(error) or row.code
+    else:
+        message = _PRIVATE_MESSAGES.get(code, "The server failed to answer.") + f" Request id: {request_id}."
+    body = {"error": {"message": message, "type": row.type, "param": param_of(error), "code": code}}
+    return ErrorAnswer(status, body, row, _retry_after(error, row, status))
+
+
+def param_of(error: BaseException) -> str | None:
+    """The field of the request that is to blame, in the caller's spelling."""
+    if isinstance(error, policies.ConflictingLimits):
+        return f"suffice.{error.fields[0]}" if error.fields else None
+    if isinstance(error, policies.UnknownTier):
+        return f"suffice.{error.field_name}"
+    if isinstance(error, backends.UnsupportedByBackend):
+        return error.option
+    if isinstance(error, backends.ContextLengthExceeded | policies.NoTierFits):
+        return "messages"
+    return getattr(error, "param", None)
+
+
+def _retry_after(error: BaseException, row: Row, status: int) -> int | None:
+    if status not in (429, 503):
+        return None
+    wanted_s = getattr(error, "retry_after_s", None)
+    return max(1, min(60, round(wanted_s))) if wanted_s else 1
+
+
+def shorten(text: str, max_chars: int = 80) -> str:
+    """Quote no more of a caller's text than a message can bear."""
+    return text if len(text) <= max_chars else text[: max_chars - 1] + "…"

@@ -1,0 +1,89 @@
+"""Why a request went where it went, and what other tiers would have cost: what ``GET /v1/requests/{id}`` answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gateway.store.records import RequestRecord
+from policies.ladder import Ladder
+from policies.pricing import price_usd
+from policies.types import Tier
+
+
+def explain(record: RequestRecord, ladder: Ladder) -> dict[str, Any]:
+    """A row as its caller may see it. Costs of other tiers assume the same tokens."""
+    return {
+        "id": record.request_id,
+        "object": "suffice.request",
+        "created_at": record.created_at.isoformat(),
+        "endpoint": record.endpoint,
+        "model_requested": record.model_requested,
+        "model_served": record.model_served,
+        "stream": record.stream,
+        "session_id": record.session_id,
+        "decision": _decision(record),
+        "tiers": [_tier(record, tier) for tier in ladder],
+        "attempts": [
+            {"tier": each.tier, "model": each.model, "duration_s": each.duration_s, "error": each.error}
+            for each in record.attempts
+        ],
+        "usage": _usage(record),
+        "cost_usd": format(record.cost_usd, "f"),
+        "measured_cost_usd": None if record.measured_cost_usd is None else format(record.measured_cost_usd, "f"),
+        "compute_s": record.compute_s,
+        "timings": {
+            "queue_s": record.queue_s,
+            "ttft_s": record.ttft_s,
+            "itl_s": record.itl_s,
+            "total_s": record.total_s,
+            "overhead_s": record.overhead_s,
+        },
+        "finish_reason": record.finish_reason.value,
+        "status": record.status_code,
+        "error": record.error_code,
+    }
+
+
+def _decision(record: RequestRecord) -> dict[str, Any]:
+    return {
+        "tier": record.decided_tier,
+        "final_tier": record.final_tier,
+        "reason": record.reason,
+        "explored": record.explored,
+        "propensity": record.propensity,
+        "confidence": record.confidence,
+        "novelty": record.novelty,
+        "fallback_order": list(record.ladder),
+        "overrides": dict(record.overrides),
+        "policy": {"name": record.policy_name, "version": record.policy_version},
+        "router_version": record.router_version,
+        "config_hash": record.config_hash,
+        "features": dict(record.features),
+    }
+
+
+def _tier(record: RequestRecord, tier: Tier) -> dict[str, Any]:
+    estimate = next((each for each in record.sufficiency if each.tier == tier.index), None)
+    cost_usd = price_usd(tier, record.prompt_tokens, record.completion_tokens)
+    cost_usd += tier.price_per_request_usd * (record.num_choices - 1)
+    return {
+        "tier": tier.index,
+        "name": tier.name,
+        "model": tier.model,
+        "p_right": None if estimate is None else estimate.p_right,
+        "p_as_good": None if estimate is None else estimate.p_as_good,
+        "propensity": record.propensities.get(tier.index, 0.0),
+        "cost_usd": format(cost_usd, "f"),
+        "answered": tier.index == record.final_tier,
+    }
+
+
+def _usage(record: RequestRecord) -> dict[str, int]:
+    return {
+        "prompt_tokens": record.prompt_tokens,
+        "completion_tokens": record.completion_tokens,
+        "cached_tokens": record.cached_tokens,
+        "reasoning_tokens": record.reasoning_tokens,
+        "draft_tokens": record.draft_tokens,
+        "accepted_draft_tokens": record.accepted_draft_tokens,
+    }

@@ -1,0 +1,221 @@
+"""The ASGI endpoint of everything that generates: read, admit, serve, commit, finish; and every way that can fail."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, MutableMapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from gateway import recording, sse
+from gateway.admission import Admission
+from gateway.answer import Answer
+from gateway.api_request import ApiRequest
+from gateway.auth import Authenticator, Caller
+from gateway.body import Receive, discard_rest, parse_object, read_body
+from gateway.config_sections import ServerConfig
+from gateway.errors import BodyTooLarge, ClientGone, ClientStalled, answer_to, row_of
+from gateway.exchange import Exchange
+from gateway.head import Head, read_head
+from gateway.ids import uuid7
+from gateway.lifeline import Lifeline
+from gateway.responder import Responder, Send
+from gateway.service import Service
+from gateway.wire import Wire, WireHead, usage_json
+
+_log = logging.getLogger("suffice.http")
+
+Reader = Callable[[Mapping[str, Any], Mapping[str, str]], ApiRequest]
+"""Body and ``x-suffice-*`` headers in, checked request out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """What stands before every endpoint that costs something."""
+
+    limits: ServerConfig
+    authenticator: Authenticator
+    admission: Admission
+
+
+class GenerationEndpoint:
+    """One path, as an ASGI application.
+
+    Parameters
+    ----------
+    path : as the log names it
+    reader, wire : how this endpoint's requests and responses look
+    service, door : shared by all endpoints
+    fingerprint : names the configuration in each response, as OpenAI's ``system_fingerprint``
+    """
+
+    def __init__(
+        self, path: str, reader: Reader, wire: type[Wire], service: Service, door: Door, fingerprint: str
+    ) -> None:
+        self._path = path
+        self._reader = reader
+        self._wire = wire
+        self._service = service
+        self._door = door
+        self._fingerprint = fingerprint
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        request_id = uuid7()
+        responder = Responder(send)
+        try:
+            head = read_head(scope["headers"])
+            caller, request, accepted_s = await self._read(head, receive)
+        except Exception as error:
+            await refuse(error, request_id, self._path, responder, receive, self._service.metrics.reject)
+            return
+        exchange = Exchange(request_id, self._path, request, caller, head.traceparent, accepted_s)
+        try:
+            await self._admit(exchange, responder, receive)
+        except asyncio.CancelledError as error:
+            # The server gives up waiting: what was used is billed all the same.
+            await self._service.settle_failure(exchange, error)
+            raise
+        except Exception as error:
+            await self._fail(exchange, error, responder)
+        self._service.metrics.http[self._path, str(responder.status or 499)] += 1
+
+    async def _read(self, head: Head, receive: Receive) -> tuple[Caller, ApiRequest, float]:
+        """Everything that can be refused before a place is taken."""
+        limits, door = self._door.limits, self._door
+        begun_s = time.perf_counter()
+        door.authenticator.check_origin(head.origin)
+        caller = await door.authenticator.check(head.authorization)
+        door.admission.check()
+        asked_s = time.perf_counter()
+        body = await read_body(receive, head.content_length, limits.max_body_bytes, limits.slow_client_timeout_s)
+        # The time the client took to send is not the gateway's: the clock starts as if the body had been there.
+        accepted_s = begun_s + (time.perf_counter() - asked_s)
+        request = self._reader(parse_object(body, limits.max_json_depth), head.suffice)
+        self._service.catalog.resolve(request.model)
+        return caller, request, accepted_s
+
+    async def _admit(self, exchange: Exchange, responder: Responder, receive: Receive) -> None:
+        limits, admission = self._door.limits, self._door.admission
+        async with Lifeline(
+            receive, timeout_s=limits.request_timeout_s, stall_timeout_s=limits.slow_client_timeout_s
+        ) as lifeline:
+            began_s = exchange.clock()
+            await admission.enter(exchange.request.wishes.priority)
+            exchange.waited_s = exchange.clock() - began_s
+            try:
+                await self._service.route(exchange)
+                if exchange.request.stream:
+                    await self._stream(exchange, responder, lifeline)
+                else:
+                    await self._whole(exchange, responder, lifeline)
+            finally:
+                admission.leave(exchange.clock() - began_s - exchange.waited_s)
+
+    async def _whole(self, exchange: Exchange, responder: Responder, lifeline: Lifeline) -> None:
+        async with aclosing(self._service.answers(exchange)) as deltas:
+            async for _ in deltas:
+                pass
+        lifeline.let_go()
+        await self._service.settle(exchange)
+        wire = self._make_wire(exchange)
+        choices = [wire.choice(answer) for answer in exchange.answers]
+        body = wire.body(choices, usage_json(exchange.shown_usage()), recording.note(exchange))
+        headers = [(b"content-type", b"application/json"), *recording.headers(exchange, with_cost=True)]
+        await responder.whole(200, headers, body)
+
+    async def _stream(self, exchange: Exchange, responder: Responder, lifeline: Lifeline) -> None:
+        wire: Wire | None = None
+        opened: set[int] = set()
+        async with aclosing(self._service.answers(exchange)) as deltas:
+            async for answer, delta in deltas:
+                if wire is None:
+                    wire = self._make_wire(exchange)
+                    await responder.open_stream(recording.headers(exchange, with_cost=False))
+                frame = wire.delta(answer.index, delta)
+                if answer.index not in opened:
+                    opened.add(answer.index)
+                    frame = wire.opening(answer.index) + frame
+                if frame:
+                    await responder.frames(frame, lifeline)
+        lifeline.let_go()
+        await self._service.settle(exchange)
+        if wire is None:
+            wire = self._make_wire(exchange)
+            await responder.open_stream(recording.headers(exchange, with_cost=False))
+        await responder.close_stream(self._last_frames(exchange, wire, opened))
+
+    def _last_frames(self, exchange: Exchange, wire: Wire, opened: set[int]) -> bytes:
+        """How each choice ended, the counts, and what it cost; only ever made after the commit."""
+        frames = [self._ending(wire, answer, opened) for answer in exchange.answers]
+        note = recording.note(exchange)
+        if exchange.request.include_usage:
+            frames.append(wire.usage_frame(usage_json(exchange.shown_usage()), note))
+        else:
+            frames.append(sse.comment(orjson.dumps(note)))
+        return b"".join(frames) + sse.DONE
+
+    def _ending(self, wire: Wire, answer: Answer, opened: set[int]) -> bytes:
+        opening = b"" if answer.index in opened else wire.opening(answer.index)
+        return opening + wire.ending(answer.index, answer.finish_reason)
+
+    def _make_wire(self, exchange: Exchange) -> Wire:
+        assert exchange.tier is not None, "only a tier that answers has a wire"
+        head = WireHead(
+            exchange.request_id, int(exchange.created_at.timestamp()), exchange.tier.model, self._fingerprint
+        )
+        return self._wire(head, include_usage=exchange.request.include_usage)
+
+    async def _fail(self, exchange: Exchange, error: Exception, responder: Responder) -> None:
+        """One ending for every failure after admission: a row if a decision was made, an answer if someone listens."""
+        row = row_of(error)
+        _report(error, exchange.request_id)
+        if exchange.decision is not None or row.status >= 500 or row.status == 499:
+            await self._service.settle_failure(exchange, error)
+        else:
+            self._service.metrics.reject(self._path, answer_to(error, exchange.request_id).code)
+        if not isinstance(error, ClientGone | ClientStalled):
+            await responder.error(answer_to(error, exchange.request_id), recording.headers(exchange, with_cost=False))
+
+
+async def refuse(
+    error: Exception,
+    request_id: str,
+    path: str,
+    responder: Responder,
+    receive: Receive,
+    count: Callable[[str, str], None],
+) -> None:
+    """Answer a request that was not admitted: no place, no decision, no row."""
+    answer = answer_to(error, request_id)
+    _report(error, request_id)
+    count(path, answer.code)
+    if isinstance(error, ClientGone):
+        return
+    headers = [*answer.headers(), (b"x-suffice-request-id", request_id.encode())]
+    if isinstance(error, BodyTooLarge):
+        await _refuse_upload(responder, answer.status, headers, answer.json(), receive)
+    else:
+        await responder.error(answer, headers[len(answer.headers()) :])
+
+
+async def _refuse_upload(
+    responder: Responder, status: int, headers: list[tuple[bytes, bytes]], body: bytes, receive: Receive
+) -> None:
+    """Answer first, then take what is still coming for a moment, then close."""
+    await responder.begin(status, [*headers, (b"connection", b"close")], body)
+    await discard_rest(receive)
+    await responder.finish()
+
+
+def _report(error: Exception, request_id: str) -> None:
+    """Log a failure at its row's level; with its traceback only where it is our own fault."""
+    row = row_of(error)
+    if row.log_level >= logging.ERROR:
+        _log.error("request %s failed", request_id, exc_info=error)
+    elif row.log_level > logging.INFO:
+        _log.warning("request %s: %s: %s", request_id, row.code, error)

@@ -1,0 +1,199 @@
+"""From a finished exchange to its row, its log line and the note its caller gets."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from backends.protocol import FinishReason
+from gateway.api_request import Prompt
+from gateway.config_sections import Retention
+from gateway.exchange import Exchange
+from gateway.store.records import RequestRecord
+from policies.ladder import Ladder
+from policies.sampling import inclusion_probability
+
+Digest = Callable[[str], str]
+
+
+class Recorder:
+    """Makes rows. Pure but for the keyed digest it is given.
+
+    Parameters
+    ----------
+    ladder : the tiers in force
+    config_hash : of the settings in force
+    retention : what is kept of prompts and answers
+    digest : keyed hash of a text
+    rng : draws which answers are to be verified
+    """
+
+    def __init__(
+        self, ladder: Ladder, config_hash: str, retention: Retention, digest: Digest, rng: random.Random
+    ) -> None:
+        self._ladder = ladder
+        self._config_hash = config_hash
+        self._retention = retention
+        self._digest = digest
+        self._rng = rng
+
+    def row(self, exchange: Exchange, reason: FinishReason, status: int, error_code: str | None) -> RequestRecord:
+        """The row of a request that has ended."""
+        request, decision, estimate = exchange.request, exchange.decision, exchange.sufficiency
+        endings = exchange.endings()
+        usage = exchange.usage()
+        queue_s = exchange.waited_s + max((ending.timings.queue_s for ending in endings), default=0.0)
+        return RequestRecord(
+            request_id=exchange.request_id,
+            created_at=exchange.created_at,
+            endpoint=exchange.endpoint,
+            model_requested=request.model,
+            finish_reason=reason,
+            status_code=status,
+            error_code=error_code,
+            tenant=exchange.caller.tenant,
+            key_id=exchange.caller.key_id,
+            session_id=request.wishes.overrides.session_id,
+            stream=request.stream,
+            num_choices=request.num_choices,
+            policy_name=exchange.policy.name if exchange.policy else "",
+            policy_version=exchange.policy.version if exchange.policy else "",
+            router_version=exchange.router_version,
+            config_hash=self._config_hash,
+            features=estimate.features if estimate else {},
+            sufficiency=estimate.tiers if estimate else (),
+            novelty=estimate.novelty if estimate else None,
+            decided_tier=decision.tier if decision else None,
+            final_tier=exchange.tier.index if exchange.tier else None,
+            model_served=exchange.tier.model if exchange.tier else None,
+            ladder=decision.ladder if decision else (),
+            propensity=decision.propensity if decision else None,
+            propensities=decision.propensities if decision else {},
+            reason=decision.reason.value if decision else "",
+            explored=decision.explored if decision else False,
+            confidence=decision.confidence if decision else None,
+            overrides=request.wishes.given,
+            attempts=tuple(exchange.attempts),
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
+            cached_tokens=usage.cached_tokens,
+            reasoning_tokens=usage.reasoning_tokens,
+            draft_tokens=usage.draft_tokens,
+            accepted_draft_tokens=usage.accepted_draft_tokens,
+            compute_s=exchange.compute_s(),
+            cost_usd=exchange.cost_usd(),
+            measured_cost_usd=exchange.measured_cost_usd(),
+            ttft_s=exchange.ttft_s,
+            itl_s=exchange.itl_s,
+            queue_s=queue_s,
+            total_s=exchange.clock() - exchange.accepted_s,
+            overhead_s=exchange.overhead_s,
+            verify_probability=self._verify_probability(exchange) if error_code is None else None,
+            traceparent=exchange.traceparent,
+            **self._kept(exchange),
+        )
+
+    def _verify_probability(self, exchange: Exchange) -> float | None:
+        """The chance this answer had of being drawn, if it was drawn."""
+        if exchange.tier is None or exchange.policy is None:
+            return None
+        chance = inclusion_probability(exchange.policy, exchange.tier.index, self._ladder)
+        return chance if chance > 0 and self._rng.random() < chance else None
+
+    def _kept(self, exchange: Exchange) -> dict[str, str]:
+        """Digests and texts, as far as retention allows."""
+        if self._retention == "none":
+            return {}
+        prompt = "\n".join(map(prompt_text, exchange.request.prompts))
+        answer = "\n".join(answer.text for answer in exchange.answers)
+        kept = {"prompt_digest": self._digest(prompt), "answer_digest": self._digest(answer)}
+        if self._retention == "full":
+            kept |= {"prompt_text": prompt, "answer_text": answer}
+        return kept
+
+
+def prompt_text(prompt: Prompt) -> str:
+    """A prompt as one text: roles and contents of a chat, the text itself, or the token ids."""
+    if isinstance(prompt, str):
+        return prompt
+    return "\n".join(str(each) if isinstance(each, int) else f"{each.role}: {each.content}" for each in prompt)
+
+
+def log_fields(record: RequestRecord) -> Mapping[str, Any]:
+    """What the one log line of a request says; nothing the caller wrote is in it."""
+    return {
+        "request_id": record.request_id,
+        "endpoint": record.endpoint,
+        "tenant": record.tenant,
+        "key_id": record.key_id,
+        "status": record.status_code,
+        "ending": record.finish_reason.value,
+        "error": record.error_code,
+        "tier": record.final_tier,
+        "decided_tier": record.decided_tier,
+        "model": record.model_served,
+        "reason": record.reason,
+        "propensity": record.propensity,
+        "confidence": record.confidence,
+        "policy": record.policy_name,
+        "policy_version": record.policy_version,
+        "router_version": record.router_version,
+        "attempts": len(record.attempts),
+        "stream": record.stream,
+        "prompt_tokens": record.prompt_tokens,
+        "completion_tokens": record.completion_tokens,
+        "cost_usd": str(record.cost_usd),
+        "compute_s": record.compute_s,
+        "ttft_s": record.ttft_s,
+        "itl_s": record.itl_s,
+        "total_s": record.total_s,
+        "overhead_s": record.overhead_s,
+        "traceparent": record.traceparent,
+    }
+
+
+def note(exchange: Exchange) -> dict[str, Any]:
+    """The ``suffice`` object at the end of an answer: what the headers say, and the cost that they cannot know yet."""
+    decision, tier, policy = exchange.decision, exchange.tier, exchange.policy
+    assert decision is not None, "only answers carry a note"
+    assert tier is not None
+    assert policy is not None
+    measured = exchange.measured_cost_usd()
+    return {
+        "request_id": exchange.request_id,
+        "tier": tier.index,
+        "tier_name": tier.name,
+        "model": tier.model,
+        "reason": exchange.reason,
+        "confidence": decision.confidence,
+        "cost_usd": format(exchange.cost_usd(), "f"),
+        "measured_cost_usd": None if measured is None else format(measured, "f"),
+        "router_version": exchange.router_version,
+        "policy": policy.name,
+        "policy_version": policy.version,
+    }
+
+
+def headers(exchange: Exchange, *, with_cost: bool) -> list[tuple[bytes, bytes]]:
+    """The ``x-suffice-*`` response headers; the cost of a stream is known only at its end."""
+    decision, tier, policy = exchange.decision, exchange.tier, exchange.policy
+    found: list[tuple[bytes, bytes]] = [(b"x-suffice-request-id", exchange.request_id.encode())]
+    if tier is not None:
+        found.append((b"x-suffice-tier", b"%d" % tier.index))
+        found.append((b"x-suffice-model", _latin(tier.model)))
+    if decision is not None and policy is not None:
+        found.append((b"x-suffice-reason", exchange.reason.encode()))
+        if decision.confidence is not None:
+            found.append((b"x-suffice-confidence", b"%.4f" % decision.confidence))
+        found.append((b"x-suffice-router-version", _latin(exchange.router_version)))
+        found.append((b"x-suffice-policy-version", _latin(f"{policy.name}@{policy.version}")))
+    if with_cost:
+        found.append((b"x-suffice-cost", format(exchange.cost_usd(), "f").encode()))
+    found.append((b"x-suffice-overhead-ms", b"%.3f" % (exchange.overhead_s * 1e3)))
+    return found
+
+
+def _latin(text: str) -> bytes:
+    """Names from a configuration file may hold anything; a header may not."""
+    return text.encode("ascii", "backslashreplace").replace(b"\n", b" ").replace(b"\r", b" ")

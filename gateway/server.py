@@ -1,0 +1,54 @@
+"""The HTTP server around the application: uvicorn, set up to drain and to stay out of the way."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+
+if TYPE_CHECKING:
+    from gateway.settings import Settings
+
+# Connections the kernel holds while the loop is busy.
+_BACKLOG = 2048
+
+
+class GatewayServer(uvicorn.Server):
+    """On SIGTERM or SIGINT: no new connections, running requests finish, then the application closes.
+
+    ``handle_signals`` False leaves the signals to whoever owns the process.
+    """
+
+    def __init__(self, config: uvicorn.Config, *, handle_signals: bool = True) -> None:
+        super().__init__(config)
+        self._handle_signals = handle_signals
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        if not self._handle_signals:
+            yield
+            return
+        with super().capture_signals():
+            yield
+
+
+def make_server(app: Any, settings: Settings, *, handle_signals: bool = True) -> GatewayServer:
+    """A server for ``app``, not started."""
+    server = settings.server
+    config = uvicorn.Config(
+        app,
+        host=server.host,
+        port=server.port,
+        root_path=server.root_path,
+        backlog=_BACKLOG,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        lifespan="on",
+        ws="none",
+        timeout_keep_alive=round(server.keep_alive_timeout_s),
+        timeout_graceful_shutdown=round(server.drain_timeout_s),
+    )
+    return GatewayServer(config, handle_signals=handle_signals)

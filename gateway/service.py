@@ -1,0 +1,249 @@
+"""One request through the rooms: facts, decision, answer, row. The endpoints parse before it and format after it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Protocol
+
+from backends.protocol import Finished, FinishReason, TokenDelta
+from classifier.types import Sufficiency
+from gateway.answer import Answer
+from gateway.catalog import Catalog
+from gateway.errors import AnswerFailed, ClientGone, ClientStalled, InvalidRequest, UnsupportedOption, row_of
+from gateway.exchange import Exchange
+from gateway.metrics import Metrics
+from gateway.predictor import Predictor
+from gateway.recording import Recorder, log_fields
+from gateway.serving import probe_request, serve
+from gateway.sessions import Sessions
+from gateway.store.errors import StoreError
+from gateway.store.records import RequestRecord
+from policies.decide import decide
+from policies.policy import Policy
+from policies.types import Overrides, RequestFacts, TierEstimate
+
+_log = logging.getLogger("suffice.service")
+_request_log = logging.getLogger("suffice.request")
+
+# Bytes of text bound tokens from above; a chat template adds its own few per message.
+_TEMPLATE_TOKENS_PER_TURN = 16
+_CHARS_PER_TOKEN = 4
+
+
+class RowWriter(Protocol):
+    """The part of the store that is needed here."""
+
+    async def record(self, record: RequestRecord) -> None: ...
+
+
+class Service:
+    """Everything a request needs, made once at start.
+
+    Attributes
+    ----------
+    kill_switch : all traffic goes to the top tier
+    unavailable : tiers that cannot be asked now, by number
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        predictor: Predictor,
+        recorder: Recorder,
+        rows: RowWriter,
+        sessions: Sessions,
+        metrics: Metrics,
+        rng: random.Random,
+    ) -> None:
+        self.catalog = catalog
+        self.predictor = predictor
+        self.metrics = metrics
+        self.kill_switch = False
+        self.unavailable: frozenset[int] = frozenset()
+        self._recorder = recorder
+        self._rows = rows
+        self._sessions = sessions
+        self._rng = rng
+        contexts = [tier.context_length for tier in catalog.ladder if tier.context_length is not None]
+        self._shortest_context = min(contexts) if len(contexts) == len(catalog.ladder) else None
+
+    async def route(self, exchange: Exchange) -> None:
+        """Estimate and decide.
+
+        Raises
+        ------
+        UnknownModel, InvalidRequest, UnsupportedOption, PolicyError
+        """
+        started_s = exchange.clock()
+        policy, overrides = self._rule(exchange)
+        estimate = await self.predictor.predict(exchange.request.turns)
+        exchange.policy = policy
+        exchange.router_version = self.predictor.version
+        exchange.sufficiency = estimate
+        facts = await self._facts(exchange, policy, overrides, estimate)
+        exchange.decision = decide(facts, policy, self.catalog.ladder, self._rng)
+        self.metrics.routing_s.observe(exchange.clock() - started_s)
+
+    def _rule(self, exchange: Exchange) -> tuple[Policy, Overrides]:
+        """The policy in force and what the request asks of it, the model's name included."""
+        wishes, model = exchange.request.wishes, exchange.request.model
+        target = self.catalog.resolve(model)
+        policy = target.policy if wishes.policy is None else self.catalog.policy(wishes.policy)
+        overrides = wishes.overrides
+        if target.tier is None:
+            return policy, overrides
+        if overrides.tier not in (None, target.tier.index):
+            raise InvalidRequest(
+                f"'model' {model!r} is tier {target.tier.index}, 'suffice.tier' asks for tier {overrides.tier}.",
+                param="suffice.tier",
+                code="conflicting_limits",
+            )
+        return policy, replace(overrides, tier=target.tier.index)
+
+    async def _facts(
+        self, exchange: Exchange, policy: Policy, overrides: Overrides, estimate: Sufficiency | None
+    ) -> RequestFacts:
+        return RequestFacts(
+            num_prompt_tokens=await self._num_prompt_tokens(exchange, overrides),
+            max_tokens=exchange.request.sampling.max_tokens,
+            estimates=tuple([TierEstimate(t.tier, t.p_right, t.p_as_good) for t in estimate.tiers]) if estimate else (),
+            overrides=overrides,
+            session=await self._sessions.get(exchange.caller.tenant, overrides.session_id),
+            unavailable=self.unavailable | self._unable(exchange, overrides),
+            expected_wait_s=self._waits(policy),
+            kill_switch=self.kill_switch,
+            novelty=estimate.novelty if estimate else 0.0,
+        )
+
+    async def _num_prompt_tokens(self, exchange: Exchange, overrides: Overrides) -> int | None:
+        """A guess where any guess fits every context, else the count of the tier most likely to be asked."""
+        request = exchange.request
+        probe = probe_request(exchange)
+        if probe.prompt_token_ids is not None:
+            return len(probe.prompt_token_ids)
+        if probe.messages is not None:
+            num_chars = sum(len(message.content) for message in probe.messages)
+            num_turns = len(probe.messages)
+        else:
+            num_chars, num_turns = len(probe.prompt or ""), 1
+        if self._shortest_context is not None:
+            # A character is at most 4 bytes of UTF-8, and a token at least one byte.
+            most = 4 * num_chars + _TEMPLATE_TOKENS_PER_TURN * (num_turns + 1) + (request.sampling.max_tokens or 1)
+            if most <= self._shortest_context:
+                return num_chars // _CHARS_PER_TOKEN + 1
+        tier = self.catalog.ladder[(overrides.tier or len(self.catalog.ladder)) - 1]
+        return await self.catalog.backend(tier).count_tokens(probe)
+
+    def _unable(self, exchange: Exchange, overrides: Overrides) -> frozenset[int]:
+        """Tiers whose model lacks what this request needs.
+
+        Raises
+        ------
+        UnsupportedOption
+            The tier asked for lacks it, or every tier does.
+        """
+        request = exchange.request
+        needs: list[tuple[str, str]] = []
+        if isinstance(request.prompts[0], tuple) and isinstance(request.prompts[0][0], int):
+            needs.append(("prompt_token_ids", "prompt"))
+        if request.sampling.logprobs is not None:
+            needs.append(("logprobs", "logprobs"))
+        unable: frozenset[int] = frozenset()
+        for capability, param in needs:
+            lacking = {t.index for t in self.catalog.ladder if capability not in self.catalog.backend(t).capabilities}
+            if overrides.tier in lacking or len(lacking) == len(self.catalog.ladder):
+                raise UnsupportedOption(f"'{param}' in this form is not supported by the model asked for.", param=param)
+            unable |= lacking
+        return unable
+
+    def _waits(self, policy: Policy) -> dict[int, float]:
+        """Expected waiting per tier, read only for a policy that prices or limits it."""
+        if policy.max_wait_s is None and not policy.wait_cost_per_s_usd:
+            return {}
+        loads = {tier.index: self.catalog.backend(tier).load() for tier in self.catalog.ladder}
+        return {index: load.predicted_wait_s for index, load in loads.items() if load.predicted_wait_s is not None}
+
+    async def answers(self, exchange: Exchange) -> AsyncGenerator[tuple[Answer, TokenDelta], None]:
+        """Yield new text of every choice until all have ended well.
+
+        Raises
+        ------
+        BackendError
+            No tier could begin.
+        AnswerFailed
+            The tier failed after its first token.
+        """
+        async with aclosing(serve(exchange, self.catalog)) as events:
+            async for answer, event in events:
+                if isinstance(event, TokenDelta):
+                    yield answer, event
+                elif event.reason in (FinishReason.ERROR, FinishReason.CANCELLED):
+                    raise AnswerFailed(_what_failed(event))
+
+    async def settle(self, exchange: Exchange) -> None:
+        """Commit the row of a request that was answered; until this returns no last byte may leave.
+
+        Raises
+        ------
+        StoreError
+            The row is not committed, so the answer must not be completed.
+        """
+        assert not exchange.settled, "a request ends once"
+        exchange.settled = True
+        reason = exchange.answers[0].finish_reason
+        record = self._recorder.row(exchange, reason, 200, None)
+        started_s = time.perf_counter()
+        await self._rows.record(record)
+        self.metrics.commit_s.observe(time.perf_counter() - started_s)
+        self._note(record)
+
+    async def settle_failure(self, exchange: Exchange, error: BaseException) -> None:
+        """Commit the row of a request that failed. What the log cannot take here is only reported: the caller is
+        told of the failure in any case."""
+        if exchange.settled:
+            return
+        exchange.settled = True
+        row = row_of(error)
+        is_cancelled = isinstance(error, ClientGone | ClientStalled | asyncio.CancelledError)
+        if is_cancelled:
+            await self._count_prompt(exchange)
+        reason = FinishReason.CANCELLED if is_cancelled else FinishReason.ERROR
+        code = getattr(error, "code", None) or row.code
+        record = self._recorder.row(exchange, reason, row.status, code)
+        try:
+            await self._rows.record(record)
+        except StoreError as problem:
+            _log.error("the row of request %s is lost: %s", exchange.request_id, problem)
+        self._note(record)
+
+    async def _count_prompt(self, exchange: Exchange) -> None:
+        """Bill the prompt of a cut-off request whose backend could not say what it used."""
+        if exchange.tier is None and exchange.abandoned:
+            # Cut off before the first token, but not before the tier had worked for it.
+            exchange.tier = exchange.asked_tier
+        if exchange.tier is None:
+            return
+        for answer in exchange.answers:
+            if answer.finished is None and answer.index not in exchange.abandoned:
+                num_tokens = await self.catalog.backend(exchange.tier).count_tokens(probe_request(exchange)) or 0
+                ending = exchange.ending(answer)
+                usage = replace(ending.usage, prompt_tokens=num_tokens)
+                exchange.abandoned[answer.index] = replace(ending, usage=usage)
+
+    def _note(self, record: RequestRecord) -> None:
+        self.metrics.observe(record)
+        self._sessions.note(record)
+        if _request_log.isEnabledFor(logging.INFO):
+            _request_log.info("request", extra={"fields": log_fields(record)})
+
+
+def _what_failed(event: Finished) -> str:
+    if event.reason is FinishReason.CANCELLED:
+        return "The model was stopped before the answer was complete."
+    return f"The model failed before the answer was complete: {event.error or 'no reason given'}."

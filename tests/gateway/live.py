@@ -1,0 +1,38 @@
+"""The gateway's own server, run inside the test's event loop on a free port."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from types import TracebackType
+
+from starlette.applications import Starlette
+
+from gateway.server import make_server
+from gateway.settings import Settings
+
+
+class LiveServer:
+    """Use as ``async with``; gives the base URL. Leaving it drains and closes as SIGTERM does."""
+
+    def __init__(self, app: Starlette, settings: Settings) -> None:
+        self._listener = socket.socket()
+        self._listener.bind(("127.0.0.1", 0))
+        self.server = make_server(app, settings, handle_signals=False)
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> str:
+        self._task = asyncio.create_task(self.server.serve(sockets=[self._listener]))
+        while not self.server.started:
+            if self._task.done():
+                await self._task
+                raise AssertionError("the server did not start")
+            await asyncio.sleep(0.005)
+        host, port = self._listener.getsockname()
+        return f"http://{host}:{port}"
+
+    async def __aexit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        assert self._task is not None
+        self.server.should_exit = True
+        await self._task
+        self._listener.close()
