@@ -1,0 +1,1 @@
+"""What the gateway costs and what it keeps: measured, not claimed."""

@@ -1,0 +1,56 @@
+"""A server that answers first and records later: what the durability bench must be able to catch."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.background import BackgroundTask
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from gateway.store.config import StoreConfig
+from gateway.store.store import Store
+from tests.gateway.records import make_record
+
+_LATE_S = 0.2
+
+
+def make_app(database_url: str) -> Starlette:
+    store = Store(StoreConfig(url=database_url))
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        async with store:
+            yield
+
+    async def answer(request: Request) -> Response:
+        record = make_record(prompt_tokens=1, completion_tokens=2)
+
+        async def record_late() -> None:
+            await asyncio.sleep(_LATE_S)
+            await store.record(record)
+
+        usage = '{"usage": {"prompt_tokens": 1, "completion_tokens": 2}}'
+        body = f"data: {usage}\n\ndata: [DONE]\n\n" if (await request.json()).get("stream") else usage
+        headers = {"x-suffice-request-id": record.request_id}
+        return Response(body, headers=headers, background=BackgroundTask(record_late))
+
+    async def healthz(request: Request) -> Response:
+        return PlainTextResponse("ok")
+
+    routes = [Route("/v1/chat/completions", answer, methods=["POST"]), Route("/healthz", healthz)]
+    return Starlette(routes=routes, lifespan=lifespan)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--database-url", required=True)
+    options = parser.parse_args()
+    uvicorn.run(make_app(options.database_url), host="127.0.0.1", port=options.port, log_level="warning")
