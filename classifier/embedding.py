@@ -1,0 +1,139 @@
+"""Sentence embeddings as a further feature block: from a sentence-transformers model, or from tier 1's own prefill.
+
+A router may do without (the shipped one does, see docs/router.md for the measurement). The library is imported when a
+model is asked for, not before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from classifier.errors import EmbeddingError
+from classifier.text import clip
+from classifier.types import RouterRequest
+
+PREFILL = "prefill"
+SENTENCE_TRANSFORMERS = "sentence-transformers"
+
+
+class Embedder(Protocol):
+    """A source of one vector a request.
+
+    ``source`` and ``model`` go into the artifact, so that serving uses what training used; ``model`` is empty where the
+    vectors come with the requests.
+    """
+
+    @property
+    def source(self) -> str: ...
+
+    @property
+    def model(self) -> str: ...
+
+    def embed(self, requests: Sequence[RouterRequest]) -> NDArray[np.float32]:
+        """float32 (num_requests, dim), each row of unit length."""
+        ...
+
+
+class PrefillEmbedder:
+    """Tier 1's pooled prefill states, which come with the requests: free for traffic that stays on tier 1."""
+
+    source = PREFILL
+    model = ""
+
+    def embed(self, requests: Sequence[RouterRequest]) -> NDArray[np.float32]:
+        """The requests' own states.
+
+        Raises
+        ------
+        EmbeddingError
+            A request has none, or they differ in length.
+        """
+        states = [request.prefill_state for request in requests]
+        lengths = {len(state) if state is not None else 0 for state in states}
+        if len(lengths) != 1 or 0 in lengths:
+            raise EmbeddingError(
+                f"This router reads tier 1's prefill state, and the requests carry states of lengths "
+                f"{sorted(lengths)}; pass RouterRequest.prefill_state, or use a router fitted without it."
+            )
+        return unit_rows(np.array(states, dtype=np.float32))
+
+
+class SentenceTransformerEmbedder:
+    """Any sentence-transformers model, by hub id or folder.
+
+    Parameters
+    ----------
+    model : hub id or path
+    device : torch device name
+    batch_size : texts a step
+
+    Raises
+    ------
+    EmbeddingError
+        The library is missing, or the model cannot be loaded.
+    """
+
+    source = SENTENCE_TRANSFORMERS
+
+    def __init__(self, model: str | Path, *, device: str = "cpu", batch_size: int = 32) -> None:
+        self.model = str(model)
+        self._batch_size = batch_size
+        self._encoder = _load_sentence_transformer(self.model, device)
+
+    def embed(self, requests: Sequence[RouterRequest]) -> NDArray[np.float32]:
+        """Embeddings of the last user turns, clipped; the model truncates further to its own length."""
+        texts = [clip(request.text).encode("utf-8", "replace").decode() for request in requests]
+        vectors = self._encoder.encode(
+            texts, batch_size=self._batch_size, convert_to_numpy=True, show_progress_bar=False
+        )
+        return unit_rows(np.asarray(vectors, dtype=np.float32))
+
+
+def _load_sentence_transformer(model: str, device: str) -> Any:
+    try:
+        from sentence_transformers import SentenceTransformer
+
+        loaded: Any = SentenceTransformer(model, device=device)
+    except Exception as error:  # the hub, torch and the tokenizer each raise kinds of their own
+        raise EmbeddingError(
+            f"Sentence-transformers model {model!r} cannot be loaded ({type(error).__name__}: {error}). "
+            "Give a folder that holds it, or a hub id this machine can reach."
+        ) from error
+    return loaded
+
+
+def unit_rows(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Rows scaled to unit length; a zero row stays zero.
+
+    Raises
+    ------
+    EmbeddingError
+        A value is not finite.
+    """
+    if not np.isfinite(vectors).all():
+        raise EmbeddingError("The embedding source gave values that are not finite.")
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    scaled: NDArray[np.float32] = np.divide(vectors, norms, out=np.zeros_like(vectors), where=norms > 0)
+    return scaled
+
+
+def embedder_for(source: str, model: str) -> Embedder | None:
+    """The embedder an artifact names; None where it uses none.
+
+    Raises
+    ------
+    EmbeddingError
+        An unknown source, or its model cannot be loaded.
+    """
+    if source == "none":
+        return None
+    if source == PREFILL:
+        return PrefillEmbedder()
+    if source == SENTENCE_TRANSFORMERS:
+        return SentenceTransformerEmbedder(model)
+    raise EmbeddingError(f"Unknown embedding source {source!r}; expected none, {PREFILL} or {SENTENCE_TRANSFORMERS}.")

@@ -1,0 +1,198 @@
+"""The dense features of a request: pure, bounded, and quick enough to run before every answer.
+
+They are the seed's (length, entities, reasoning keywords, question depth, domain, history per tier) and what
+measuring added: how many numbers there are and how large, what is quoted, listed and punctuated. Counts enter as
+``log1p`` so that a linear model sees ratios and a megabyte is not a thousand times a kilobyte.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from classifier.lexicon import GROUP_NAMES, WORD_GROUPS
+from classifier.text import clip, words
+from classifier.types import RouterRequest
+
+HISTORY_PRIOR = 8.0
+"""Pseudo-observations that pull a short history towards even odds; 8 right of 8 then reads as 75 %."""
+
+_PUNCTUATION: tuple[tuple[str, str], ...] = (
+    ("num_question_marks", "?"),
+    ("num_commas", ","),
+    ("num_semicolons", ";:"),
+    ("num_sentence_ends", ".!"),
+    ("num_operators", "+*/=^%<>×÷−"),
+    ("num_dashes", "-–—"),
+    ("num_brackets", "([{"),
+    ("num_quotes", "\"“”`'‘’"),
+    ("num_lines", "\n"),
+)
+
+TEXT_FEATURES: tuple[str, ...] = (
+    "num_chars",
+    "num_words",
+    "mean_word_chars",
+    "max_word_chars",
+    "distinct_word_share",
+    "num_entities",
+    "capital_share",
+    "foreign_share",
+    "num_numbers",
+    "max_number_digits",
+    "second_number_digits",
+    "total_number_digits",
+    "mean_number_digits",
+    "max_number_log10",
+    "num_decimals",
+    "num_years",
+    "num_zero_endings",
+    "max_quoted_chars",
+    "question_depth",
+    "num_turns",
+    "num_context_chars",
+    "num_system_chars",
+    *(name for name, _ in _PUNCTUATION),
+    *(f"group_{name}" for name in GROUP_NAMES),
+)
+"""Order of the text's features in every vector; part of an artifact's schema."""
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """The numbers of a prompt, as written."""
+
+    tokens: tuple[str, ...]
+
+    def features(self) -> tuple[float, ...]:
+        """The nine number features, in :data:`TEXT_FEATURES` order (counts as ``log1p``)."""
+        if not self.tokens:
+            return (0.0,) * 9
+        digits = [sum(c.isdecimal() for c in token) for token in self.tokens]
+        ranked = sorted(digits, reverse=True)
+        values = [_magnitude(token) for token in self.tokens]
+        return (
+            math.log1p(len(digits)),
+            float(min(ranked[0], 20)),
+            float(min(ranked[1], 20)) if len(ranked) > 1 else 0.0,
+            math.log1p(sum(digits)),
+            sum(digits) / len(digits),
+            max(values),
+            math.log1p(sum("." in token for token in self.tokens)),
+            math.log1p(sum(len(t) == 4 and t[:2] in ("19", "20") for t in self.tokens)),
+            math.log1p(sum(token[-1] == "0" for token in self.tokens)),
+        )
+
+
+def _magnitude(token: str) -> float:
+    """log10(1 + value) of a number token; separators other than a decimal point are dropped, huge ones saturate."""
+    whole = token.partition(".")[0].replace(",", "").partition(":")[0].partition("/")[0]
+    return min(math.log10(1 + int(whole[:20])) + max(len(whole) - 20, 0), 30.0)
+
+
+def _quoted_chars(text: str) -> int:
+    """Length of the longest run between two plain double quotes; a linear stand-in for parsing quotations."""
+    parts = text.split('"')
+    return max((len(part) for part in parts[1:-1:2]), default=0)
+
+
+def _word_features(tokens: Sequence[str], text: str) -> tuple[list[float], list[float], list[str]]:
+    """Shape of the words, how often each lexicon group speaks, and the numbers among them."""
+    group_counts = [0.0] * len(GROUP_NAMES)
+    plain: list[str] = []
+    numbers: list[str] = []
+    entities = 0
+    for position, token in enumerate(tokens):
+        if token[0].isdecimal():
+            numbers.append(token)
+            continue
+        lowered = token.lower()
+        plain.append(lowered)
+        for column in WORD_GROUPS.get(lowered, ()):
+            group_counts[column] += 1.0
+        if position and lowered != token and len(token) > 1:
+            entities += 1
+    num_plain = max(len(plain), 1)
+    longest = max(map(len, plain), default=0)
+    shape = [
+        sum(map(len, plain)) / num_plain,
+        math.log1p(longest),
+        len(set(plain)) / num_plain,
+        math.log1p(entities),
+        sum(map(str.isupper, text[:1024])) / max(len(text[:1024]), 1),
+        0.0 if text.isascii() else sum(c > "\x7f" for c in text) / len(text),
+    ]
+    return shape, group_counts, numbers
+
+
+def _question_depth(group_counts: Sequence[float], punctuation: Mapping[str, int]) -> float:
+    """How many things are asked on top of each other: questions, conditions, further steps, nested brackets."""
+    by_name = dict(zip(GROUP_NAMES, group_counts, strict=True))
+    clauses = by_name["question"] + by_name["condition"] + by_name["sequence"] + by_name["instruction"]
+    return math.log1p(clauses + punctuation["num_question_marks"] + punctuation["num_brackets"])
+
+
+def text_features(request: RouterRequest, text: str, tokens: Sequence[str]) -> list[float]:
+    """The features of :data:`TEXT_FEATURES`, in order.
+
+    Parameters
+    ----------
+    request : the request; its other turns give the conversation's features
+    text : the clipped text of its last user turn
+    tokens : ``words(text)``
+    """
+    shape, groups, numbers = _word_features(tokens, text)
+    punctuation = {name: sum(map(text.count, characters)) for name, characters in _PUNCTUATION}
+    total_chars = sum(len(content) for _, content in request.turns)
+    system_chars = sum(len(content) for role, content in request.turns if role in ("system", "developer"))
+    own_chars = len(request.text)
+    return [
+        math.log1p(own_chars),
+        math.log1p(len(tokens)),
+        *shape,
+        *Numbers(tuple(numbers)).features(),
+        math.log1p(_quoted_chars(text)),
+        _question_depth(groups, punctuation),
+        math.log1p(len(request.turns)),
+        math.log1p(max(total_chars - own_chars - system_chars, 0)),
+        math.log1p(system_chars),
+        *(math.log1p(count) for count in punctuation.values()),
+        *(math.log1p(count) for count in groups),
+    ]
+
+
+def history_features(history: Mapping[int, tuple[float, float]], num_tiers: int) -> list[float]:
+    """Log-odds of past success per tier, shrunk to 0 ("nothing known") where little or nothing was seen.
+
+    Parameters
+    ----------
+    history : tier (1-based) -> (number right, number seen) for this tenant or session
+    num_tiers : length of the result
+    """
+    odds = []
+    for tier in range(1, num_tiers + 1):
+        right, seen = history.get(tier, (0.0, 0.0))
+        right = min(max(right, 0.0), max(seen, 0.0))
+        odds.append(math.log((right + HISTORY_PRIOR / 2) / (max(seen, 0.0) - right + HISTORY_PRIOR / 2)))
+    return odds
+
+
+def history_names(num_tiers: int) -> tuple[str, ...]:
+    """Names of :func:`history_features`."""
+    return tuple(f"history_tier_{tier}" for tier in range(1, num_tiers + 1))
+
+
+def feature_names(num_tiers: int) -> tuple[str, ...]:
+    """Names of :func:`dense_features`, in order."""
+    return TEXT_FEATURES + history_names(num_tiers)
+
+
+def dense_features(request: RouterRequest, num_tiers: int) -> NDArray[np.float32]:
+    """All dense features of one request, float32 (num_features,), finite for every input."""
+    text = clip(request.text)
+    values = text_features(request, text, words(text)) + history_features(request.history, num_tiers)
+    return np.array(values, dtype=np.float32)

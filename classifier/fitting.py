@@ -1,0 +1,223 @@
+"""scikit-learn estimators fitted on encoded rows and turned into the plain heads that serve.
+
+This is the one place, with :mod:`classifier.training`, that imports scikit-learn; serving does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+from sklearn.decomposition import TruncatedSVD
+from sklearn.ensemble import ExtraTreesRegressor
+from sklearn.isotonic import IsotonicRegression
+from sklearn.linear_model import LogisticRegression
+
+from classifier.calibration import Calibrator
+from classifier.encoder import EncodedRow
+from classifier.heads import MAX_LOGIT, ForestHead, LinearHead, bounded_logit
+from classifier.metrics import log_loss
+
+Floats = NDArray[np.float64]
+Matrix = Any  # scipy.sparse.csr_matrix, which is untyped
+
+DENSE_SHRINK = 0.1
+"""Dense features enter the linear model at a tenth of their size, so that its penalty treats a TF-IDF row of unit
+length and some fifty standard scores alike; the factor is folded into the stored weights."""
+
+
+def sparse_matrix(rows: Sequence[EncodedRow], num_buckets: int) -> Matrix:
+    """TF-IDF rows as float32 CSR (n, num_buckets)."""
+    ends = np.cumsum([0] + [len(row.sparse.buckets) for row in rows])
+    values = np.concatenate([row.sparse.values for row in rows])
+    buckets = np.concatenate([row.sparse.buckets for row in rows])
+    return sparse.csr_matrix((values, buckets, ends), shape=(len(rows), num_buckets))
+
+
+def fit_projection(matrix: Matrix, num_components: int, seed: int) -> NDArray[np.float32]:
+    """Leading right singular vectors of the TF-IDF matrix, float32 (num_buckets, k), orthonormal columns."""
+    k = max(1, min(num_components, min(matrix.shape) - 1))
+    found = TruncatedSVD(k, n_iter=4, random_state=seed).fit(matrix).components_
+    return np.ascontiguousarray(found.T, dtype=np.float32)
+
+
+def _soft_rows(target: Floats, weights: Floats) -> tuple[NDArray[np.int64], NDArray[np.int64], Floats]:
+    """Row numbers, classes and weights that stand for targets between 0 and 1: half right is half a row of each."""
+    known = np.flatnonzero(~np.isnan(target))
+    positive, negative = known[target[known] > 0], known[target[known] < 1]
+    rows = np.concatenate([positive, negative])
+    classes = np.repeat([1, 0], [len(positive), len(negative)])
+    shares = np.concatenate([target[positive], 1 - target[negative]])
+    return rows, classes, weights[rows] * shares
+
+
+def prior_logit(target: Floats, weights: Floats) -> float:
+    """Log-odds of the weighted mean outcome under Jeffreys' prior; 0 where nothing is known."""
+    known = ~np.isnan(target)
+    if not known.any():
+        return 0.0
+    share = float(np.average(target[known], weights=weights[known]))
+    num = int(known.sum())
+    p = (share * num + 0.5) / (num + 1)
+    return float(np.clip(np.log(p / (1 - p)), -MAX_LOGIT, MAX_LOGIT))
+
+
+def fit_linear(matrix: Matrix, dense: NDArray[np.float32], targets: Floats, weights: Floats, c: float) -> LinearHead:
+    """One logistic regression an output over the same features; an output of one class gets its prior.
+
+    Parameters
+    ----------
+    matrix : CSR (n, num_buckets)
+    dense : float32 (n, num_dense)
+    targets : float64 (n, num_outputs), NaN where unknown
+    weights : float64 (n,)
+    c : inverse strength of the L2 penalty
+    """
+    features = sparse.hstack([matrix, sparse.csr_matrix(dense * DENSE_SHRINK)]).tocsr()
+    num_buckets, num_outputs = matrix.shape[1], targets.shape[1]
+    coefficients = np.zeros((features.shape[1], num_outputs))
+    bias = np.zeros(num_outputs)
+    for output in range(num_outputs):
+        rows, classes, shares = _soft_rows(targets[:, output], weights)
+        if len(set(classes.tolist())) < 2:
+            bias[output] = prior_logit(targets[:, output], weights)
+            continue
+        model = LogisticRegression(C=c, max_iter=1000).fit(
+            features[rows], classes, sample_weight=shares / shares.mean()
+        )
+        coefficients[:, output], bias[output] = model.coef_[0], model.intercept_[0]
+    dense_weights = coefficients[num_buckets:] * DENSE_SHRINK
+    # Half precision in memory as in the file, so that a router predicts the same before and after it was saved.
+    stored = coefficients[:num_buckets].astype(np.float16).astype(np.float32)
+    return LinearHead(stored, dense_weights.astype(np.float32), bias.astype(np.float32))
+
+
+def linear_logits(head: LinearHead, matrix: Matrix, dense: NDArray[np.float32]) -> Floats:
+    """:meth:`LinearHead.logits` of many rows, float64 (n, num_outputs)."""
+    total = np.asarray(matrix @ head.sparse, dtype=np.float64) + dense @ head.dense + head.bias
+    return np.clip(total, -MAX_LOGIT, MAX_LOGIT)
+
+
+def fit_forest(
+    features: NDArray[np.float32],
+    targets: Floats,
+    weights: Floats,
+    *,
+    num_trees: int,
+    max_leaves: int,
+    min_leaf: int,
+    seed: int,
+) -> ForestHead:
+    """Extremely randomised trees whose leaves hold every output's mean.
+
+    Parameters
+    ----------
+    features : float32 (n, d)
+    targets : float64 (n, num_outputs), all known, 0..1
+    weights : float64 (n,)
+
+    References
+    ----------
+    Geurts, Ernst and Wehenkel 2006, "Extremely Randomized Trees".
+    """
+    model = ExtraTreesRegressor(
+        num_trees, max_leaf_nodes=max_leaves, min_samples_leaf=min_leaf, max_features=0.4, random_state=seed
+    )
+    model.fit(features, targets, sample_weight=weights)
+    return flatten_forest([each.tree_ for each in model.estimators_], targets.shape[1])
+
+
+def flatten_forest(trees: Sequence[Any], num_outputs: int) -> ForestHead:
+    """scikit-learn's trees renumbered so that siblings are neighbours, all in one array."""
+    roots, children, features, thresholds, values, depth = [], [], [], [], [], 0
+    base = 0
+    for tree in trees:
+        order, child = _sibling_order(tree.children_left, tree.children_right)
+        is_leaf = tree.children_left[order] < 0
+        roots.append(base)
+        children.append(child + base)
+        features.append(np.where(is_leaf, 0, tree.feature[order]))
+        thresholds.append(np.where(is_leaf, np.inf, _floor32(tree.threshold[order])))
+        values.append(tree.value[order].reshape(len(order), num_outputs))
+        depth = max(depth, int(tree.max_depth))
+        base += len(order)
+    return ForestHead(
+        np.array(roots, dtype=np.int32),
+        np.concatenate(children).astype(np.int32),
+        np.concatenate(features).astype(np.int32),
+        np.concatenate(thresholds).astype(np.float32),
+        np.concatenate(values).astype(np.float16),
+        depth,
+    )
+
+
+def _sibling_order(left: NDArray[np.int64], right: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Breadth-first order of old node numbers, and the new number of each node's left child (its own for a leaf)."""
+    order, child = [0], []
+    for position, node in enumerate(order):  # grows while it is walked
+        if left[node] < 0:
+            child.append(position)
+        else:
+            child.append(len(order))
+            order.extend((int(left[node]), int(right[node])))
+    return np.array(order, dtype=np.int64), np.array(child, dtype=np.int64)
+
+
+def _floor32(thresholds: Floats) -> NDArray[np.float32]:
+    """The largest float32 not above each threshold: float32 features then fall on the same side as under float64."""
+    nearest = thresholds.astype(np.float32)
+    return np.where(nearest > thresholds, np.nextafter(nearest, np.float32(-np.inf)), nearest).astype(np.float32)
+
+
+def forest_logits(head: ForestHead, features: NDArray[np.float32]) -> Floats:
+    """:meth:`ForestHead.logits` of many rows, float64 (n, num_outputs)."""
+    nodes = np.repeat(head.roots[None, :], len(features), axis=0)
+    rows = np.arange(len(features))[:, None]
+    for _ in range(head.depth):
+        nodes = head.child[nodes] + (features[rows, head.feature[nodes]] > head.threshold[nodes])
+    means = np.stack([head.value[leaves].mean(axis=0, dtype=np.float64) for leaves in nodes])
+    return bounded_logit(means)
+
+
+def fit_calibrator(logits: Floats, target: Floats, weights: Floats, folds: NDArray[np.int64]) -> Calibrator:
+    """Platt or isotonic, whichever has the lower log-loss on folds left out; Platt when one class is missing.
+
+    Parameters
+    ----------
+    logits : float64 (n,), made by models that had not seen the row
+    target : float64 (n,), NaN where unknown
+    weights, folds : (n,)
+    """
+    known = ~np.isnan(target)
+    z, y, w, f = logits[known], target[known], weights[known], folds[known]
+    if len(y) == 0 or y.min() > 0.5 or y.max() < 0.5:
+        prior = prior_logit(target, weights)
+        return Calibrator(0.0, prior, np.empty(0), np.empty(0))
+    losses = {fit.__name__: _held_out_loss(fit, z, y, w, f) for fit in (_fit_platt, _fit_isotonic)}
+    return _fit_isotonic(z, y, w) if losses["_fit_isotonic"] < losses["_fit_platt"] else _fit_platt(z, y, w)
+
+
+def _held_out_loss(fit: Any, z: Floats, y: Floats, w: Floats, folds: NDArray[np.int64]) -> float:
+    held_out = np.empty(len(z))
+    for fold in np.unique(folds):
+        inside = folds != fold
+        if not inside.any() or y[inside].min() > 0.5 or y[inside].max() < 0.5:
+            return float("inf")
+        held_out[~inside] = fit(z[inside], y[inside], w[inside])(z[~inside])
+    return log_loss(held_out, y)
+
+
+def _fit_platt(z: Floats, y: Floats, w: Floats) -> Calibrator:
+    rows, classes, shares = _soft_rows(y, w)
+    # Platt's prior of one row a class is the L2 penalty's part; C large leaves a slope that is never negative here.
+    model = LogisticRegression(C=10.0).fit(z[rows, None], classes, sample_weight=shares / shares.mean())
+    return Calibrator(max(float(model.coef_[0, 0]), 0.0), float(model.intercept_[0]), np.empty(0), np.empty(0))
+
+
+def _fit_isotonic(z: Floats, y: Floats, w: Floats) -> Calibrator:
+    floor = 0.5 / (len(y) + 1)
+    model = IsotonicRegression(y_min=floor, y_max=1 - floor, out_of_bounds="clip").fit(z, y, sample_weight=w)
+    return Calibrator(0.0, 0.0, model.X_thresholds_.astype(np.float64), model.y_thresholds_.astype(np.float64))

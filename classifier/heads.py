@@ -1,0 +1,86 @@
+"""Fitted estimators as plain arrays, evaluated with numpy alone.
+
+Both heads map one encoded request to one logit per output; the outputs share every feature, so errors common to two
+tiers cancel in their difference, and the difference is what a decision rests on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from classifier.hashing import SparseRow
+
+MAX_LOGIT = 6.0
+"""No estimate is taken to be surer than this (0.25 %), however pure a leaf was."""
+
+
+def sigmoid(logits: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Logistic function, safe at both ends."""
+    return 1 / (1 + np.exp(-np.clip(logits, -60, 60)))
+
+
+def bounded_logit(probabilities: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Log-odds, held within ``MAX_LOGIT``."""
+    low = 1 / (1 + np.exp(MAX_LOGIT))
+    p = np.clip(probabilities, low, 1 - low)
+    return np.log(p) - np.log1p(-p)
+
+
+@dataclass(frozen=True, slots=True)
+class LinearHead:
+    """Logistic regressions side by side.
+
+    Attributes
+    ----------
+    sparse : float32 (num_buckets, num_outputs), weights of the TF-IDF row
+    dense : float32 (num_dense, num_outputs), weights of the dense row
+    bias : float32 (num_outputs,)
+    """
+
+    sparse: NDArray[np.float32]
+    dense: NDArray[np.float32]
+    bias: NDArray[np.float32]
+
+    def logits(self, dense: NDArray[np.float32], row: SparseRow) -> NDArray[np.float64]:
+        """float64 (num_outputs,) for one request."""
+        total = row.values @ self.sparse[row.buckets] + dense @ self.dense + self.bias
+        return np.clip(total.astype(np.float64), -MAX_LOGIT, MAX_LOGIT)
+
+
+@dataclass(frozen=True, slots=True)
+class ForestHead:
+    """A forest whose trees all outputs share.
+
+    Nodes of all trees lie in one array, siblings side by side: from node i the walk goes to ``child[i]`` when
+    ``x[feature[i]] <= threshold[i]`` and to ``child[i] + 1`` otherwise. A leaf is its own child under an infinite
+    threshold, so all trees walk the same number of steps and the walk needs no branch.
+
+    Attributes
+    ----------
+    roots : int32 (num_trees,)
+    child, feature : int32 (num_nodes,)
+    threshold : float32 (num_nodes,)
+    value : float16 (num_nodes, num_outputs), mean outcome of the training rows in a node
+    depth : steps from a root to the deepest leaf
+    """
+
+    roots: NDArray[np.int32]
+    child: NDArray[np.int32]
+    feature: NDArray[np.int32]
+    threshold: NDArray[np.float32]
+    value: NDArray[np.float16]
+    depth: int
+
+    def leaves(self, x: NDArray[np.float32]) -> NDArray[np.int32]:
+        """The leaf each tree puts one request in, int32 (num_trees,)."""
+        node = self.roots
+        for _ in range(self.depth):
+            node = self.child[node] + (x[self.feature[node]] > self.threshold[node])
+        return node
+
+    def logits(self, x: NDArray[np.float32]) -> NDArray[np.float64]:
+        """float64 (num_outputs,), log-odds of the trees' mean for one request."""
+        return bounded_logit(self.value[self.leaves(x)].mean(axis=0, dtype=np.float64))

@@ -1,0 +1,101 @@
+"""Measures of a probability estimate against what happened. numpy only, weights throughout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+_EPSILON = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """An estimate with the ends of its confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def as_dict(self) -> dict[str, float]:
+        """For JSON."""
+        return {"value": self.value, "low": self.low, "high": self.high}
+
+
+def roc_auc(probabilities: Floats, outcomes: Floats) -> float:
+    """Chance that a right one is ranked above a wrong one, ties counted half; NaN when only one class is there."""
+    positive = outcomes > 0.5
+    num_positive, num_negative = int(positive.sum()), int((~positive).sum())
+    if not num_positive or not num_negative:
+        return float("nan")
+    ranks = midranks(probabilities)
+    return float((ranks[positive].sum() - num_positive * (num_positive + 1) / 2) / (num_positive * num_negative))
+
+
+def midranks(values: Floats) -> Floats:
+    """Ranks from 1, equal values sharing their mean rank."""
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    return ((2 * last - counts + 1) / 2)[inverse].astype(np.float64)
+
+
+def brier(probabilities: Floats, outcomes: Floats) -> float:
+    """Mean squared error of a probability."""
+    return float(np.mean((probabilities - outcomes) ** 2))
+
+
+def log_loss(probabilities: Floats, outcomes: Floats) -> float:
+    """Mean negative log-likelihood in nats, probabilities kept ``1e-6`` away from certainty."""
+    p = np.clip(probabilities, _EPSILON, 1 - _EPSILON)
+    return float(-np.mean(outcomes * np.log(p) + (1 - outcomes) * np.log1p(-p)))
+
+
+def calibration_error(probabilities: Floats, outcomes: Floats, num_bins: int = 15) -> float:
+    """Expected calibration error over bins of equal population.
+
+    References
+    ----------
+    Nixon et al. 2019, "Measuring Calibration in Deep Learning", section 3 (adaptive binning).
+    """
+    order = np.argsort(probabilities, kind="stable")
+    bins = np.array_split(order, min(num_bins, max(len(order), 1)))
+    gaps = [abs(float(probabilities[b].mean() - outcomes[b].mean())) * len(b) for b in bins if len(b)]
+    return sum(gaps) / len(probabilities)
+
+
+def bootstrap_interval(
+    statistic: Callable[[NDArray[np.int64]], float],
+    groups: NDArray[np.int64],
+    *,
+    seed: int,
+    num_resamples: int = 200,
+    confidence: float = 0.95,
+) -> Interval:
+    """Percentile interval of a statistic over resampled groups.
+
+    Parameters
+    ----------
+    statistic : maps row numbers int64 (m,) to a number; NaN resamples are left out
+    groups : int64 (n,), rows of one group are drawn together, since near-duplicates are not independent evidence
+    seed : of the resampling
+    num_resamples, confidence : precision and level of the interval
+
+    References
+    ----------
+    Efron and Tibshirani 1993, "An Introduction to the Bootstrap", chapter 13.
+    """
+    rows = np.arange(len(groups))
+    order = np.argsort(groups, kind="stable")
+    members = np.split(rows[order], np.flatnonzero(np.diff(groups[order])) + 1)
+    rng = np.random.default_rng(seed)
+    draws = []
+    for _ in range(num_resamples):
+        picked = rng.integers(0, len(members), len(members))
+        draws.append(statistic(np.concatenate([members[i] for i in picked])))
+    tail = (1 - confidence) / 2
+    low, high = np.nanquantile(draws, [tail, 1 - tail])
+    return Interval(statistic(rows), float(low), float(high))

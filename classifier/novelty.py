@@ -1,0 +1,121 @@
+"""How foreign a request is to the training window, as one minus a conformal p-value.
+
+No router transfers: on prompts unlike those it was fitted on, its probabilities mean nothing. Four readings say how
+unlike a prompt is: words never seen, word pairs never seen, the part of its n-grams outside the training subspace,
+and the size of its standardised dense features. Each becomes a tail share among held-out training rows; their product
+(Fisher) is ranked among held-out rows again. So of prompts exchangeable with the training window about one in a
+hundred reads 0.99 or more, whatever the readings are worth; how many foreign ones do is what the artifact's metrics
+report.
+
+It does not protect against a familiar wording with a new meaning.
+
+References
+----------
+Vovk, Gammerman and Shafer 2005, "Algorithmic Learning in a Random World", section 2.2. Bates et al. 2023, "Testing for
+Outliers with Conformal p-values".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from classifier.encoder import EncodedRow, RawRow
+from classifier.hashing import buckets_of, word_ngram_hashes
+
+SEEN_BITS = 17
+NUM_READINGS = 4
+_GRID = 257
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class SeenWords:
+    """Which hashed words and word pairs the training window held: bool (2 ** SEEN_BITS,) each."""
+
+    words: NDArray[np.bool_]
+    pairs: NDArray[np.bool_]
+
+    @classmethod
+    def fit(cls, rows: Sequence[RawRow]) -> SeenWords:
+        """Mark everything that occurs."""
+        marks = [np.zeros(1 << SEEN_BITS, dtype=np.bool_) for _ in range(2)]
+        for row in rows:
+            for order, mark in enumerate(marks, start=1):
+                mark[buckets_of(word_ngram_hashes(row.word_hashes, order), SEEN_BITS)] = True
+        return cls(*marks)
+
+    def unseen_shares(self, row: RawRow) -> tuple[float, float]:
+        """Shares of the row's words and word pairs that never occurred; 0 where there are none."""
+        shares = []
+        for order, mark in enumerate((self.words, self.pairs), start=1):
+            buckets = buckets_of(word_ngram_hashes(row.word_hashes, order), SEEN_BITS)
+            shares.append(1.0 - float(np.count_nonzero(mark[buckets])) / len(buckets) if len(buckets) else 0.0)
+        return shares[0], shares[1]
+
+
+def readings(seen: SeenWords, raw: RawRow, encoded: EncodedRow, projected: NDArray[np.float32]) -> Floats:
+    """The four readings of one request, float64 (4,), larger is more foreign.
+
+    Parameters
+    ----------
+    seen : of the training window
+    raw, encoded : the request
+    projected : float32 (k,), its TF-IDF row in the training subspace (orthonormal directions)
+    """
+    energy = float(encoded.sparse.values @ encoded.sparse.values)
+    outside = 1.0 - min(float(projected @ projected) / energy, 1.0) if energy > 0 else 1.0
+    spread = float(np.sqrt(np.mean(encoded.dense * encoded.dense)))
+    return np.array([*seen.unseen_shares(raw), outside, spread])
+
+
+@dataclass(frozen=True, slots=True)
+class NoveltyScale:
+    """Readings to novelty.
+
+    Attributes
+    ----------
+    grids : float64 (4, k), quantiles of each reading over held-out rows, non-decreasing
+    combined : float64 (k,), quantiles of the combined score over the same rows
+    num_held_out : rows behind the quantiles; no novelty exceeds ``1 - 1 / (num_held_out + 1)``
+    """
+
+    grids: Floats
+    combined: Floats
+    num_held_out: int
+
+    @classmethod
+    def fit(cls, held_out: Floats) -> NoveltyScale:
+        """Quantiles of held-out readings, float64 (n, 4)."""
+        levels = _levels(len(held_out))
+        grids = np.quantile(held_out, levels, axis=0).T
+        scale = cls(grids, np.zeros(len(levels)), len(held_out))
+        combined = np.quantile([scale.combine(row) for row in held_out], levels)
+        return cls(grids, combined, len(held_out))
+
+    def combine(self, reading: Floats) -> float:
+        """Fisher's sum of minus log tail shares."""
+        return float(-np.log([self._tail(g, r) for g, r in zip(self.grids, reading.tolist(), strict=True)]).sum())
+
+    def novelty(self, reading: Floats) -> float:
+        """0 (familiar) to almost 1 (foreign): one minus the conformal p-value."""
+        return 1.0 - self._tail(self.combined, self.combine(reading))
+
+    def _tail(self, grid: Floats, value: float) -> float:
+        """Share of held-out rows at or above ``value``, never 0."""
+        n = self.num_held_out
+        at_or_above = 1.0 - _levels(n)[int(np.searchsorted(grid, value, side="left")) - 1] if value > grid[0] else 1.0
+        if value > grid[-1]:
+            at_or_above = 0.0
+        return (at_or_above * n + 1) / (n + 1)
+
+
+def _levels(num_rows: int) -> Floats:
+    """Quantile levels, denser towards 1, where decisions are made."""
+    count = min(_GRID, num_rows)
+    even = np.linspace(0.0, 1.0, count)
+    return 1.0 - (1.0 - even) ** 2

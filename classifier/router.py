@@ -1,0 +1,253 @@
+"""An artifact brought to life: requests in, calibrated sufficiency per tier out. numpy only."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from classifier.artifact import RouterArtifact
+from classifier.calibration import Calibrator, CalibratorBank
+from classifier.embedding import Embedder, embedder_for
+from classifier.encoder import Encoder, RawRow, append_embedding, read_request
+from classifier.errors import ArtifactCorrupt, ArtifactUnsupported, EmbeddingError
+from classifier.features import feature_names
+from classifier.hashing import HashConfig
+from classifier.heads import ForestHead, LinearHead
+from classifier.novelty import NoveltyScale, SeenWords, readings
+from classifier.types import RouterRequest, Sufficiency, TierSufficiency
+
+Floats = NDArray[np.float64]
+BUILTIN = Path(__file__).parent / "builtin" / "router.npz"
+
+
+@dataclass(frozen=True, slots=True)
+class Estimator:
+    """Everything between an encoded request and its probabilities.
+
+    Attributes
+    ----------
+    encoder : the fitted encoding
+    projection : float32 (num_buckets, num_components), orthonormal columns
+    component_scale : float32 (num_components,), to unit variance over the training window
+    linear, forest : the two heads
+    forest_weight : share of the forest in the mean of the two log-odds, 0..1
+    """
+
+    encoder: Encoder
+    projection: NDArray[np.float32]
+    component_scale: NDArray[np.float32]
+    linear: LinearHead
+    forest: ForestHead
+    forest_weight: float
+
+
+class ArtifactRouter:
+    """The serving form of a :class:`RouterArtifact`; implements :class:`classifier.types.Router`.
+
+    Thread-safe: it holds read-only arrays and no state between calls.
+
+    Parameters
+    ----------
+    artifact : a fitted router
+    embedder : the sentence-embedding source, when the artifact uses one and it is at hand already
+    path : named in errors
+
+    Raises
+    ------
+    ArtifactUnsupported
+        Its features are not those this version computes.
+    ArtifactCorrupt
+        Arrays are missing or their shapes disagree.
+    EmbeddingError
+        Its embedding source cannot be had.
+    """
+
+    def __init__(
+        self, artifact: RouterArtifact, *, embedder: Embedder | None = None, path: Path | str = "(in memory)"
+    ) -> None:
+        self.artifact = artifact
+        _check_schema(artifact, path)
+        try:
+            self._estimator, self._seen, self._scale = _unpack(artifact)
+            self._calibrators = _calibrators(artifact)
+            check_shapes(artifact)
+        except (KeyError, ValueError, IndexError, TypeError) as error:
+            raise ArtifactCorrupt(path, f"arrays are missing or do not fit together ({error}).") from error
+        self._hash_config = self._estimator.encoder.config
+        self._names = feature_names(self.num_tiers)
+        described = artifact.metadata["embedding"]
+        self._embedding_dim = int(described["dim"])
+        self._embedder = embedder or embedder_for(described["source"], described["model"])
+
+    @classmethod
+    def load(cls, path: Path | str = BUILTIN, *, embedder: Embedder | None = None) -> ArtifactRouter:
+        """Read an artifact from disk; the shipped one by default."""
+        return cls(RouterArtifact.load(path), embedder=embedder, path=path)
+
+    @property
+    def version(self) -> str:
+        """The artifact's content hash."""
+        return self.artifact.version
+
+    @property
+    def num_tiers(self) -> int:
+        """How many tiers it estimates."""
+        return self.artifact.num_tiers
+
+    @property
+    def decision(self) -> Mapping[str, Any]:
+        """What was derived with the router for a policy to use: thresholds, quality value, novelty bound."""
+        found: Mapping[str, Any] = self.artifact.metadata.get("decision", {})
+        return found
+
+    def predict(self, requests: Sequence[RouterRequest]) -> list[Sufficiency]:
+        """Estimate each request.
+
+        Raises
+        ------
+        EmbeddingError
+            The router rests on an embedding and the source failed.
+        """
+        vectors: Sequence[NDArray[np.float32] | None] = [None] * len(requests)
+        started = time.perf_counter()
+        if self._embedder is not None and requests:
+            vectors = list(self._embed(requests))
+        shared_s = (time.perf_counter() - started) / max(len(requests), 1)
+        return [self._predict_one(r, v, shared_s) for r, v in zip(requests, vectors, strict=True)]
+
+    def _embed(self, requests: Sequence[RouterRequest]) -> NDArray[np.float32]:
+        assert self._embedder is not None
+        vectors = self._embedder.embed(requests)
+        if vectors.shape != (len(requests), self._embedding_dim):
+            expected = (len(requests), self._embedding_dim)
+            raise EmbeddingError(f"The embedding source gave shape {vectors.shape}; the router expects {expected}.")
+        return vectors
+
+    def _predict_one(self, request: RouterRequest, vector: NDArray[np.float32] | None, shared_s: float) -> Sufficiency:
+        started = time.perf_counter()
+        raw = read_request(request, self.num_tiers, self._hash_config)
+        logits, reading = self._logits(raw, vector)
+        right, good = self._calibrated(logits)
+        return Sufficiency(
+            tiers=tuple(
+                TierSufficiency(tier, p_right, p_good)
+                for tier, (p_right, p_good) in enumerate(zip(right.tolist(), good.tolist(), strict=True), start=1)
+            ),
+            features=dict(zip(self._names, raw.dense.tolist(), strict=True)),
+            novelty=self._scale.novelty(reading),
+            router_version=self.version,
+            latency_s=shared_s + time.perf_counter() - started,
+        )
+
+    def _logits(self, raw: RawRow, vector: NDArray[np.float32] | None) -> tuple[Floats, Floats]:
+        part = self._estimator
+        encoded = part.encoder.encode(raw)
+        dense = encoded.dense if vector is None else append_embedding(encoded.dense, vector)
+        projected = encoded.sparse.values @ part.projection[encoded.sparse.buckets]
+        linear = part.linear.logits(dense, encoded.sparse)
+        forest = part.forest.logits(np.concatenate([dense, projected * part.component_scale]))
+        mixed = part.forest_weight * forest + (1 - part.forest_weight) * linear
+        return mixed, readings(self._seen, raw, encoded, projected)
+
+    def _calibrated(self, logits: Floats) -> tuple[Floats, Floats]:
+        outputs = [calibrate(z) for calibrate, z in zip(self._calibrators, logits, strict=True)]
+        num_tiers = self.num_tiers
+        right = np.array(outputs[:num_tiers])
+        good = np.array([*outputs[num_tiers:], 1.0])
+        return right, cohere(right, good) if self.artifact.metadata["is_binary"] else good
+
+
+def cohere(right: Floats, good: Floats) -> Floats:
+    """P(as good as the top tier) brought between the bounds that P(right) sets where answers are right or wrong.
+
+    A right answer is as good as any, and so is any answer where the top tier's is wrong; a wrong answer beside a right
+    one is not. Hence ``max(right_t, 1 - right_top) <= good_t <= right_t + 1 - right_top``. The last axis is the tier.
+    """
+    top_wrong = 1 - right[..., -1:]
+    return np.clip(good, np.maximum(right, top_wrong), np.minimum(right + top_wrong, 1.0))
+
+
+def _check_schema(artifact: RouterArtifact, path: Path | str) -> None:
+    expected = list(feature_names(artifact.num_tiers))
+    if artifact.metadata.get("features") != expected:
+        raise ArtifactUnsupported(
+            path, "it was fitted on other features than this version computes; fit it again with `suffice bootstrap`."
+        )
+
+
+def _unpack(artifact: RouterArtifact) -> tuple[Estimator, SeenWords, NoveltyScale]:
+    a, described = artifact.arrays, artifact.metadata
+    schema = described["hashing"]
+    config = HashConfig(
+        schema["word_bits"],
+        schema["char_bits"],
+        schema["max_word_ngram"],
+        (schema["char_ngrams"][0], schema["char_ngrams"][1]),
+    )
+    encoder = Encoder(config, a["encoder_idf"], a["encoder_mean"], a["encoder_scale"])
+    linear = LinearHead(a["linear_sparse"].astype(np.float32), a["linear_dense"], a["linear_bias"])
+    forest = ForestHead(
+        a["forest_roots"],
+        a["forest_child"],
+        a["forest_feature"],
+        a["forest_threshold"],
+        a["forest_value"],
+        int(described["forest_depth"]),
+    )
+    estimator = Estimator(
+        encoder,
+        a["projection"].astype(np.float32),
+        a["component_scale"],
+        linear,
+        forest,
+        float(described["forest_weight"]),
+    )
+    bits = (np.unpackbits(a["seen_words"]).astype(np.bool_), np.unpackbits(a["seen_pairs"]).astype(np.bool_))
+    scale = NoveltyScale(a["novelty_grids"], a["novelty_combined"], int(described["novelty"]["num_held_out"]))
+    return estimator, SeenWords(*bits), scale
+
+
+def _calibrators(artifact: RouterArtifact) -> tuple[Calibrator, ...]:
+    a = artifact.arrays
+    return CalibratorBank(
+        a["calibration_platt"], a["calibration_offsets"], a["calibration_x"], a["calibration_y"]
+    ).unpack()
+
+
+def check_shapes(artifact: RouterArtifact) -> None:
+    """Raise ValueError where arrays do not fit together, so that no request finds out."""
+    a, described = artifact.arrays, artifact.metadata
+    outputs = 2 * artifact.num_tiers - 1
+    buckets = (1 << described["hashing"]["word_bits"]) + (1 << described["hashing"]["char_bits"])
+    num_dense = len(feature_names(artifact.num_tiers)) + int(described["embedding"]["dim"])
+    nodes = a["forest_child"].shape[0]
+    components = a["component_scale"].shape[0]
+    expected = {
+        "encoder_idf": (buckets,),
+        "encoder_mean": (len(feature_names(artifact.num_tiers)),),
+        "encoder_scale": (len(feature_names(artifact.num_tiers)),),
+        "projection": (buckets, components),
+        "linear_sparse": (buckets, outputs),
+        "linear_dense": (num_dense, outputs),
+        "linear_bias": (outputs,),
+        "forest_feature": (nodes,),
+        "forest_threshold": (nodes,),
+        "forest_value": (nodes, outputs),
+        "calibration_platt": (outputs, 2),
+        "calibration_offsets": (outputs + 1,),
+    }
+    for name, shape in expected.items():
+        if a[name].shape != shape:
+            raise ValueError(f"{name} has shape {a[name].shape}, expected {shape}")
+    # A child or feature beyond its array would only fail on the request that walks there.
+    last_child = a["forest_child"] + np.isfinite(a["forest_threshold"])
+    if last_child.max() >= nodes or min(a["forest_child"].min(), a["forest_roots"].min()) < 0:
+        raise ValueError("a tree leaves its array")
+    if a["forest_roots"].max() >= nodes or a["forest_feature"].max() >= num_dense + components:
+        raise ValueError("a tree reads a feature that does not exist")

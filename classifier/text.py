@@ -1,0 +1,34 @@
+"""What of a text is looked at: bounded, and cut into words once for everyone."""
+
+from __future__ import annotations
+
+import re
+
+HEAD_CHARS = 6_144
+TAIL_CHARS = 2_048
+MAX_WORD_CHARS = 40
+
+# A word with inner apostrophes, or a number with its separators. Linear in the text: the repeats do not nest.
+_WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*|\d+(?:[.,:/]\d+)*")
+
+
+def clip(text: str) -> str:
+    """Keep the head and the tail: instructions stand at either end, and a megabyte must not cost a second."""
+    if len(text) <= HEAD_CHARS + TAIL_CHARS:
+        return text
+    return f"{text[:HEAD_CHARS]} {text[-TAIL_CHARS:]}"
+
+
+def words(text: str) -> list[str]:
+    """Words and numbers in order, as written."""
+    return _WORD.findall(text)
+
+
+def number_shape(word: str) -> str:
+    """Digits replaced by zeros: how large a number is matters to a model, rarely which one it is."""
+    return "0" * min(len(word), MAX_WORD_CHARS) if word.isdecimal() else re.sub(r"\d", "0", word[:MAX_WORD_CHARS])
+
+
+def normalise(word: str) -> str:
+    """The form that is hashed: lower case, bounded, numbers by their shape."""
+    return number_shape(word) if word[0].isdecimal() else word[:MAX_WORD_CHARS].lower()
