@@ -246,8 +246,10 @@ def _rope(reader: _Reader, context_length: int) -> RopeConfig:
             scaled, low_freq_factor=rope.number("low_freq_factor"), high_freq_factor=rope.number("high_freq_factor")
         )
     if rope_type == "yarn":
-        optional = {k: rope.number(k) for k in ("attention_factor", "mscale", "mscale_all_dim") if raw.get(k)}
-        ramp = {k: rope.number(k) for k in ("beta_fast", "beta_slow") if raw.get(k)}
+        optional: dict[str, Any] = {
+            k: rope.number(k) for k in ("attention_factor", "mscale", "mscale_all_dim") if raw.get(k)
+        }
+        ramp: dict[str, Any] = {k: rope.number(k) for k in ("beta_fast", "beta_slow") if raw.get(k)}
         return replace(scaled, **optional, **ramp, truncate=rope.flag("truncate", default=True))
     return scaled
 

@@ -68,7 +68,8 @@ def plan_kv(
     if num_blocks < needed_blocks:
         raise OutOfMemoryPlan(
             f"The KV cache needs {needed_blocks} blocks x {block_size} tokens x {per_token} bytes/token "
-            f"(2 x {config.num_layers} layers x {config.num_kv_heads} KV heads x {config.head_dim} x {dtype.itemsize} B) "
+            f"(2 x {config.num_layers} layers x {config.num_kv_heads} KV heads x {config.head_dim} x "
+            f"{dtype.itemsize} B) "
             f"= {needed_blocks * per_block:,} bytes for {needed_tokens} tokens, but {share:.0%} of the "
             f"{free_bytes:,} bytes free is {usable:,}. Shorten the context, free memory, or use a smaller KV dtype.",
             needed_bytes=needed_blocks * per_block,

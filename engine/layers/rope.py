@@ -1,0 +1,91 @@
+"""Rotary position embedding: frequencies of every scaling type, one table of cosines and sines, the turn itself."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from engine.config import ModelConfig, RopeConfig
+
+
+class RotaryTable:
+    """Cosines and sines of every position, made once.
+
+    ``sin`` carries the sign of the half it multiplies, so a turn is ``x * cos + swap_halves(x) * sin``.
+    The table ends at the model's context: a "dynamic" RoPE changes only beyond it, and keys already cached could not
+    follow, so within the context dynamic equals default, as in transformers.
+    """
+
+    def __init__(self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device | str) -> None:
+        inv_freq, attention_factor = inverse_frequencies(config.rope, config.head_dim)
+        positions = torch.arange(config.context_length, dtype=torch.float32)
+        angles = positions[:, None] * inv_freq[None, :]  # (context, head_dim / 2)
+        cos, sin = angles.cos() * attention_factor, angles.sin() * attention_factor
+        self.cos = torch.cat((cos, cos), dim=-1)[:, None, :].to(device=device, dtype=dtype)  # (context, 1, head_dim)
+        self.sin = torch.cat((-sin, sin), dim=-1)[:, None, :].to(device=device, dtype=dtype)
+        self._half = config.head_dim // 2
+
+    def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """The rows of ``positions`` (T,): cos and sin, each (T, 1, head_dim)."""
+        return self.cos.index_select(0, positions), self.sin.index_select(0, positions)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn heads ``x`` (T, heads, head_dim) by the rows that :meth:`RotaryTable.at` gave (Su et al. 2021, eq. 34)."""
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
+
+
+def inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
+    """Radians per position of each pair, float32 (head_dim / 2,), and the factor on cos and sin."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+    plain = 1.0 / rope.theta**exponents
+    if rope.rope_type in ("default", "dynamic"):
+        return plain, 1.0
+    if rope.rope_type == "linear":
+        return plain / rope.factor, 1.0
+    if rope.rope_type == "llama3":
+        return _llama3(rope, plain), 1.0
+    return _yarn(rope, plain, head_dim), _yarn_attention_factor(rope)
+
+
+def _llama3(rope: RopeConfig, plain: Tensor) -> Tensor:
+    """Long waves slowed by ``factor``, short ones kept, a linear blend between (Llama 3.1 reference code)."""
+    assert rope.original_max_positions is not None
+    turns = rope.original_max_positions * plain / (2 * math.pi)  # turns of each pair over the original context
+    blend = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    blend = blend.clamp(0.0, 1.0)
+    return (1 - blend) * plain / rope.factor + blend * plain
+
+
+def _yarn(rope: RopeConfig, plain: Tensor, head_dim: int) -> Tensor:
+    """NTK-by-parts interpolation (Peng et al. 2023, "YaRN", eq. 20-23)."""
+    assert rope.original_max_positions is not None
+    low = _pair_that_turns(rope.beta_fast, rope, head_dim)
+    high = _pair_that_turns(rope.beta_slow, rope, head_dim)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    if low == high:
+        high += 0.001  # the ramp must have a width
+    ramp = ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0.0, 1.0)
+    return plain / rope.factor * ramp + plain * (1 - ramp)
+
+
+def _pair_that_turns(num_turns: float, rope: RopeConfig, head_dim: int) -> float:
+    """Index of the pair that makes ``num_turns`` turns over the original context."""
+    assert rope.original_max_positions is not None
+    return head_dim * math.log(rope.original_max_positions / (num_turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+
+def _yarn_attention_factor(rope: RopeConfig) -> float:
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+
+    def temperature(mscale: float) -> float:
+        return 1.0 if rope.factor <= 1 else 0.1 * mscale * math.log(rope.factor) + 1.0
+
+    if rope.mscale and rope.mscale_all_dim:
+        return temperature(rope.mscale) / temperature(rope.mscale_all_dim)
+    return temperature(1.0)

@@ -1,0 +1,1 @@
+"""From a folder or a hub id to a model: files, names, quantised layouts."""

@@ -1,0 +1,75 @@
+"""Which implementation a linear layer gets: decided once, by what the file holds, the device and the wish."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from engine.layers.linear import DenseLinear, ExactQuantLinear, Linear, StackedLinear
+from engine.layers.linear_int4 import Int4Linear
+from engine.layers.linear_int8 import Int8Linear, is_int8_exact
+from engine.layers.quant import QuantWeight, can_concatenate, concatenate
+
+CpuCompute = Literal["auto", "int8", "int4", "exact"]
+
+# Below this many weights a float32 product of one row is quicker than quantising the row: see docs of the bench.
+SMALL_WEIGHTS = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class LinearPart:
+    """One projection as read: dense (out, in) in its file dtype, or quantised."""
+
+    weight: Tensor | QuantWeight
+    bias: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class LinearFactory:
+    """Makes linear layers for one model.
+
+    Parameters
+    ----------
+    cpu_compute : how 4-bit weights are multiplied on a CPU. ``int8``: requantised once to int8 per output channel,
+        multiplied with rows quantised to int8 on the fly (twice the memory of 4 bits, several times faster than the
+        others, about 1 % noise per layer). ``int4``: kept in 4 bits, bfloat16
+        arithmetic. ``exact``: kept in 4 bits, dequantised for each call. ``auto``: int8 where the machine computes it
+        without overflow, else int4; small matrices float32. Dense weights stay dense unless ``int8`` is asked for by name.
+    """
+
+    dtype: torch.dtype
+    device: torch.device
+    cpu_compute: CpuCompute = "auto"
+
+    def build(self, parts: list[LinearPart]) -> Linear:
+        """One layer that computes ``parts``, which read the same input, side by side."""
+        bias = self._bias(parts)
+        dense = [part.weight for part in parts if isinstance(part.weight, Tensor)]
+        packed = [part.weight for part in parts if isinstance(part.weight, QuantWeight)]
+        if len(dense) == len(parts):
+            return self._dense(torch.cat(dense) if len(dense) > 1 else dense[0], bias)
+        if len(packed) == len(parts) and can_concatenate(packed):
+            return self._packed(concatenate(packed) if len(packed) > 1 else packed[0], bias)
+        return StackedLinear([self.build([part]) for part in parts])
+
+    def _bias(self, parts: list[LinearPart]) -> Tensor | None:
+        biases = [part.bias for part in parts if part.bias is not None]
+        assert len(biases) in (0, len(parts)), "projections of one layer have biases together or not at all"
+        return torch.cat(biases).to(device=self.device, dtype=self.dtype) if biases else None
+
+    def _dense(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        if self.device.type == "cpu" and self.cpu_compute == "int8" and is_int8_exact():
+            return Int8Linear.from_float(weight.float(), bias)
+        return DenseLinear(weight.to(device=self.device, dtype=self.dtype).contiguous(), bias)
+
+    def _packed(self, weight: QuantWeight, bias: Tensor | None) -> Linear:
+        if self.device.type != "cpu" or self.cpu_compute == "exact":
+            return ExactQuantLinear(weight.to(self.device), bias)
+        if self.cpu_compute == "int4" or not is_int8_exact():
+            return Int4Linear(weight, bias) if Int4Linear.supports(weight) else ExactQuantLinear(weight, bias)
+        if self.cpu_compute == "auto" and weight.out_features * weight.in_features <= SMALL_WEIGHTS:
+            return DenseLinear(weight.dequantize(self.dtype), bias)
+        return Int8Linear.from_float(weight.dequantize(torch.float32), bias)

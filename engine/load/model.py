@@ -1,0 +1,158 @@
+"""A checkpoint's tensors put together as a :class:`DecoderModel`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from engine.config import ModelConfig, QuantConfig
+from engine.errors import TensorMismatch, UnsupportedModel
+from engine.kv_cache import DTYPES
+from engine.layers.linear import Linear
+from engine.layers.norm import RMSNorm
+from engine.layers.quant import QuantWeight
+from engine.load.awq import read_awq
+from engine.load.gptq import read_gptq
+from engine.load.linear import CpuCompute, LinearFactory, LinearPart
+from engine.load.source import load_config, resolve_checkpoint
+from engine.load.tensors import TensorFiles
+from engine.models.decoder import DecoderLayer, DecoderModel
+
+ProgressFn = Callable[[float], None]
+
+
+def load_model(
+    source: str | Path,
+    *,
+    dtype: torch.dtype | str = "auto",
+    device: torch.device | str = "cpu",
+    cpu_compute: CpuCompute = "auto",
+    progress: ProgressFn | None = None,
+) -> DecoderModel:
+    """Load a Hugging Face checkpoint.
+
+    Parameters
+    ----------
+    source : a folder or a hub id
+    dtype : of activations, dense weights and KV; "auto" is float32 on a CPU and the checkpoint's own elsewhere (float16
+        checkpoints compute in bfloat16, whose range they cannot leave)
+    device : where weights live
+    cpu_compute : see :class:`engine.load.linear.LinearFactory`
+    progress : called with the share done, 0 to 1, after each layer
+
+    Raises
+    ------
+    engine.errors.LoadError
+        One of its kinds, naming the file and, where there is one, the tensor.
+    """
+    folder = resolve_checkpoint(source)
+    config = load_config(folder)
+    target = torch.device(device)
+    chosen = _choose_dtype(dtype, config, target)
+    report = progress or (lambda share: None)
+    with torch.inference_mode():
+        assembler = _Assembler(TensorFiles(folder), config, LinearFactory(chosen, target, cpu_compute))
+        return assembler.assemble(report)
+
+
+def _choose_dtype(dtype: torch.dtype | str, config: ModelConfig, device: torch.device) -> torch.dtype:
+    if isinstance(dtype, torch.dtype):
+        name = str(dtype).removeprefix("torch.")
+    else:
+        name = dtype
+    if name == "auto":
+        if device.type == "cpu":
+            return torch.float32
+        name = "float32" if config.dtype == "float32" and config.quant is None else "bfloat16"
+    if name not in DTYPES:
+        raise UnsupportedModel(f"dtype is {name!r}; expected 'auto' or one of {', '.join(DTYPES)}.")
+    return DTYPES[name]
+
+
+class _Assembler:
+    """Takes tensors by their Hugging Face names and builds layers; one use."""
+
+    def __init__(self, files: TensorFiles, config: ModelConfig, factory: LinearFactory) -> None:
+        self.files = files
+        self.config = config
+        self.factory = factory
+
+    def assemble(self, report: ProgressFn) -> DecoderModel:
+        config, factory = self.config, self.factory
+        stored = self.files.take_float("model.embed_tokens.weight", (config.vocab_size, config.hidden_size))
+        embedding = stored.to(device=factory.device, dtype=factory.dtype)
+        layers: list[DecoderLayer] = []
+        for index in range(config.num_layers):
+            layers.append(self._layer(index))
+            report((index + 1) / (config.num_layers + 1))
+        model = DecoderModel(
+            config,
+            embedding=embedding,
+            layers=layers,
+            norm=self._norm("model.norm", config.hidden_size),
+            lm_head=self._head(embedding),
+            dtype=factory.dtype,
+            device=factory.device,
+        )
+        self.files.finish()
+        report(1.0)
+        return model
+
+    def _head(self, embedding: Tensor) -> Linear:
+        config = self.config
+        if config.tie_embeddings:
+            # Some exporters write the tied head a second time; the embedding is the truth.
+            self.files.ignore(["lm_head.weight"])
+            return self.factory.build([LinearPart(embedding, None)])
+        return self._linear("", [("lm_head", config.vocab_size)], config.hidden_size, bias=False)
+
+    def _layer(self, index: int) -> DecoderLayer:
+        config = self.config
+        prefix = f"model.layers.{index}."
+        attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
+        hidden, inner = config.hidden_size, config.intermediate_size
+        qkv = [("q_proj", config.q_size), ("k_proj", config.kv_size), ("v_proj", config.kv_size)]
+        gate_up = [("gate_proj", inner), ("up_proj", inner)]
+        return DecoderLayer(
+            input_norm=self._norm(f"{prefix}input_layernorm", hidden),
+            qkv=self._linear(attention, qkv, hidden, bias=config.qkv_bias),
+            o=self._linear(attention, [("o_proj", hidden)], config.q_size, bias=config.o_bias),
+            post_norm=self._norm(f"{prefix}post_attention_layernorm", hidden),
+            gate_up=self._linear(mlp, gate_up, hidden, bias=config.mlp_bias),
+            down=self._linear(mlp, [("down_proj", hidden)], inner, bias=config.mlp_bias),
+            q_norm=self._norm(f"{attention}q_norm", config.head_dim) if config.qk_norm else None,
+            k_norm=self._norm(f"{attention}k_norm", config.head_dim) if config.qk_norm else None,
+            window=config.windows[index],
+        )
+
+    def _norm(self, name: str, size: int) -> RMSNorm:
+        weight = self.files.take_float(f"{name}.weight", (size,))
+        return RMSNorm(weight.to(device=self.factory.device, dtype=self.factory.dtype), self.config.rms_norm_eps)
+
+    def _linear(self, prefix: str, outputs: list[tuple[str, int]], in_features: int, *, bias: bool) -> Linear:
+        return self.factory.build([self._part(f"{prefix}{name}", in_features, out, bias) for name, out in outputs])
+
+    def _part(self, name: str, in_features: int, out_features: int, bias: bool) -> LinearPart:
+        quant = self.config.quant
+        weight: Tensor | QuantWeight
+        if quant is not None and f"{name}.qweight" in self.files:
+            weight = self._quantized(name, in_features, out_features, quant)
+        else:
+            weight = self.files.take_float(f"{name}.weight", (out_features, in_features))
+        return LinearPart(weight, self._bias(name, out_features, bias))
+
+    def _quantized(self, name: str, in_features: int, out_features: int, quant: QuantConfig) -> QuantWeight:
+        read = read_awq if quant.method == "awq" else read_gptq
+        return read(self.files, name, in_features, out_features, quant)
+
+    def _bias(self, name: str, out_features: int, bias: bool) -> Tensor | None:
+        key = f"{name}.bias"
+        if bias:
+            return self.files.take_float(key, (out_features,))
+        if self.config.quant is not None and key in self.files and self.files.take(key).any():
+            # GPTQ exporters write zero biases for layers that have none; others would be lost.
+            raise TensorMismatch(f"{self.files.folder}: {key} is not zero; config.json says there is none.", tensor=key)
+        return None

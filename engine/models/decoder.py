@@ -1,0 +1,124 @@
+"""The one decoder: every supported family is this forward pass with other switches set in its config."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.batch import Batch
+from engine.config import ModelConfig
+from engine.kv_cache import KVCache
+from engine.layers.attention import AttentionGroup, attend, plan_attention
+from engine.layers.linear import Linear
+from engine.layers.norm import RMSNorm
+from engine.layers.rope import RotaryTable, rotate
+
+
+@dataclass(slots=True)
+class DecoderLayer:
+    """One block's weights. ``qkv`` gives queries, keys, values in that order; ``gate_up`` the gate first."""
+
+    input_norm: RMSNorm
+    qkv: Linear
+    o: Linear
+    post_norm: RMSNorm
+    gate_up: Linear
+    down: Linear
+    q_norm: RMSNorm | None
+    k_norm: RMSNorm | None
+    window: int | None
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(linear.weight_bytes for linear in (self.qkv, self.o, self.gate_up, self.down))
+
+
+class DecoderModel:
+    """Weights and the forward pass; no state between calls, so any number of engines may share one.
+
+    Attributes
+    ----------
+    config : what the checkpoint declared
+    dtype, device : of activations, and of the KV cache it expects
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        embedding: Tensor,
+        layers: list[DecoderLayer],
+        norm: RMSNorm,
+        lm_head: Linear,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.config = config
+        self.embedding = embedding
+        self.layers = layers
+        self.norm = norm
+        self.lm_head = lm_head
+        self.dtype = dtype
+        self.device = device
+        self.rotary = RotaryTable(config, dtype=dtype, device=device)
+        self._windows = frozenset(config.windows)
+        self._scale = config.head_dim**-0.5
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of weights held, each tensor counted once (a tied head is the embedding)."""
+        head = 0 if self.config.tie_embeddings else self.lm_head.weight_bytes
+        return self.embedding.nbytes + head + sum(layer.weight_bytes for layer in self.layers)
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch, kv: KVCache) -> Tensor:
+        """Compute a step: write every token's key and value into ``kv``, return the normalised last hidden states.
+
+        Parameters
+        ----------
+        batch : T tokens; positions below ``config.context_length``
+        kv : this model's pool
+
+        Returns
+        -------
+        (T, hidden_size) in ``dtype``
+        """
+        groups = plan_attention(batch, kv.block_size, self._windows)
+        cos, sin = self.rotary.at(batch.positions)
+        hidden = self.embedding.index_select(0, batch.token_ids).to(self.dtype)
+        for index, layer in enumerate(self.layers):
+            attention = self._attention(layer, layer.input_norm(hidden), kv, index, batch, groups, cos, sin)
+            hidden = hidden + layer.o(attention)
+            gate, up = layer.gate_up(layer.post_norm(hidden)).chunk(2, dim=-1)
+            hidden = hidden + layer.down(F.silu(gate) * up)
+        return self.norm(hidden)
+
+    def _attention(
+        self,
+        layer: DecoderLayer,
+        x: Tensor,
+        kv: KVCache,
+        index: int,
+        batch: Batch,
+        groups: list[AttentionGroup],
+        cos: Tensor,
+        sin: Tensor,
+    ) -> Tensor:
+        config = self.config
+        num_heads, num_turned = config.num_heads, config.num_heads + config.num_kv_heads
+        heads = layer.qkv(x).view(-1, num_turned + config.num_kv_heads, config.head_dim)
+        turned = heads[:, :num_turned]
+        if layer.q_norm is not None and layer.k_norm is not None:
+            turned = torch.cat((layer.q_norm(turned[:, :num_heads]), layer.k_norm(turned[:, num_heads:])), dim=1)
+        turned = rotate(turned, cos, sin)
+        new = torch.cat((turned[:, num_heads:], heads[:, num_turned:]), dim=1)  # (T, 2 * kv_heads, head_dim)
+        kv.slots[index].index_copy_(0, batch.slot_mapping, new)
+        return attend(turned[:, :num_heads], kv.layers[index], groups, layer.window, self._scale)
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Scores over the vocabulary, float32 (R, vocab_size), of R hidden rows that :meth:`forward` returned."""
+        return self.lm_head(hidden).float()
