@@ -111,6 +111,11 @@ def load_settings(
     return _settle(table, environ, path, need_secrets)
 
 
+def read_client_key(environ: Mapping[str, str] | None = None) -> str | None:
+    """The key that our own clients send, from ``SUFFICE_API_KEY``."""
+    return (os.environ if environ is None else environ).get("SUFFICE_API_KEY") or None
+
+
 def _settle(table: Table, environ: Mapping[str, str], path: Path | None, need_secrets: bool) -> Settings:
     reader = ConfigReader()
     reader.refuse_unknown(table, TOP_LEVEL_KEYS, "")

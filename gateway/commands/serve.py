@@ -1,0 +1,150 @@
+"""``suffice serve`` and ``suffice up``: one process that loads, listens, and ends in order on a signal.
+
+The application's lifespan is entered here rather than by uvicorn, so that what cannot start is an error with a message
+and an exit status, and so that models and log are closed after the last answer and before the process ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import uvicorn
+from starlette.applications import Starlette
+
+from gateway.app import create_app
+from gateway.commands.failure import CommandError
+from gateway.commands.welcome import LoadingDisplay, print_welcome
+from gateway.loading import Progress
+from gateway.server import GatewayServer, make_server
+from gateway.settings import Settings, load_settings
+from gateway.telemetry import configure_logging
+
+Started = Callable[[Starlette, str], None]
+"""Told the application and its address once it answers."""
+
+
+def serve(config: Path | None, *, host: str | None, port: int | None) -> None:
+    """Serve until a signal comes; prints nothing but the log."""
+    settings = load_settings(config, overrides={"server.host": host, "server.port": port})
+    configure_logging(settings.log)
+    _serve(settings, None, _log_address)
+
+
+def up(config: Path | None, *, host: str | None, port: int | None) -> None:
+    """Serve, with a display of what loads, and of how to call it."""
+    settings = load_settings(config, overrides={"server.host": host, "server.port": port})
+    if settings.sources["log.format"] == "default":
+        settings = replace(settings, log=replace(settings.log, format="console"))
+    configure_logging(settings.log)
+    display = LoadingDisplay(settings)
+
+    def started(app: Starlette, address: str) -> None:
+        display.close()
+        num_keys = app.state.num_keys
+        print_welcome(settings, address, needs_key=app.state.needs_key, num_keys=num_keys)
+
+    with display:
+        _serve(settings, display, started)
+
+
+def _serve(settings: Settings, progress: Progress | None, started: Started) -> None:
+    # The port is taken before minutes go into loading; nobody is let in until there is something to say.
+    listener = _bind(settings.server.host, settings.server.port)
+    with listener:
+        app = create_app(settings, progress=progress)
+        config = make_server(app, settings).config
+        config.lifespan = "off"
+        address = _address(settings.server.host, listener.getsockname()[1], settings.server.root_path)
+        server = _Server(config, lambda: started(app, address))
+        with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+            runner.run(_run(app, server, listener, settings))
+
+
+class _Server(GatewayServer):
+    """Says when it has begun to answer, and leaves the signals to us."""
+
+    def __init__(self, config: uvicorn.Config, on_started: Callable[[], None]) -> None:
+        super().__init__(config, handle_signals=False)
+        self._on_started = on_started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._on_started()
+
+
+async def _run(app: Starlette, server: GatewayServer, listener: socket.socket, settings: Settings) -> None:
+    this = asyncio.current_task()
+    assert this is not None
+    loop = asyncio.get_running_loop()
+    is_serving = False
+
+    def end(number: int) -> None:
+        if not is_serving:
+            this.cancel()
+        else:
+            # uvicorn's own rule: the first signal drains, a second Ctrl-C does not wait.
+            server.handle_exit(number, None)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, end, number)
+    try:
+        async with app.router.lifespan_context(app):
+            await _note_keys(app, settings)
+            is_serving = True
+            await server.serve(sockets=[listener])
+    except asyncio.CancelledError:
+        raise CommandError("stopped while loading") from None
+
+
+async def _note_keys(app: Starlette, settings: Settings) -> None:
+    from gateway.auth import is_loopback
+
+    is_open = settings.auth.required == "never" or (
+        settings.auth.required == "auto" and is_loopback(settings.server.host)
+    )
+    app.state.needs_key = not is_open
+    app.state.num_keys = await app.state.parts.store.count_active_keys()
+    if not is_open and not app.state.num_keys:
+        logging.getLogger("suffice").warning("no API key exists, so every request is refused: suffice keys create")
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """Take the address without listening yet.
+
+    Raises
+    ------
+    CommandError
+        It is taken, not this machine's, or not an address.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        listener = socket.socket(found[0], found[1])
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(found[4])
+        except BaseException:
+            listener.close()
+            raise
+    except OSError as error:
+        raise CommandError(
+            f"cannot listen on {host} port {port}: {error.strerror or error}; choose others with --host and --port."
+        ) from error
+    listener.set_inheritable(True)
+    return listener
+
+
+def _address(host: str, port: int, root_path: str) -> str:
+    """An address to call from this machine, also where all addresses are listened on."""
+    named = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
+    return f"http://{f'[{named}]' if ':' in named else named}:{port}{root_path}"
+
+
+def _log_address(_: Starlette, address: str) -> None:
+    logging.getLogger("suffice").info("answering at %s", address)
