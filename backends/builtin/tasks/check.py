@@ -87,7 +87,11 @@ def _same_words(answer: str, text: str) -> bool:
         return True
     said = _plain(last)
     rest = said.removeprefix(wanted)
-    return rest != said and "," not in rest and bool(re.match(r" (is|has|was|holds|comes|are|stands)\b[^.;!?,]{0,60}$", rest))
+    return (
+        rest != said
+        and "," not in rest
+        and bool(re.match(r" (is|has|was|holds|comes|are|stands)\b[^.;!?,]{0,60}$", rest))
+    )
 
 
 def check(task: Task, text: str) -> bool:

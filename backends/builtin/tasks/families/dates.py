@@ -50,9 +50,7 @@ def _end(grade: int, rng: Random) -> Problem:
     end = _clock(start + length)
     total = minute + length % 60
     carried = f"{minute}+{length % 60}={total}" + (f"\n{total}-60={total - 60}" if total >= 60 else "")
-    return Problem(
-        f"{start}+{length}", rng.choice(_ENDS).format(t=_clock(start), d=said), end, f"{carried}\n{end}"
-    )
+    return Problem(f"{start}+{length}", rng.choice(_ENDS).format(t=_clock(start), d=said), end, f"{carried}\n{end}")
 
 
 def _weekday(rng: Random) -> Problem:

@@ -65,7 +65,10 @@ def _fibonacci(ahead: int, rng: Random) -> Problem:
     steps = [f"{a}+{b}={a + b}" for a, b in zip(terms[2:-1], terms[3:-1], strict=False)]
     shown = _shown(terms[:4])
     return Problem(
-        f"fib {shown} {ahead}", rng.choice(_FIBONACCI).format(l=shown, k=_AFTER[ahead]), str(terms[-1]), "\n".join(steps)
+        f"fib {shown} {ahead}",
+        rng.choice(_FIBONACCI).format(l=shown, k=_AFTER[ahead]),
+        str(terms[-1]),
+        "\n".join(steps),
     )
 
 

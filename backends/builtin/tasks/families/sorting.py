@@ -73,6 +73,4 @@ def draw(grade: int, rng: Random) -> Problem:
         return Problem(f"digits {shown}", rng.choice(_BY_DIGITS).format(l=shown), steps[-1], "\n".join(steps))
     first, last = order[0], order[-1]
     steps.append(f"{first}+{last}={first + last}")
-    return Problem(
-        f"digits+ {shown}", rng.choice(_BY_DIGITS_ADD).format(l=shown), str(first + last), "\n".join(steps)
-    )
+    return Problem(f"digits+ {shown}", rng.choice(_BY_DIGITS_ADD).format(l=shown), str(first + last), "\n".join(steps))

@@ -1,0 +1,89 @@
+"""What each tier is and what it studies; no torch here, so that data workers start fast."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+from backends.builtin.conversations import TrainingMix
+from backends.builtin.tokenizer import CONTEXT_LENGTH, VOCAB_SIZE
+
+RMS_NORM_EPS = 1e-5
+ROPE_THETA = 10_000.0
+BITS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class TierSpec:
+    """Shape, quantisation and schooling of one tier; sizes divide by ``group_size``."""
+
+    tier: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    intermediate_size: int
+    quantization: Literal["gptq", "awq"]
+    group_size: int
+    learning_rate: float
+    tokens_per_step: int
+    mix: TrainingMix
+    vocab_size: int = VOCAB_SIZE
+    context_length: int = CONTEXT_LENGTH
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_heads
+
+
+def _grades(*weights: float) -> Mapping[int, float]:
+    return MappingProxyType(dict(enumerate(weights, 1)))
+
+
+# Tiers 1 and 2 also learn to think, less: tier 1 drafts for tier 4. The hard grades are worth little effort where they
+# cannot be answered at once anyway.
+SPECS: Mapping[int, TierSpec] = MappingProxyType(
+    {
+        1: TierSpec(
+            tier=1,
+            hidden_size=128,
+            num_layers=4,
+            num_heads=4,
+            num_kv_heads=2,
+            intermediate_size=384,
+            quantization="gptq",
+            group_size=64,
+            learning_rate=4e-3,
+            tokens_per_step=65_536,
+            mix=TrainingMix(0.25, _grades(0.50, 0.25, 0.13, 0.07, 0.05), _grades(0.2, 0.2, 0.2, 0.2, 0.2)),
+        ),
+        2: TierSpec(
+            tier=2,
+            hidden_size=256,
+            num_layers=6,
+            num_heads=4,
+            num_kv_heads=2,
+            intermediate_size=768,
+            quantization="gptq",
+            group_size=64,
+            learning_rate=3e-3,
+            tokens_per_step=65_536,
+            mix=TrainingMix(0.2, _grades(0.27, 0.35, 0.22, 0.10, 0.06), _grades(0.2, 0.2, 0.2, 0.2, 0.2)),
+        ),
+        3: TierSpec(
+            tier=3,
+            hidden_size=384,
+            num_layers=8,
+            num_heads=6,
+            num_kv_heads=2,
+            intermediate_size=1024,
+            quantization="awq",
+            group_size=128,
+            learning_rate=2e-3,
+            tokens_per_step=65_536,
+            mix=TrainingMix(0.55, _grades(0.15, 0.27, 0.28, 0.18, 0.12), _grades(0.12, 0.16, 0.20, 0.25, 0.27)),
+        ),
+    }
+)
