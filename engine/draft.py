@@ -70,7 +70,8 @@ class NGramDrafter:
         """Index every n-gram that has a token after it, by where that token is; later ones replace earlier ones."""
         if sequence.drafter_state is None:
             sequence.drafter_state = _NGramIndex()
-        index, tokens = sequence.drafter_state, sequence.token_ids
+        index: _NGramIndex = sequence.drafter_state
+        tokens = sequence.token_ids
         for follows in range(index.num_indexed, len(tokens)):
             for size in self._sizes:
                 if follows >= size:

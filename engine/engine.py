@@ -13,6 +13,9 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from functools import partial
+
+import torch
 
 from engine.blocks import BlockPool
 from engine.config import EngineConfig
@@ -32,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 # Summing the books costs about 0.1 ms per 1,000 blocks, so an engine that goes idle often does it at most this often.
 _AUDIT_EVERY_S = 5.0
+
+_DEFAULT = EngineConfig()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +70,7 @@ class Engine:
     def __init__(
         self,
         model: Model,
-        config: EngineConfig = EngineConfig(),
+        config: EngineConfig = _DEFAULT,
         *,
         eos_token_ids: tuple[int, ...] | None = None,
         loop: StepLoop | None = None,
@@ -108,7 +113,9 @@ class Engine:
         self._step_s = Ewma(0.1)
 
         self._owns_loop = start and loop is None
-        self._loop = StepLoop(f"engine-{name}") if self._owns_loop else loop if start else None
+        if self._owns_loop:
+            loop = StepLoop(f"engine-{name}", on_start=partial(torch.set_num_threads, config.threads))
+        self._loop = loop if start else None
         if self._loop is not None:
             self._loop.add(self)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from typing import Protocol
 
 logger = logging.getLogger(__name__)
@@ -28,14 +29,16 @@ class StepLoop:
     Parameters
     ----------
     name : of the thread
+    on_start : runs first on the thread, for settings that belong to a thread
     """
 
-    def __init__(self, name: str = "engine") -> None:
+    def __init__(self, name: str = "engine", *, on_start: Callable[[], None] | None = None) -> None:
         self._engines: tuple[Steppable, ...] = ()
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._closed = False
         self._name = name
+        self._on_start = on_start
         self._thread: threading.Thread | None = None
 
     @property
@@ -70,6 +73,8 @@ class StepLoop:
             thread.join()
 
     def _run(self) -> None:
+        if self._on_start is not None:
+            self._on_start()
         while not self._closed:
             worked = False
             for engine in self._engines:

@@ -98,10 +98,10 @@ class Sampler:
         R draws; a row with NaN or infinity carries an error, the others are as if it were not there
         """
         if all(self._is_plain(row) for row in rows):
-            values, ids = logits.max(dim=-1)
+            peaks, best = logits.max(dim=-1)
             return [
-                Draw(token) if math.isfinite(value) else Draw(-1, error=_not_finite())
-                for token, value in zip(ids.tolist(), values.tolist(), strict=True)
+                Draw(token) if math.isfinite(peak) else Draw(-1, error=_not_finite())
+                for token, peak in zip(best.tolist(), peaks.tolist(), strict=True)
             ]
         errors = self.errors(logits)
         edited = self.edit(logits, rows, errors)

@@ -1,8 +1,8 @@
 """A language model small enough to compute exactly, so that equalities between runs can be tested bit for bit.
 
 Its "attention" adds up position-weighted integer embeddings of the whole prefix, read from the paged cache; sums of
-small integers are exact in float32 in any order. Whoever reads a wrong slot, writes one twice or runs a token at a wrong
-position gets another sum, hence other logits.
+small integers are exact in float32 in any order. Whoever reads a wrong slot, writes one twice or runs a token at a
+wrong position gets another sum, hence other logits.
 """
 
 from __future__ import annotations

@@ -1,0 +1,226 @@
+"""Text to token ids: a checkpoint's tokenizer and chat template, and which tokens end an answer or enclose reasoning.
+
+Control tokens come from the template alone. Text that a caller put into a message is read as plain text even where it
+spells a control token: such spellings are cut out before the template is rendered, and encoded by a second tokenizer
+that knows no added tokens. A message without any is rendered and encoded as a whole, exactly as ``transformers`` would.
+(Reasoning tags in an earlier assistant turn are left alone, since templates strip them.) A raw prompt, as the
+completions endpoint takes it, is the caller's whole context, so there control tokens are read as such.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as RawTokenizer
+
+from engine.detokenize import TokenBytes, decode
+from engine.errors import CheckpointCorrupt, CheckpointNotFound, InvalidText, NoChatTemplate
+from engine.load.source import read_json
+from engine.template import ChatTemplate
+from engine.text import ThinkTags
+
+_TAG_NAMES = (("<think>", "</think>"),)
+
+
+class Tokenizer:
+    """A checkpoint's tokenizer.
+
+    Attributes
+    ----------
+    vocab_size : ids are below it, added tokens included
+    eos_token_ids : from ``generation_config.json``, else ``config.json``, else the tokenizer's own ``eos_token``
+    think_tags : ids of the reasoning tags, if each is one token
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        """Read ``tokenizer.json`` and the configuration files beside it.
+
+        Raises
+        ------
+        CheckpointNotFound, CheckpointCorrupt
+            Naming the file.
+        """
+        folder = Path(folder)
+        self._json = _read(folder / "tokenizer.json", required=True)
+        self._config = _read(folder / "tokenizer_config.json")
+        try:
+            self._raw = RawTokenizer.from_str(json.dumps(self._json))
+            self._plain = RawTokenizer.from_str(json.dumps({**self._json, "added_tokens": []}))
+        except Exception as error:  # tokenizers raises bare Exception
+            path = folder / "tokenizer.json"
+            raise CheckpointCorrupt(f"{path} is not a tokenizer that can be read: {error}", path=path) from error
+        for each in (self._raw, self._plain):
+            each.no_padding()
+            each.no_truncation()
+        self.vocab_size = self._raw.get_vocab_size(with_added_tokens=True)
+        self.bytes = TokenBytes(self._raw, self._json)
+        self.eos_token_ids = self._eos_ids(folder)
+        self.think_tags = self._find_tags()
+        self.template = self._load_template(folder)
+        added = {token.content: i for i, token in self._raw.get_added_tokens_decoder().items()}
+        self._added_ids = frozenset(added.values())
+        tags = {name for pair in _TAG_NAMES for name in pair}
+        self._controls = _any_of(added)
+        self._controls_but_tags = _any_of(set(added) - tags)
+
+    def _eos_ids(self, folder: Path) -> tuple[int, ...]:
+        for name in ("generation_config.json", "config.json"):
+            value = _read(folder / name).get("eos_token_id")
+            if value is not None:
+                return tuple(value) if isinstance(value, list) else (int(value),)
+        token = _content(self._config.get("eos_token"))
+        found = None if token is None else self._raw.token_to_id(token)
+        return () if found is None else (found,)
+
+    def _find_tags(self) -> ThinkTags | None:
+        for opening, closing in _TAG_NAMES:
+            open_id, close_id = self._raw.token_to_id(opening), self._raw.token_to_id(closing)
+            if open_id is not None and close_id is not None:
+                return ThinkTags(open_id, close_id)
+        return None
+
+    def _load_template(self, folder: Path) -> ChatTemplate | None:
+        path = folder / "chat_template.jinja"
+        source = path.read_text(encoding="utf-8") if path.is_file() else self._config.get("chat_template")
+        if isinstance(source, list):  # several, by name
+            named = {each.get("name"): each.get("template") for each in source}
+            source = named.get("default", next(iter(named.values()), None))
+        if source is None:
+            return None
+        special = {
+            key: content
+            for key, value in self._config.items()
+            if key.endswith("_token") and (content := _content(value)) is not None
+        }
+        return ChatTemplate(source, special)
+
+    @property
+    def has_thinking_switch(self) -> bool:
+        """Whether a request can turn reasoning on and off."""
+        return self.think_tags is not None and self.template is not None and self.template.has_thinking_switch
+
+    @property
+    def fingerprint(self) -> int:
+        """Equal for tokenizers that map the same ids to the same tokens; drafting needs that."""
+        return hash(frozenset(self._raw.get_vocab(with_added_tokens=True).items()))
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """A raw prompt; control tokens are read as such.
+
+        Raises
+        ------
+        InvalidText
+            The text has a lone surrogate.
+        """
+        _check(text)
+        ids: list[int] = self._raw.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def encode_plain(self, text: str) -> list[int]:
+        """Text in which nothing is a control token."""
+        _check(text)
+        ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
+        if self._added_ids.isdisjoint(ids):
+            return ids
+        # The control token is an ordinary entry of the vocabulary too; single characters cannot spell it.
+        return [i for char in text for i in self._plain.encode(char, add_special_tokens=False).ids]
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        thinking: bool | None = None,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Messages, laid out by the checkpoint's template.
+
+        Parameters
+        ----------
+        messages : ``role``, ``content`` (text) and perhaps ``name``
+        thinking : passed to the template as ``enable_thinking`` unless None
+        variables : more for the template
+
+        Raises
+        ------
+        NoChatTemplate, ChatTemplateError, InvalidText
+        """
+        if self.template is None:
+            raise NoChatTemplate(
+                "The checkpoint has no chat template (chat_template.jinja, or chat_template in tokenizer_config.json), "
+                "so it cannot be given messages; use the completions endpoint with a prompt."
+            )
+        more = dict(variables or {})
+        if thinking is not None:
+            more["enable_thinking"] = thinking
+        cut: list[str] = []
+        marker = f"\ue000{secrets.token_hex(8)}:"
+        safe = [self._cut_controls(message, cut, marker) for message in messages]
+        text = self.template.render(safe, add_generation_prompt=add_generation_prompt, **more)
+        if not cut:
+            return self.encode(text, add_special_tokens=False)
+        ids: list[int] = []
+        # re.split with a group alternates text and the index between marker and end mark.
+        for place, piece in enumerate(re.split(re.escape(marker) + "([0-9]+)\ue001", text)):
+            ids += self.encode_plain(cut[int(piece)]) if place % 2 else self.encode(piece, add_special_tokens=False)
+        return ids
+
+    def _cut_controls(self, message: Mapping[str, Any], cut: list[str], marker: str) -> dict[str, Any]:
+        """Replace what spells a control token by marks that a caller cannot guess; ``cut`` keeps the spellings."""
+        pattern = self._controls_but_tags if message.get("role") == "assistant" else self._controls
+
+        def mark(match: re.Match[str]) -> str:
+            cut.append(match.group())
+            return f"{marker}{len(cut) - 1}\ue001"
+
+        return {
+            key: pattern.sub(mark, value) if pattern is not None and isinstance(value, str) else value
+            for key, value in message.items()
+        }
+
+    def is_thinking_open(self, prompt_ids: Sequence[int]) -> bool:
+        """Whether a prompt ends inside reasoning, as templates leave it for models that always think."""
+        tags = self.think_tags
+        if tags is None:
+            return False
+        last = next((i for i in reversed(prompt_ids) if i in (tags.open_id, tags.close_id)), None)
+        return last == tags.open_id
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text without special tokens."""
+        return decode(self.bytes, token_ids)
+
+
+def _read(path: Path, *, required: bool = False) -> dict[str, Any]:
+    if not path.is_file():
+        if required:
+            raise CheckpointNotFound(f"{path} does not exist; a checkpoint needs a fast tokenizer's file.", path=path)
+        return {}
+    return read_json(path)
+
+
+def _content(token: Any) -> str | None:
+    """A special token as older and newer configurations write it: text, or an object with ``content``."""
+    if isinstance(token, Mapping):
+        token = token.get("content")
+    return token if isinstance(token, str) else None
+
+
+def _any_of(names: Any) -> re.Pattern[str] | None:
+    ordered = sorted((name for name in names if name), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, ordered))) if ordered else None
+
+
+def _check(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidText(
+            f"The text has a lone surrogate (U+{ord(text[error.start]):04X}) at character {error.start}, "
+            "which is not a character; send well-formed Unicode."
+        ) from error
