@@ -1,0 +1,105 @@
+"""Checkpoints in memory: each loaded once, however many tiers and drafters use it, and the thread that steps them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from backends.builtin.paths import model_dir
+from backends.errors import ModelLoadError
+from engine.errors import LoadError
+from engine.load.model import load_model
+from engine.load.source import resolve_checkpoint
+from engine.loop import StepLoop
+from engine.models.decoder import DecoderModel
+from engine.tokenize import Tokenizer
+
+Progress = Callable[[str, float], None]
+"""Called with a model's path and the share of it that is loaded, from whichever thread loads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Weights and tokenizer of one folder."""
+
+    folder: Path
+    model: DecoderModel
+    tokenizer: Tokenizer
+
+
+@dataclass(slots=True)
+class _Entry:
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    checkpoint: Checkpoint | None = None
+    num_users: int = 0
+
+
+class WeightPool:
+    """Shares checkpoints between backends, and the thread on which their engines step.
+
+    Parameters
+    ----------
+    threads : CPU threads that one tensor operation may use
+    """
+
+    def __init__(self, *, threads: int = 1) -> None:
+        self.loop = StepLoop("engines", on_start=partial(torch.set_num_threads, threads))
+        self._entries: dict[tuple[str, str, str], _Entry] = {}
+        self._lock = threading.Lock()
+
+    def acquire(self, path: str, *, dtype: str, device: str, progress: Progress | None = None) -> Checkpoint:
+        """Load a checkpoint, or wait for whoever is loading it. Each call is one use, given back by :meth:`release`.
+
+        Raises
+        ------
+        ModelLoadError
+            Naming the file at fault.
+        """
+        with self._lock:
+            entry = self._entries.setdefault((path, dtype, device), _Entry())
+        with entry.lock:
+            if entry.checkpoint is None:
+                entry.checkpoint = load_checkpoint(path, dtype=dtype, device=device, progress=progress)
+            entry.num_users += 1
+            return entry.checkpoint
+
+    def release(self, checkpoint: Checkpoint) -> None:
+        """Give up one use; the last one frees the weights."""
+        with self._lock:
+            for key, entry in list(self._entries.items()):
+                if entry.checkpoint is checkpoint:
+                    entry.num_users -= 1
+                    if not entry.num_users:
+                        del self._entries[key]
+
+    def close(self) -> None:
+        """End the stepping thread; close the backends first. Idempotent."""
+        self.loop.close()
+
+
+def load_checkpoint(path: str, *, dtype: str, device: str, progress: Progress | None = None) -> Checkpoint:
+    """Read weights and tokenizer from a folder, a hub id or ``builtin:tierN``.
+
+    Raises
+    ------
+    ModelLoadError
+    """
+    report = None if progress is None else partial(progress, path)
+    try:
+        folder = model_dir(_builtin_tier(path)) if path.startswith("builtin:") else resolve_checkpoint(path)
+        model = load_model(folder, dtype=dtype, device=device, progress=report)
+        return Checkpoint(folder, model, Tokenizer(folder))
+    except (LoadError, OSError) as error:
+        raise ModelLoadError(f"{path} could not be loaded: {error}") from error
+
+
+def _builtin_tier(path: str) -> int:
+    name = path.removeprefix("builtin:tier")
+    if name not in ("1", "2", "3", "4"):
+        raise ModelLoadError(f"There is no {path!r}; the built-in models are builtin:tier1 to builtin:tier4.")
+    return int(name)
