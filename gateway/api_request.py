@@ -152,7 +152,7 @@ class SharedFields:
         given: dict[str, Any] = {"priority": "background"} if flex else {}
         for key, text in headers.items():
             given[key] = self._wishes[key](_from_header(key, text), f"x-suffice-{key.replace('_', '-')}")
-        for key, value in fields.mapping(own or {}, "suffice").items():
+        for key, value in fields.mapping({} if own is None else own, "suffice").items():
             if key not in self._wishes:
                 known = ", ".join(self._wishes)
                 raise InvalidRequest(

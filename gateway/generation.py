@@ -19,7 +19,7 @@ from gateway.api_request import ApiRequest
 from gateway.auth import Authenticator, Caller
 from gateway.body import Receive, discard_rest, parse_object, read_body
 from gateway.config_sections import ServerConfig
-from gateway.errors import BodyTooLarge, ClientGone, ClientStalled, answer_to, row_of
+from gateway.errors import BodyTooLarge, ClientGone, ClientStalled, Draining, answer_to, row_of
 from gateway.exchange import Exchange
 from gateway.head import Head, read_head
 from gateway.ids import uuid7
@@ -76,9 +76,10 @@ class GenerationEndpoint:
         exchange = Exchange(request_id, self._path, request, caller, head.traceparent, accepted_s)
         try:
             await self._admit(exchange, responder, receive)
-        except asyncio.CancelledError as error:
-            # The server gives up waiting: what was used is billed all the same.
-            await self._service.settle_failure(exchange, error)
+        except asyncio.CancelledError:
+            # The server gives up waiting: what was used is billed all the same, and a stream is not left looking whole.
+            await self._service.settle_failure(exchange, Draining(), is_cancelled=True)
+            await responder.error(answer_to(Draining(), request_id), recording.headers(exchange, with_cost=False))
             raise
         except Exception as error:
             await self._fail(exchange, error, responder)
@@ -175,7 +176,7 @@ class GenerationEndpoint:
         row = row_of(error)
         _report(error, exchange.request_id)
         if exchange.decision is not None or row.status >= 500 or row.status == 499:
-            await self._service.settle_failure(exchange, error)
+            await self._service.settle_failure(exchange, error, is_cancelled=row.status == 499)
         else:
             self._service.metrics.reject(self._path, answer_to(error, exchange.request_id).code)
         if not isinstance(error, ClientGone | ClientStalled):

@@ -100,11 +100,8 @@ def complete_policies(policies: Mapping[str, Policy], router: Router | None) -> 
     thresholds = {int(tier): float(least) for tier, least in derived.get("thresholds", {}).items()}
     value = derived.get("quality_value_usd")
     value_usd = None if value is None else Decimal(str(value))
-    most_novel = float(derived.get("max_novelty", 1.0))
+    most_novel = derived.get("max_novelty")
     return {
-        name: dataclasses.replace(
-            policy.with_derived(thresholds=thresholds, quality_value_usd=value_usd),
-            max_novelty=min(policy.max_novelty, most_novel),
-        )
+        name: policy.with_derived(thresholds=thresholds, quality_value_usd=value_usd, max_novelty=most_novel)
         for name, policy in policies.items()
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import random
 import time
@@ -15,7 +14,7 @@ from backends.protocol import Finished, FinishReason, TokenDelta
 from classifier.types import Sufficiency
 from gateway.answer import Answer
 from gateway.catalog import Catalog
-from gateway.errors import AnswerFailed, ClientGone, ClientStalled, InvalidRequest, UnsupportedOption, row_of
+from gateway.errors import AnswerFailed, InvalidRequest, UnsupportedOption, row_of
 from gateway.exchange import Exchange
 from gateway.metrics import Metrics
 from gateway.predictor import Predictor
@@ -203,14 +202,15 @@ class Service:
         self.metrics.commit_s.observe(time.perf_counter() - started_s)
         self._note(record)
 
-    async def settle_failure(self, exchange: Exchange, error: BaseException) -> None:
-        """Commit the row of a request that failed. What the log cannot take here is only reported: the caller is
-        told of the failure in any case."""
+    async def settle_failure(self, exchange: Exchange, error: Exception, *, is_cancelled: bool) -> None:
+        """Commit the row of a request that failed, or that nobody waits for any more.
+
+        What the log cannot take here is only reported: the caller is told of the failure in any case.
+        """
         if exchange.settled:
             return
         exchange.settled = True
         row = row_of(error)
-        is_cancelled = isinstance(error, ClientGone | ClientStalled | asyncio.CancelledError)
         if is_cancelled:
             await self._count_prompt(exchange)
         reason = FinishReason.CANCELLED if is_cancelled else FinishReason.ERROR

@@ -44,6 +44,8 @@ kind = "echo"
 allowed_tiers = ["expert"]
 """
 
+ECHO = Script()
+
 ERROR_KEYS = {"message", "type", "param", "code"}
 
 
@@ -92,7 +94,7 @@ class Gateway:
                 assert backend.num_running == 0
 
 
-def echo_backends(small: ScriptSource = Script(), large: ScriptSource = Script(), **options: Any) -> dict[str, Backend]:
+def echo_backends(small: ScriptSource = ECHO, large: ScriptSource = ECHO, **options: Any) -> dict[str, Backend]:
     """The ladder's two models."""
     return {"small": EchoBackend("small", small, **options), "large": EchoBackend("large", large, **options)}
 

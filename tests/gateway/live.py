@@ -19,14 +19,15 @@ class LiveServer:
         self._listener = socket.socket()
         self._listener.bind(("127.0.0.1", 0))
         self.server = make_server(app, settings, handle_signals=False)
+        app.state.server = self.server
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> str:
         self._task = asyncio.create_task(self.server.serve(sockets=[self._listener]))
         while not self.server.started:
             if self._task.done():
-                await self._task
-                raise AssertionError("the server did not start")
+                self._listener.close()
+                raise AssertionError(f"the server did not start: {self._task.exception()!r}")
             await asyncio.sleep(0.005)
         host, port = self._listener.getsockname()
         return f"http://{host}:{port}"

@@ -1,0 +1,147 @@
+"""Keys: who gets in where, what a revoked key does, what a web page may not do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.auth import KEY_PREFIX, Authenticator, hash_key, is_loopback, make_key, shown_prefix
+from gateway.config_sections import AuthConfig
+from gateway.errors import Unauthenticated
+from gateway.ids import uuid7
+from gateway.store.records import ApiKey
+from tests.gateway.harness import Gateway, assert_error, make_settings, running
+
+CHAT = {"model": "auto", "messages": [{"role": "user", "content": "hi"}]}
+READ_ONLY = ("/v1/models", "/v1/models/auto", f"/v1/requests/{uuid7()}")
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+async def add_key(gateway: Gateway, tenant: str = "default") -> tuple[str, ApiKey]:
+    secret = make_key()
+    key = ApiKey(
+        key_id=uuid7(),
+        name="test",
+        key_hash=hash_key(secret),
+        prefix=shown_prefix(secret),
+        created_at=datetime.now(UTC),
+        tenant=tenant,
+    )
+    await gateway.parts.store.insert_key(key)
+    return secret, key
+
+
+async def post(gateway: Gateway, headers: Mapping[str, str] | None = None) -> Any:
+    return await gateway.client.post("/v1/chat/completions", json=CHAT, headers=headers)
+
+
+def test_a_key_is_long_random_and_stored_only_as_a_hash() -> None:
+    keys = {make_key() for _ in range(100)}
+    assert len(keys) == 100
+    assert all(key.startswith(KEY_PREFIX) and len(key) >= len(KEY_PREFIX) + 43 for key in keys)
+    key = keys.pop()
+    assert len(hash_key(key)) == 64
+    assert key[len(shown_prefix(key)) :] not in hash_key(key)
+    assert len(shown_prefix(key)) < len(key) / 2
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [("127.0.0.1", True), ("127.8.9.1", True), ("::1", True), ("[::1]", True), ("localhost", True)]
+    + [("0.0.0.0", False), ("::", False), ("10.0.0.1", False), ("example.org", False), ("", False)],
+)
+def test_what_counts_as_loopback(host: str, expected: bool) -> None:
+    assert is_loopback(host) is expected
+
+
+async def test_a_loopback_server_is_open_to_any_word_but_not_to_a_wrong_key_of_its_own(tmp_path: Path) -> None:
+    async with running(make_settings(tmp_path)) as gateway:
+        assert (await post(gateway)).status_code == 200
+        assert (await post(gateway, bearer("anything"))).status_code == 200
+        assert_error(await post(gateway, bearer(make_key())), 401, "invalid_api_key")
+        secret, key = await add_key(gateway, tenant="acme")
+        assert (await post(gateway, bearer(secret))).status_code == 200
+        newest = (await gateway.rows())[0]
+        assert (newest.key_id, newest.tenant) == (key.key_id, "acme")
+
+
+async def test_elsewhere_a_key_is_needed_on_every_path_that_says_or_costs_anything(tmp_path: Path) -> None:
+    async with running(make_settings(tmp_path, auth__required="always")) as gateway:
+        refused = await post(gateway)
+        assert_error(refused, 401, "invalid_api_key")
+        assert refused.headers["www-authenticate"] == "Bearer"
+        for headers in (bearer("x"), bearer(make_key()), {"authorization": "Basic x"}, bearer("k" * 5000)):
+            assert_error(await post(gateway, headers), 401, "invalid_api_key")
+        for path in READ_ONLY:
+            assert_error(await gateway.client.get(path), 401, "invalid_api_key")
+        for path in ("/v1/completions", "/v1/embeddings"):
+            assert_error(await gateway.client.post(path, json={}), 401, "invalid_api_key")
+        assert (await gateway.client.get("/healthz")).status_code == 200
+        secret, _ = await add_key(gateway)
+        assert (await post(gateway, bearer(secret))).status_code == 200
+        assert (await post(gateway, {"authorization": f"bearer  {secret}"})).status_code == 200
+
+
+async def test_a_revoked_key_ends_with_the_cache(tmp_path: Path) -> None:
+    async with running(make_settings(tmp_path, auth__required="always", auth__key_cache_s=0)) as gateway:
+        secret, key = await add_key(gateway)
+        assert (await post(gateway, bearer(secret))).status_code == 200
+        await gateway.parts.store.revoke_key(key.key_id, datetime.now(UTC))
+        error = assert_error(await post(gateway, bearer(secret)), 401, "invalid_api_key")
+        assert "revoked" in error["message"]
+        assert secret not in error["message"]
+
+
+async def test_a_remembered_key_costs_no_look_up_until_its_time_is_over() -> None:
+    secret = make_key()
+    asked: list[str] = []
+    now_s = 0.0
+
+    class Keys:
+        async def find_key(self, key_hash: str) -> ApiKey | None:
+            asked.append(key_hash)
+            if key_hash != hash_key(secret):
+                return None
+            moment = datetime.now(UTC)
+            return ApiKey(key_id="k", name="n", key_hash=key_hash, prefix="p", created_at=moment)
+
+    authenticator = Authenticator(AuthConfig(required="always", key_cache_s=10), "::", Keys(), clock=lambda: now_s)
+    for now_s in (0.0, 5.0, 9.9):
+        assert (await authenticator.check(f"Bearer {secret}")).key_id == "k"
+    assert len(asked) == 1
+    now_s = 10.0
+    await authenticator.check(f"Bearer {secret}")
+    assert len(asked) == 2
+    for _ in range(2):
+        with pytest.raises(Unauthenticated):
+            await authenticator.check(f"Bearer {make_key()}")
+    assert len(asked) == 4, "wrong keys must not be remembered"
+
+
+async def test_one_tenants_request_is_nobody_elses(tmp_path: Path) -> None:
+    async with running(make_settings(tmp_path, auth__required="always")) as gateway:
+        mine, _ = await add_key(gateway, tenant="a")
+        other, _ = await add_key(gateway, tenant="a")
+        request_id = (await post(gateway, bearer(mine))).headers["x-suffice-request-id"]
+        path = f"/v1/requests/{request_id}"
+        assert (await gateway.client.get(path, headers=bearer(mine))).status_code == 200
+        assert_error(await gateway.client.get(path, headers=bearer(other)), 404, "request_not_found")
+
+
+async def test_web_pages_may_not_use_an_open_server(tmp_path: Path) -> None:
+    async with running(make_settings(tmp_path)) as gateway:
+        for origin in ("https://evil.example", "null", "http://192.168.0.3"):
+            assert_error(await post(gateway, {"origin": origin}), 403, "origin_refused")
+        assert (await post(gateway, {"origin": "http://localhost:3000"})).status_code == 200
+    async with running(make_settings(tmp_path, server__cors_origins=("https://app.example",))) as gateway:
+        response = await post(gateway, {"origin": "https://app.example"})
+        assert response.status_code == 200
+        assert response.headers["access-control-allow-origin"] == "https://app.example"
+        assert_error(await post(gateway, {"origin": "https://evil.example"}), 403, "origin_refused")
