@@ -37,7 +37,8 @@ class LinearFactory:
         multiplied with rows quantised to int8 on the fly (twice the memory of 4 bits, several times faster than the
         others, about 1 % noise per layer). ``int4``: kept in 4 bits, bfloat16
         arithmetic. ``exact``: kept in 4 bits, dequantised for each call. ``auto``: int8 where the machine computes it
-        without overflow, else int4; small matrices float32. Dense weights stay dense unless ``int8`` is asked for by name.
+        without overflow, else int4; small matrices float32. Dense weights stay dense unless ``int8`` is asked for by
+        name.
     """
 
     dtype: torch.dtype

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.config import ModelConfig, QuantConfig
-from engine.errors import TensorMismatch, UnsupportedModel
+from engine.errors import LoadError, TensorMismatch, UnsupportedModel
 from engine.kv_cache import DTYPES
 from engine.layers.linear import Linear
 from engine.layers.norm import RMSNorm
@@ -50,12 +50,22 @@ def load_model(
     """
     folder = resolve_checkpoint(source)
     config = load_config(folder)
-    target = torch.device(device)
+    target = _choose_device(device)
     chosen = _choose_dtype(dtype, config, target)
     report = progress or (lambda share: None)
     with torch.inference_mode():
         assembler = _Assembler(TensorFiles(folder), config, LinearFactory(chosen, target, cpu_compute))
         return assembler.assemble(report)
+
+
+def _choose_device(device: torch.device | str) -> torch.device:
+    try:
+        target = torch.device(device)
+    except RuntimeError as error:
+        raise LoadError(f"device is {device!r}; expected 'cpu', 'cuda' or 'cuda:N'.") from error
+    if target.type == "cuda" and (target.index or 0) >= torch.cuda.device_count():
+        raise LoadError(f"device is {device!r}, but PyTorch sees {torch.cuda.device_count()} CUDA devices here.")
+    return target
 
 
 def _choose_dtype(dtype: torch.dtype | str, config: ModelConfig, device: torch.device) -> torch.dtype:
