@@ -35,7 +35,19 @@ class ReasonCode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """One rung: its place (1 is cheapest), name, the served model, price per request, per token and per device hour."""
+    """One rung of the ladder.
+
+    Parameters
+    ----------
+    index : its place; 1 is the cheapest
+    name : what callers and policies call it
+    model : the served model behind it, a name under `[models]`
+    price_per_request_usd : price of an answer, however long
+    price_per_input_token_usd : price of a prompt token, on top
+    price_per_output_token_usd : price of a token of the answer, on top
+    price_per_compute_hour_usd : price of an hour of the device, for the cost by measured seconds
+    context_length : most tokens of prompt and answer; by default the model's own
+    """
 
     index: int
     name: str

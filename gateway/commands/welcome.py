@@ -80,7 +80,7 @@ def curl(address: str, *, needs_key: bool) -> str:
     body = json.dumps({"model": "auto", "messages": [{"role": "user", "content": QUESTION}]})
     # Double quotes: the shell is to fill the key in.
     key = ' -H "authorization: Bearer $SUFFICE_API_KEY"' if needs_key else ""
-    return f"curl -i {address}/v1/chat/completions -H 'content-type: application/json'{key} -d '{body}'"
+    return f"curl -si {address}/v1/chat/completions -H 'content-type: application/json'{key} -d '{body}'"
 
 
 def describe_model(settings: Settings, model: str) -> str:
