@@ -148,7 +148,6 @@ def _add_bench(name: str, module: str, help_text: str) -> None:
 _add_bench("ladder", "gateway.bench.ladder", "Accuracy and cost of every tier and of routing, over HTTP.")
 _add_bench("overhead", "gateway.bench.overhead", "CPU time the gateway adds to a request and to a streamed chunk.")
 _add_bench("durability", "gateway.bench.durability", "Kill the server under load; count the answers its log has lost.")
-_add_bench("engine", "engine.bench", "The engine alone: throughput, beside transformers.")
 
 
 @keys_app.command("create")

@@ -21,7 +21,7 @@ def run_module(module: str, command: str, arguments: Sequence[str]) -> None:
     try:
         program = importlib.import_module(module)
     except ModuleNotFoundError as error:
-        if error.name is not None and error.name.split(".")[0] in ("gateway", "engine"):
+        if error.name is not None and error.name.split(".")[0] == "gateway":
             raise
         raise CommandError(f"{command} needs the package {error.name}; pip install 'suffice[bench]'.") from error
     # argparse names the program after argv[0].

@@ -50,6 +50,8 @@ def plan(
 
 
 def _device(gpu: str | None, memory_gib: float | None) -> tuple[str, int]:
+    if gpu is not None and memory_gib is not None:
+        raise CommandError("--gpu and --memory-gib exclude each other.", status=USAGE_STATUS)
     if memory_gib is not None:
         if not 0 < memory_gib < 1_000_000:
             raise CommandError(f"--memory-gib is {memory_gib}; expected a number above 0.", status=USAGE_STATUS)

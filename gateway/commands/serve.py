@@ -83,9 +83,10 @@ async def _run(app: Starlette, server: GatewayServer, listener: socket.socket, s
     this = asyncio.current_task()
     assert this is not None
     loop = asyncio.get_running_loop()
-    is_serving = False
+    is_serving, received = False, [signal.SIGTERM]
 
-    def end(number: int) -> None:
+    def end(number: signal.Signals) -> None:
+        received.append(number)
         if not is_serving:
             this.cancel()
         else:
@@ -100,7 +101,8 @@ async def _run(app: Starlette, server: GatewayServer, listener: socket.socket, s
             is_serving = True
             await server.serve(sockets=[listener])
     except asyncio.CancelledError:
-        raise CommandError("stopped while loading") from None
+        # 128 + the signal's number, as shells and supervisors read it.
+        raise CommandError("stopped while loading", status=128 + received[-1]) from None
 
 
 async def _note_keys(app: Starlette, settings: Settings) -> None:
