@@ -197,11 +197,12 @@ async def refuse(
     count(path, answer.code)
     if isinstance(error, ClientGone):
         return
-    headers = [*answer.headers(), (b"x-suffice-request-id", request_id.encode())]
+    own_headers = [(b"x-suffice-request-id", request_id.encode()), (b"x-request-id", request_id.encode())]
+    headers = [*answer.headers(), *own_headers]
     if isinstance(error, BodyTooLarge):
         await _refuse_upload(responder, answer.status, headers, answer.json(), receive)
     else:
-        await responder.error(answer, headers[len(answer.headers()) :])
+        await responder.error(answer, own_headers)
 
 
 async def _refuse_upload(

@@ -178,7 +178,9 @@ def note(exchange: Exchange) -> dict[str, Any]:
 def headers(exchange: Exchange, *, with_cost: bool) -> list[tuple[bytes, bytes]]:
     """The ``x-suffice-*`` response headers; the cost of a stream is known only at its end."""
     decision, tier, policy = exchange.decision, exchange.tier, exchange.policy
-    found: list[tuple[bytes, bytes]] = [(b"x-suffice-request-id", exchange.request_id.encode())]
+    request_id = exchange.request_id.encode()
+    # OpenAI's clients read the second name and show it with every error.
+    found: list[tuple[bytes, bytes]] = [(b"x-suffice-request-id", request_id), (b"x-request-id", request_id)]
     if tier is not None:
         found.append((b"x-suffice-tier", b"%d" % tier.index))
         found.append((b"x-suffice-model", _latin(tier.model)))
