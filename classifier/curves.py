@@ -84,9 +84,11 @@ class LadderCurve:
     shares: Floats
 
     def cost_holding(self, quality: float) -> float | None:
-        """Least mean cost at which some setting reaches this quality, None where none does."""
-        reached = self.quality >= quality - 1e-12
-        return float(self.cost[reached].min()) if reached.any() else None
+        """Least mean cost that reaches this quality, mixing settings where that is cheapest; None if none does."""
+        hull_cost, hull_quality = upper_hull(self.cost, self.quality)
+        if quality > hull_quality[-1] + 1e-12:
+            return None
+        return float(np.interp(quality, hull_quality, hull_cost))
 
     def quality_at(self, cost: float) -> float:
         """Best quality at no more than this mean cost, mixing the two nearest settings; NaN below the cheapest."""

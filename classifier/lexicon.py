@@ -34,7 +34,8 @@ GROUPS: Mapping[str, str] = MappingProxyType(
         # What it is about.
         "math": (
             "equation integral derivative matrix polynomial theorem algebra geometry triangle probability prime "
-            "divisor modulo remainder fraction square root angle vector multiply times plus minus divided sum add subtract"
+            "divisor modulo remainder fraction square root angle vector multiply times plus minus divided sum add"
+            " subtract"
         ),
         "code": (
             "code function class python java javascript rust sql query bug compile error exception algorithm array "

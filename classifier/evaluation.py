@@ -1,0 +1,192 @@
+"""A router judged on rows it had not seen, always beside the plain alternatives.
+
+Every figure stands next to the same figure for prompt length alone, for chance, for the best mix without a router and
+for an oracle that knows the outcomes, because a routing result without them says nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from classifier.curves import LadderCurve, fixed_mix_curve, ladder_curve, pair_curve
+from classifier.metrics import bootstrap_interval, brier, calibration_error, log_loss, roc_auc
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+HELD_SHARES = (0.95, 0.97, 0.99)
+_LENGTH_BINS = 20
+_CURVE_SETTINGS = 61
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Estimates beside outcomes, one row a request.
+
+    Attributes
+    ----------
+    p_right, p_as_good : float64 (n, num_tiers), made without having seen the row
+    scores : float64 (n, num_tiers), 0..1, every tier known
+    costs : float64 (num_tiers,) or (n, num_tiers), USD
+    lengths : float64 (n,), characters of the prompt, for the baseline
+    groups, folds : int64 (n,)
+    """
+
+    p_right: Floats
+    p_as_good: Floats
+    scores: Floats
+    costs: Floats
+    lengths: Floats
+    groups: Ints
+    folds: Ints
+
+
+def evaluate(judged: Judged, *, seed: int, num_resamples: int = 200) -> dict[str, Any]:
+    """All metrics as JSON-able numbers; NaN becomes None.
+
+    Parameters
+    ----------
+    judged : estimates and outcomes
+    seed : of the bootstrap
+    num_resamples : of the bootstrap; intervals are 95 %
+    """
+    by_length = length_estimates(judged)
+    found = {
+        "num_rows": len(judged.scores),
+        "tiers": [_tier_metrics(judged, by_length, tier) for tier in range(judged.scores.shape[1])],
+        "pair": _pair_metrics(judged, by_length, seed, num_resamples),
+        "ladder": _ladder_metrics(judged, by_length, seed, num_resamples),
+    }
+    cleaned: dict[str, Any] = _without_nan(found)
+    return cleaned
+
+
+def length_estimates(judged: Judged) -> Floats:
+    """P(right) per tier from prompt length alone: left-out means of length bins, float64 (n, num_tiers)."""
+    estimates = np.empty(judged.scores.shape)
+    for fold in np.unique(judged.folds):
+        inside = judged.folds != fold
+        edges = np.unique(np.quantile(judged.lengths[inside], np.linspace(0, 1, _LENGTH_BINS + 1)[1:-1]))
+        bins = np.searchsorted(edges, judged.lengths)
+        base = judged.scores[inside].mean(axis=0)
+        for each in np.unique(bins):
+            rows = judged.scores[inside & (bins == each)]
+            estimates[(bins == each) & ~inside] = (rows.sum(axis=0) + 2 * base) / (len(rows) + 2)
+    return estimates
+
+
+def _tier_metrics(judged: Judged, by_length: Floats, tier: int) -> dict[str, Any]:
+    right = judged.scores[:, tier]
+    as_good = (right >= judged.scores[:, -1] - 1e-9).astype(np.float64)
+    found = {
+        "tier": tier + 1,
+        "share_right": float(right.mean()),
+        "right": _probability_metrics(judged.p_right[:, tier], right),
+        "right_by_length": {"auc": roc_auc(by_length[:, tier], right), "log_loss": log_loss(by_length[:, tier], right)},
+        "right_by_base_rate": {"auc": 0.5, "log_loss": log_loss(np.full(len(right), right.mean()), right)},
+    }
+    if tier < judged.scores.shape[1] - 1:
+        found["share_as_good"] = float(as_good.mean())
+        found["as_good"] = _probability_metrics(judged.p_as_good[:, tier], as_good)
+    return found
+
+
+def _probability_metrics(p: Floats, outcomes: Floats) -> dict[str, float]:
+    return {
+        "auc": roc_auc(p, outcomes),
+        "log_loss": log_loss(p, outcomes),
+        "brier": brier(p, outcomes),
+        "ece": calibration_error(p, outcomes),
+    }
+
+
+def _pair_metrics(judged: Judged, by_length: Floats, seed: int, num_resamples: int) -> dict[str, Any]:
+    """Lowest against top tier, by estimated benefit, in RouteLLM's terms."""
+    weak, strong = judged.scores[:, 0], judged.scores[:, -1]
+    rankings = {
+        "router": judged.p_right[:, -1] - judged.p_right[:, 0],
+        "length": judged.lengths,
+        "length_fitted": by_length[:, -1] - by_length[:, 0],
+        "oracle": strong - weak,
+    }
+    found: dict[str, Any] = {"random": {"apgr": 0.5}}
+    for name, benefit in rankings.items():
+        curve = pair_curve(benefit, weak, strong)
+        interval = bootstrap_interval(
+            _apgr_of(benefit, weak, strong), judged.groups, seed=seed, num_resamples=num_resamples
+        )
+        found[name] = {
+            "apgr": interval.as_dict(),
+            "cpt50": curve.share_recovering(0.5),
+            "cpt80": curve.share_recovering(0.8),
+            "strong_share_95": curve.share_holding(0.95),
+        }
+    return found
+
+
+def _apgr_of(benefit: Floats, weak: Floats, strong: Floats) -> Callable[[Ints], float]:
+    return lambda rows: pair_curve(benefit[rows], weak[rows], strong[rows]).apgr
+
+
+def _ladder_metrics(judged: Judged, by_length: Floats, seed: int, num_resamples: int) -> dict[str, Any]:
+    """Cost, as a share of the top tier's, at which each way of choosing holds shares of the top tier's quality."""
+    estimates = {"router": judged.p_right, "length": by_length, "oracle": judged.scores}
+    found: dict[str, Any] = {
+        "top_quality": float(judged.scores[:, -1].mean()),
+        "top_cost_usd": float(judged.costs.mean(axis=0)[-1] if judged.costs.ndim == 2 else judged.costs[-1]),
+    }
+    found["fixed_mix"] = _held_costs(
+        lambda rows: fixed_mix_curve(judged.scores[rows], _rows_of(judged.costs, rows)), judged
+    )
+    for name, each in estimates.items():
+        found[name] = _held_costs(_curve_of(judged, each), judged)
+    found["router_interval"] = {
+        f"{share:.0%}": bootstrap_interval(
+            _held_cost_of(_curve_of(judged, judged.p_right), judged, share),
+            judged.groups,
+            seed=seed,
+            num_resamples=max(num_resamples // 4, 20),
+        ).as_dict()
+        for share in HELD_SHARES
+    }
+    return found
+
+
+def _rows_of(costs: Floats, rows: Ints) -> Floats:
+    return costs if costs.ndim == 1 else costs[rows]
+
+
+def _curve_of(judged: Judged, estimates: Floats) -> Callable[[Ints], LadderCurve]:
+    return lambda rows: ladder_curve(
+        estimates[rows], judged.scores[rows], _rows_of(judged.costs, rows), num_settings=_CURVE_SETTINGS
+    )
+
+
+def _held_cost_of(curve_of: Callable[[Ints], LadderCurve], judged: Judged, share: float) -> Callable[[Ints], float]:
+    def statistic(rows: Ints) -> float:
+        costs = _rows_of(judged.costs, rows)
+        top_cost = float(costs[-1] if costs.ndim == 1 else costs[:, -1].mean())
+        held = curve_of(rows).cost_holding(share * float(judged.scores[rows, -1].mean()))
+        return float("nan") if held is None else held / top_cost
+
+    return statistic
+
+
+def _held_costs(curve_of: Callable[[Ints], LadderCurve], judged: Judged) -> dict[str, float]:
+    rows = np.arange(len(judged.scores))
+    return {f"{share:.0%}": _held_cost_of(curve_of, judged, share)(rows) for share in HELD_SHARES}
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_nan(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_without_nan(each) for each in value]
+    if isinstance(value, float) and not np.isfinite(value):
+        return None
+    return value

@@ -1,0 +1,231 @@
+"""The first router: run prompts through every tier, grade, fit, derive, freeze. ``suffice bootstrap``.
+
+Answers are kept as they come, so a killed run goes on where it was; a second run over the same answers only fits. What
+is promised to policies (thresholds, price of quality) rests on estimates for rows the estimators had not seen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import datetime
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from backends.protocol import Backend, Message
+from classifier.artifact import RouterArtifact
+from classifier.card import render_card
+from classifier.embedding import Embedder, SentenceTransformerEmbedder
+from classifier.errors import ClassifierError
+from classifier.evaluation import Judged, evaluate
+from classifier.router import BUILTIN
+from classifier.training import FitOptions, fit_router
+from gateway.outcomes.collect import CollectOptions, Progress, collect
+from gateway.outcomes.described import describe_ladder
+from gateway.outcomes.display import show_progress
+from gateway.outcomes.errors import OutcomeError
+from gateway.outcomes.prompts import PromptRow, make_row, read_prompts, unique_rows
+from gateway.outcomes.records import AnswerLog
+from gateway.outcomes.table import Outcomes, grade
+from gateway.settings import Settings, load_settings
+from policies.derived import derive_for_floors
+from policies.labelled import LabelledTraffic
+
+MAX_NOVELTY = 0.995
+"""Prompts that look more foreign than this go up; about one familiar prompt in two hundred does, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class FitRequest:
+    """What to fit besides the outcomes.
+
+    Parameters
+    ----------
+    seed : of folds, estimators and intervals
+    embedding : sentence-transformers model to add as features, None for none
+    foreign : name -> prompts of other kinds, to report how many of them the novelty bound notices
+    note : a closing paragraph for the card
+    """
+
+    seed: int = 0
+    embedding: str | None = None
+    foreign: Mapping[str, Sequence[str]] | None = None
+    note: str = ""
+
+
+def fit_outcomes(outcomes: Outcomes, request: FitRequest) -> RouterArtifact:
+    """Fit a router to graded answers, judge it, and derive what policies need.
+
+    Raises
+    ------
+    TrainingError, EmbeddingError
+        The outcomes cannot carry a fit, or the embedding model cannot be had.
+    """
+    embedder: Embedder | None = SentenceTransformerEmbedder(request.embedding) if request.embedding else None
+    fitted = fit_router(outcomes.table, seed=request.seed, options=FitOptions(), embedder=embedder)
+    table = outcomes.table
+    lengths = np.array([len(row.prompt) for row in outcomes.rows], dtype=np.float64)
+    judged = Judged(
+        fitted.p_right, fitted.p_as_good, table.scores, outcomes.cost_usd, lengths, table.groups, fitted.folds
+    )
+    traffic = LabelledTraffic(fitted.p_right, fitted.p_as_good, table.scores, outcomes.cost_usd)
+    artifact = fitted.artifact.with_metadata(
+        metrics=evaluate(judged, seed=request.seed),
+        decision=derive_for_floors(traffic, max_novelty=MAX_NOVELTY),
+        graded_by=dict(outcomes.graded_by),
+        measured=_measured(outcomes),
+        note=request.note,
+    )
+    return _with_foreign_shares(artifact, request.foreign or {}, embedder)
+
+
+def _measured(outcomes: Outcomes) -> dict[str, Any]:
+    """Mean device seconds and cost a request and tier; None where not every answer was measured."""
+    seconds, cost = outcomes.compute_s.mean(axis=0), outcomes.measured_cost_usd.mean(axis=0)
+    return {
+        "compute_s": [None if np.isnan(s) else float(s) for s in seconds],
+        "measured_cost_usd": [None if np.isnan(c) else float(c) for c in cost],
+    }
+
+
+def _with_foreign_shares(
+    artifact: RouterArtifact, foreign: Mapping[str, Sequence[str]], embedder: Embedder | None
+) -> RouterArtifact:
+    from classifier.router import ArtifactRouter
+    from classifier.types import RouterRequest
+
+    if not foreign:
+        return artifact
+    router = ArtifactRouter(artifact, embedder=embedder)
+    shares = {}
+    for name, prompts in foreign.items():
+        found = router.predict([RouterRequest(turns=(("user", prompt),)) for prompt in prompts])
+        above = sum(each.novelty > MAX_NOVELTY for each in found)
+        shares[name] = {"n": len(found), "share": above / max(len(found), 1)}
+    return artifact.with_metadata(novelty={**artifact.metadata["novelty"], "foreign": shares})
+
+
+def write_router(artifact: RouterArtifact, path: Path) -> tuple[Path, Path]:
+    """Write the artifact, and its card beside it under the same name with ``.md``."""
+    card = path.with_suffix(".md")
+    artifact.save(path)
+    card.write_text(render_card(artifact), encoding="utf-8")
+    return path, card
+
+
+async def collect_outcomes(
+    rows: Sequence[PromptRow],
+    settings: Settings,
+    backends: Mapping[str, Backend],
+    work: Path,
+    options: CollectOptions,
+    progress: Progress | None = None,
+    *,
+    window: str,
+) -> Outcomes:
+    """Answers of all tiers, from the file or from the backends, graded.
+
+    Raises
+    ------
+    CollectionError
+        The file is of another ladder, or a tier does not answer.
+    BackendError
+        A backend cannot be started.
+    """
+    ladder = settings.ladder
+    with AnswerLog(work, describe_ladder(ladder, settings.models, options)) as log:
+        missing = any((row.key, tier.index) not in log.answers for row in rows for tier in ladder)
+        if missing:
+            for name in dict.fromkeys(tier.model for tier in ladder):
+                await backends[name].start()
+            await collect(rows, {tier.index: backends[tier.model] for tier in ladder}, log, options, progress)
+        return grade(rows, log.answers, ladder, window)
+
+
+def builtin_rows(num_tasks: int, seed: int) -> list[PromptRow]:
+    """Train-split tasks of the natural mix of grades, each as one user message."""
+    from backends.builtin.tasks.generate import generate
+
+    tasks = generate(seed, num_tasks, split="train")
+    return unique_rows(make_row((Message("user", task.prompt),), task.answer, "builtin") for task in tasks)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="suffice bootstrap",
+        description="Run prompts through every tier, grade the answers, and fit the first router.",
+        epilog='A line of the prompt file: {"prompt": "...", "reference": "..."} or {"messages": [...]}; the reference '
+        "(the right answer) is optional, and without it the top tier's answer is taken for right. See docs/router.md.",
+    )
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--prompts", type=Path, metavar="FILE", help="JSON Lines, one prompt a line")
+    source.add_argument("--builtin", action="store_true", help="tasks of the built-in family, for the shipped router")
+    parser.add_argument("--config", "-c", type=Path, metavar="FILE", help="the ladder; by default the built-in one")
+    parser.add_argument("--output", "-o", type=Path, metavar="FILE", help="the artifact; by default in the data folder")
+    parser.add_argument("--work", type=Path, metavar="FILE", help="answers so far; by default beside the artifact")
+    parser.add_argument("--tasks", type=int, default=4000, help="how many tasks --builtin draws")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--concurrency", type=int, default=16, help="requests at a tier at once")
+    parser.add_argument("--max-tokens", type=int, default=512, help="longest answer, thinking included")
+    parser.add_argument("--embedding", metavar="MODEL", help="add a sentence-transformers model as features")
+    parser.add_argument("--quiet", action="store_true", help="no progress display")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line. 0 when a router was written, 1 when it could not be, 2 for a wrong call."""
+    given = _parser().parse_args(arguments)
+    if given.tasks < 1 or given.concurrency < 1 or given.max_tokens < 1:
+        print("suffice bootstrap: --tasks, --concurrency and --max-tokens must be at least 1.", file=sys.stderr)
+        return 2
+    try:
+        artifact, path, card = asyncio.run(_run(given))
+    except (OutcomeError, ClassifierError) as error:
+        print(f"suffice bootstrap: {error}", file=sys.stderr)
+        return 1
+    print(render_card(artifact))
+    print(f"Router {artifact.version} written to {path}, its card to {card}.")
+    if not given.builtin:
+        print(f'Serve with it: set [router] artifact = "{path}".')
+    return 0
+
+
+async def _run(given: argparse.Namespace) -> tuple[RouterArtifact, Path, Path]:
+    settings = load_settings(given.config)
+    rows = builtin_rows(given.tasks, given.seed) if given.builtin else read_prompts(given.prompts)
+    output = given.output or (BUILTIN if given.builtin else settings.data_dir / "router.npz")
+    answers = f"{'builtin' if given.builtin else output.stem}.answers.jsonl"
+    work = given.work or settings.data_dir / answers
+    options = CollectOptions(max_tokens=given.max_tokens, concurrency=given.concurrency, seed=given.seed)
+    outcomes = await _collected(rows, settings, work, options, _window(given, len(rows)), quiet=given.quiet)
+    artifact = fit_outcomes(outcomes, FitRequest(seed=given.seed, embedding=given.embedding))
+    return artifact, *write_router(artifact, output)
+
+
+async def _collected(
+    rows: Sequence[PromptRow], settings: Settings, work: Path, options: CollectOptions, window: str, *, quiet: bool
+) -> Outcomes:
+    from gateway.loading import close_backends, make_backends
+
+    backends = make_backends(settings)
+    try:
+        with show_progress(settings.ladder, quiet=quiet) as progress:
+            return await collect_outcomes(rows, settings, backends, work, options, progress, window=window)
+    finally:
+        await close_backends(list(backends.values()))
+
+
+def _window(given: argparse.Namespace, num_rows: int) -> str:
+    if given.builtin:
+        return f"{num_rows} train-split tasks of the built-in family, natural mix of grades, seed {given.seed}"
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    return f"{given.prompts.name}, answered {today}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

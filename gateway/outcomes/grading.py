@@ -1,0 +1,127 @@
+"""What an answer is worth: compared with a reference, or with the top tier's answer.
+
+A final answer (a number, a letter, a few words) decides where there is one. Two long texts are compared by their words,
+which is weak evidence and reported as such: measured on open text, such a comparison tells good from bad in little more
+than half of the cases (AUC 0.57 for word overlap, 0.50 for embedding similarity).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from backends.builtin.tasks.check import check as check_task
+from backends.builtin.tasks.types import Task
+
+_THINKING = re.compile(r"<think>.*?(</think>|\Z)", re.DOTALL)
+_MARKED = re.compile(
+    r"(?:\\boxed\{([^{}]*)\}|####\s*(.+)|\b(?:final answer|answer|result)\b(?:\s+is)?\s*[:=]?\s*(?:is\s+)?(.+))", re.I
+)
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+_CHOICE = re.compile(r"\A\(?([A-J])\)?(?:[.):\s]|\Z)")
+_MAX_SHORT_WORDS = 8
+
+
+def visible(text: str) -> str:
+    """The answer without thinking; thinking that never ends leaves nothing."""
+    return _THINKING.sub("", text).strip()
+
+
+def normalise_answer(text: str) -> str:
+    """Case, spacing, Markdown, quotes, thousands separators, currency and closing stops folded away."""
+    folded = re.sub(r"\*\*|__|`|\$|€|£|\\boxed|[{}]", "", text.casefold())
+    folded = re.sub(r"(?<=\d),(?=\d{3}\b)", "", folded)
+    folded = re.sub(r"\s+", " ", folded).strip().strip("\"'“”‘’.,;:!() ")
+    if _NUMBER.fullmatch(folded):
+        number = float(folded)
+        return str(int(number)) if number == int(number) and abs(number) < 1e15 else repr(number)
+    return folded
+
+
+def final_answer(text: str) -> str | None:
+    """The final answer of a text in normal form: what is marked as one, a short text itself, or its last number.
+
+    None where the text is open: long, unmarked and without numbers.
+    """
+    said = visible(text)
+    if not said:
+        return None
+    marked = [next(group for group in m.groups() if group) for m in _MARKED.finditer(said) if any(m.groups())]
+    candidate = marked[-1] if marked else said
+    if choice := _CHOICE.match(candidate.strip()):
+        return choice.group(1).casefold()
+    normal = normalise_answer(candidate)
+    if len(normal.split()) <= _MAX_SHORT_WORDS and (marked or not _NUMBER.search(normal)):
+        return _only_number(normal) or normal
+    numbers = _NUMBER.findall(re.sub(r"(?<=\d),(?=\d{3}\b)", "", candidate))
+    return normalise_answer(numbers[-1]) if numbers else None
+
+
+def _only_number(normal: str) -> str | None:
+    numbers = set(_NUMBER.findall(normal))
+    return normalise_answer(numbers.pop()) if len(numbers) == 1 else None
+
+
+def word_overlap(one: str, other: str) -> float:
+    """F1 of the two texts' words as bags, 0..1; 1 for two empty texts."""
+    a, b = (Counter(re.findall(r"\w+", visible(text).casefold())) for text in (one, other))
+    if not a and not b:
+        return 1.0
+    shared = sum((a & b).values())
+    return 2 * shared / (sum(a.values()) + sum(b.values()))
+
+
+def agreement(answer: str, top_answer: str) -> tuple[float, str]:
+    """How far an answer agrees with the top tier's, 0..1, and by what: ``final_answer`` or ``word_overlap``."""
+    if not visible(answer):
+        return (1.0, "final_answer") if not visible(top_answer) else (0.0, "final_answer")
+    mine, theirs = final_answer(answer), final_answer(top_answer)
+    if mine is not None and theirs is not None:
+        return float(mine == theirs), "final_answer"
+    return word_overlap(answer, top_answer), "word_overlap"
+
+
+def _check_final(prompt: str, reference: str, answer: str) -> bool:
+    wanted = final_answer(reference)
+    return final_answer(answer) == wanted if wanted is not None else normalise_answer(answer) == _plain(reference)
+
+
+def _plain(text: str) -> str:
+    return normalise_answer(visible(text))
+
+
+def _check_exact(prompt: str, reference: str, answer: str) -> bool:
+    return visible(answer) == reference.strip()
+
+
+def _check_contains(prompt: str, reference: str, answer: str) -> bool:
+    return normalise_answer(reference) in normalise_answer(visible(answer))
+
+
+def _check_json(prompt: str, reference: str, answer: str) -> bool:
+    bare = re.sub(r"\A```\w*\n|\n?```\Z", "", visible(answer))
+    try:
+        return bool(json.loads(bare) == json.loads(reference))
+    except (ValueError, RecursionError):
+        return False
+
+
+def _check_builtin(prompt: str, reference: str, answer: str) -> bool:
+    return check_task(Task("", "", 0, prompt, reference, ""), answer)
+
+
+Checker = Callable[[str, str, str], bool]
+
+CHECKERS: Mapping[str, Checker] = MappingProxyType(
+    {
+        "final_answer": _check_final,
+        "exact": _check_exact,
+        "contains": _check_contains,
+        "json": _check_json,
+        "builtin": _check_builtin,
+    }
+)
+"""Name -> (prompt, reference, answer) -> right or not."""
