@@ -26,6 +26,7 @@ import uvicorn
 from gateway.store import migrate
 from gateway.store.config import StoreConfig
 from gateway.store.store import Store
+from tests.faults import PrivatePostgres, TinyDisk
 
 POSTGRES_URL = os.environ.get("SUFFICE_TEST_POSTGRES_URL", "postgresql://postgres@127.0.0.1:5432/postgres")
 REDIS_URL = os.environ.get("SUFFICE_TEST_REDIS_URL", "redis://127.0.0.1:6379/15")
@@ -136,6 +137,23 @@ async def store(database_url: str) -> AsyncIterator[Store]:
     """An open store; the test runs once per database."""
     async with Store(StoreConfig(url=database_url)) as opened:
         yield opened
+
+
+@pytest.fixture
+def private_postgres(free_port: int) -> Iterator[PrivatePostgres]:
+    """A running cluster that only this test knows, empty."""
+    cluster = PrivatePostgres(free_port)
+    cluster.start()
+    yield cluster
+    cluster.remove()
+
+
+@pytest.fixture
+def tiny_disk() -> Iterator[TinyDisk]:
+    """A disk to fill; ``resize`` mounts it."""
+    disk = TinyDisk()
+    yield disk
+    disk.remove()
 
 
 @pytest.fixture(scope="session")

@@ -8,25 +8,30 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-import uvicorn
 from starlette.applications import Starlette
 
 from backends.testing import EchoBackend, Script
 from gateway.app import create_app
-from gateway.settings import load_settings
+from gateway.server import make_server
+from gateway.settings import Settings, load_settings
+from gateway.telemetry import configure_logging
 
 
-def make_app(database_url: str, *, port: int, token_delay_s: float = 0.0, prompts: str = "digest") -> Starlette:
-    """The gateway over four echoing tiers named as the built-in ladder's."""
-    overrides = {
+def echo_settings(database_url: str, *, port: int = 8000, **overrides: object) -> Settings:
+    """The built-in ladder's settings without its router. ``overrides`` are section__key, as in the environment."""
+    chosen: dict[str, object] = {
         "database.url": database_url,
         "server.port": port,
         "server.max_concurrency": 1024,
         "router.artifact": "none",
-        "log.prompts": prompts,
-        "log.level": "warning",
+        "log.level": "error",
     }
-    settings = load_settings(environ={}, overrides=overrides)
+    chosen |= {name.replace("__", "."): value for name, value in overrides.items()}
+    return load_settings(environ={}, overrides=chosen)
+
+
+def echo_app(settings: Settings, *, token_delay_s: float = 0.0) -> Starlette:
+    """The gateway over one echoing backend for each served model."""
     script = Script(token_delay_s=token_delay_s)
     return create_app(settings, backends={name: EchoBackend(name, script) for name in settings.models})
 
@@ -37,8 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--database-url", required=True)
     parser.add_argument("--token-delay-s", type=float, default=0.0)
     options = parser.parse_args(argv)
-    app = make_app(options.database_url, port=options.port, token_delay_s=options.token_delay_s)
-    uvicorn.run(app, host="127.0.0.1", port=options.port, log_level="warning", access_log=False)
+    settings = echo_settings(options.database_url, port=options.port)
+    configure_logging(settings.log)
+    make_server(echo_app(settings, token_delay_s=options.token_delay_s), settings).run()
     return 0
 
 

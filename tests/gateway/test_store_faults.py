@@ -5,12 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import signal
 import sqlite3
-import subprocess
 import sys
-import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import asyncpg
@@ -20,45 +17,8 @@ from gateway.store import migrate
 from gateway.store.config import StoreConfig
 from gateway.store.errors import SchemaMismatch, StoreError, StoreFull, StoreUnavailable
 from gateway.store.store import Store
+from tests.faults import PrivatePostgres, TinyDisk
 from tests.gateway.records import make_record
-
-
-class PrivatePostgres:
-    """A cluster of this test's own, which may be stopped, frozen and filled."""
-
-    def __init__(self, folder: Path, port: int, binaries: Path) -> None:
-        self.data = folder / "data"
-        self.port = port
-        self._binaries = binaries
-        # PostgreSQL refuses to run as root.
-        self._prefix = ["runuser", "-u", "postgres", "--"] if os.geteuid() == 0 else []
-        folder.mkdir(mode=0o755)
-        if self._prefix:
-            shutil.chown(folder, "postgres")
-        self._run("initdb", "--auth=trust", "--username=postgres", "--no-sync", "-D", str(self.data))
-        self.url = f"postgresql://postgres:hunter2@127.0.0.1:{port}/postgres"
-
-    def _run(self, program: str, *arguments: str) -> None:
-        command = [*self._prefix, str(self._binaries / program), *arguments]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/", timeout=60)
-
-    def start(self) -> None:
-        options = f"-p {self.port} -c listen_addresses=127.0.0.1 -c unix_socket_directories= -c shared_buffers=16MB"
-        log = str(self.data / "log")
-        self._run("pg_ctl", "-D", str(self.data), "-w", "-o", options, "-l", log, "start")
-
-    def stop(self, mode: str = "immediate") -> None:
-        self._run("pg_ctl", "-D", str(self.data), "-w", "-m", mode, "stop")
-
-    @property
-    def postmaster(self) -> int:
-        return int((self.data / "postmaster.pid").read_text().splitlines()[0])
-
-    def freeze(self, pid: int) -> None:
-        os.kill(pid, signal.SIGSTOP)
-
-    def thaw(self, pid: int) -> None:
-        os.kill(pid, signal.SIGCONT)
 
 
 async def execute(url: str, statement: str) -> None:
@@ -69,29 +29,9 @@ async def execute(url: str, statement: str) -> None:
         await connection.close()
 
 
-def is_running(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()
-
-
 def move_database(path: Path, to: Path) -> None:
     for suffix in ("", "-wal", "-shm"):
         Path(f"{path}{suffix}").rename(f"{to}{suffix}")
-
-
-@pytest.fixture
-def private_postgres(tmp_path_factory: pytest.TempPathFactory, free_port: int) -> Iterator[PrivatePostgres]:
-    binaries = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
-    found = shutil.which("initdb")
-    if not binaries and not found:
-        pytest.skip("initdb is not installed")
-    # Not under tmp_path: the cluster's own user must be able to reach it.
-    folder = Path(f"/tmp/suffice-test-postgres-{free_port}")
-    cluster = PrivatePostgres(folder, free_port, binaries[-1] if binaries else Path(str(found)).parent)
-    cluster.start()
-    yield cluster
-    if (cluster.data / "postmaster.pid").exists():
-        cluster.stop()
-    shutil.rmtree(folder)
 
 
 @pytest.fixture
@@ -151,19 +91,13 @@ async def test_a_restart_between_two_requests_goes_unnoticed(private_postgres: P
 @pytest.mark.db
 async def test_a_frozen_server_is_given_up_on_in_time(private_postgres: PrivatePostgres, served: Store) -> None:
     await served.record(make_record())
-    connection = await asyncpg.connect(private_postgres.url)
-    backends = [row["pid"] for row in await connection.fetch("SELECT pid FROM pg_stat_activity")]
-    await connection.close()
-    frozen = [pid for pid in [private_postgres.postmaster, *backends] if is_running(pid)]
-    for pid in frozen:
-        private_postgres.freeze(pid)
+    frozen = private_postgres.freeze()
     try:
         async with asyncio.timeout(20):
             with pytest.raises(StoreUnavailable):
                 await served.record(make_record())
     finally:
-        for pid in frozen:
-            private_postgres.thaw(pid)
+        private_postgres.thaw(frozen)
     await served.record(make_record())
 
 
@@ -198,9 +132,9 @@ async def test_connections_killed_under_load_lose_nothing(postgres_url: str) -> 
 
 
 @pytest.mark.db
-async def test_a_full_disk_under_postgres(private_postgres: PrivatePostgres, tiny_disk: Callable[[int], Path]) -> None:
+async def test_a_full_disk_under_postgres(private_postgres: PrivatePostgres, tiny_disk: TinyDisk) -> None:
     """The table's own files have no room: a statement fails with SQLSTATE 53100, the cluster lives."""
-    disk = tiny_disk(3)
+    disk = tiny_disk.resize(3)
     space = disk / "space"
     space.mkdir()
     shutil.chown(space, "postgres")
@@ -209,29 +143,9 @@ async def test_a_full_disk_under_postgres(private_postgres: PrivatePostgres, tin
     async with Store(StoreConfig(url=private_postgres.url)) as store:
         num_stored = await fill_until_full(store)
         assert len(await store.recent(limit=1000)) == num_stored
-        tiny_disk(30)
+        tiny_disk.resize(30)
         await store.record(make_record())
         assert len(await store.recent(limit=1000)) == num_stored + 1
-
-
-@pytest.fixture
-def tiny_disk() -> Iterator[Callable[[int], Path]]:
-    """``tiny_disk(megabytes)`` mounts a file system of that size (needs root); called again, it resizes it."""
-    # Not under tmp_path: PostgreSQL's own user must be able to reach it.
-    place = Path(tempfile.mkdtemp(prefix="suffice-test-disk-"))
-
-    def mount(megabytes: int) -> Path:
-        remount = "remount," if place.is_mount() else ""
-        command = ["mount", "-t", "tmpfs", "-o", f"{remount}size={megabytes}m,mode=755", "tmpfs", str(place)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            pytest.skip(f"cannot mount a small disk: {done.stderr.strip()}")
-        return place
-
-    yield mount
-    if place.is_mount():
-        subprocess.run(["umount", "--lazy", str(place)], check=True)
-    place.rmdir()
 
 
 async def fill_until_full(store: Store) -> int:
@@ -247,8 +161,8 @@ async def fill_until_full(store: Store) -> int:
             assert num_stored < 1000
 
 
-async def test_a_full_disk_under_sqlite(tiny_disk: Callable[[int], Path]) -> None:
-    disk = tiny_disk(3)
+async def test_a_full_disk_under_sqlite(tiny_disk: TinyDisk) -> None:
+    disk = tiny_disk.resize(3)
     async with Store(StoreConfig(url=f"sqlite:///{disk / 'suffice.db'}")) as store:
         num_stored = await fill_until_full(store)
         assert num_stored > 0
@@ -259,13 +173,13 @@ async def test_a_full_disk_under_sqlite(tiny_disk: Callable[[int], Path]) -> Non
         )
         assert any(isinstance(outcome, StoreFull) for outcome in outcomes)
         num_stored += sum(outcome is None for outcome in outcomes)
-        tiny_disk(20)
+        tiny_disk.resize(20)
         await store.record(make_record())
         assert len(await store.recent(limit=1000)) == num_stored + 1
 
 
-async def test_a_full_disk_at_start(tiny_disk: Callable[[int], Path]) -> None:
-    disk = tiny_disk(1)
+async def test_a_full_disk_at_start(tiny_disk: TinyDisk) -> None:
+    disk = tiny_disk.resize(1)
     with pytest.raises(OSError, match="space"):
         (disk / "ballast").write_bytes(b"\0" * 2**21)
     with pytest.raises(StoreError):
