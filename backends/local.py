@@ -167,7 +167,9 @@ class LocalBackend:
                 engine_config,
                 eos_token_ids=target.tokenizer.eos_token_ids,
                 loop=self._weights.loop,
-                speculator=drafter and Speculator(drafter, max_draft_tokens=engine_config.max_draft_tokens),
+                speculator=None
+                if drafter is None
+                else Speculator(drafter, max_draft_tokens=engine_config.max_draft_tokens),
                 name=self._model_id,
             )
         except (engine_errors.LoadError, ValueError) as error:

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.engine import texts
-from tests.engine.checkpoints import make_reference, save_reference
 
 from backends.config import LocalModelConfig, SpeculationConfig
 from backends.errors import (
@@ -33,6 +31,8 @@ from backends.protocol import (
     TokenDelta,
 )
 from backends.weights import WeightPool
+from tests.engine import texts
+from tests.engine.checkpoints import make_reference, save_reference
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
 HELLO = (Message("user", "hello world"),)
