@@ -139,6 +139,7 @@ class TimeoutConfig:
     connect_s: float = _option(5.0, "To open a connection.", at_least=0.001)
     first_token_s: float = _option(120.0, "From sending a request to its first token.", at_least=0.001)
     gap_s: float = _option(60.0, "Between two tokens.", at_least=0.001)
+    trailer_s: float = _option(2.0, "From the last token to the token counts.", at_least=0.001)
     health_s: float = _option(30.0, "For a health check's whole completion.", at_least=0.001)
 
     def __post_init__(self) -> None:

@@ -136,7 +136,8 @@ class Finished:
     """The one ending of a generation.
 
     ``compute_s`` is device seconds (GPU, or CPU thread) attributed to the request: its share of every step it took part
-    in; 0 with ``compute_measured`` False when the backend cannot know (a remote server).
+    in; 0 with ``compute_measured`` False when the backend cannot know (a remote server). ``usage_estimated`` says that
+    a server did not count its tokens, so the counts are ours, by what was seen of the text.
     """
 
     reason: FinishReason
@@ -146,6 +147,7 @@ class Finished:
     compute_measured: bool = False
     error: str | None = None
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    usage_estimated: bool = False
 
 
 Event = TokenDelta | Finished

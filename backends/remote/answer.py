@@ -1,0 +1,157 @@
+"""What one generation has said so far: chunks in, one delta per read out, and the ending when it comes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import ceil
+
+from backends.errors import BackendFailure
+from backends.protocol import (
+    Finished,
+    FinishReason,
+    GenerateRequest,
+    Timings,
+    TokenDelta,
+    TokenLogprob,
+    Usage,
+)
+from backends.remote.chunks import Chunk
+
+# English prose in common vocabularies; only used where a server does not count.
+_BYTES_PER_TOKEN = 4
+
+
+class Answer:
+    """Accumulates one generation. ``clock`` is in seconds; it starts at construction."""
+
+    def __init__(self, request: GenerateRequest, clock: Callable[[], float], began_s: float | None = None) -> None:
+        self._request = request
+        self._clock = clock
+        self._began_s = clock() if began_s is None else began_s
+        self._first_s: float | None = None
+        self._reason: FinishReason | None = None
+        self._unknown_reason: str | None = None
+        self._usage: Usage | None = None
+        self._prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+        self.num_tokens = 0
+        self.num_reasoning_tokens = 0
+
+    def restarted(self) -> Answer:
+        """Return a blank answer for the next attempt; time runs on."""
+        return Answer(self._request, self._clock, self._began_s)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a first token has arrived."""
+        return self._first_s is not None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the server has said why the answer ended."""
+        return self._reason is not None
+
+    @property
+    def is_unreadable(self) -> bool:
+        """Whether the server gave a reason for ending that nobody documented."""
+        return self._unknown_reason is not None
+
+    @property
+    def has_usage(self) -> bool:
+        """Whether the server has counted its tokens."""
+        return self._usage is not None
+
+    def take(self, chunks: Sequence[Chunk]) -> list[TokenDelta]:
+        """Take chunks that arrived together; return their content in as few deltas as keep its order.
+
+        Text that has already arrived together is not made to travel apart.
+        """
+        deltas: list[TokenDelta] = []
+        text = reasoning = ""
+        logprobs: tuple[TokenLogprob, ...] = ()
+        num_tokens = 0
+        for chunk in chunks:
+            self._note(chunk)
+            if not chunk.has_content:
+                continue
+            if text and chunk.reasoning:
+                deltas.append(TokenDelta(text, reasoning, num_tokens, logprobs))
+                text, reasoning, logprobs, num_tokens = "", "", (), 0
+            text += chunk.text
+            reasoning += chunk.reasoning
+            logprobs += chunk.logprobs
+            num_tokens += self._count(chunk)
+        if text or reasoning or logprobs:
+            deltas.append(TokenDelta(text, reasoning, num_tokens, logprobs))
+        if deltas and self._first_s is None:
+            self._first_s = self._clock()
+        return deltas
+
+    def _note(self, chunk: Chunk) -> None:
+        if chunk.reason is not None and self._reason is None:
+            self._reason = chunk.reason
+            self._unknown_reason = chunk.unknown_reason
+        if chunk.usage is not None:
+            self._usage = chunk.usage
+        if chunk.prompt_logprobs is not None:
+            self._prompt_logprobs = chunk.prompt_logprobs
+
+    def _count(self, chunk: Chunk) -> int:
+        # A chunk is one token at most servers; with logprobs the count is exact.
+        num_tokens = len(chunk.logprobs) or 1
+        self.num_tokens += num_tokens
+        if chunk.reasoning and not chunk.text:
+            self.num_reasoning_tokens += num_tokens
+        return num_tokens
+
+    def whole(self, where: str) -> Finished:
+        """Return the ending of a stream that came to its end.
+
+        Raises
+        ------
+        BackendFailure : it ended without saying why, or for a reason nobody documented
+        """
+        if self._unknown_reason is not None:
+            raise BackendFailure(f"{where} ended the answer with finish_reason {self._unknown_reason!r}.")
+        if self._reason is None:
+            what = "in the middle of the answer" if self.has_begun else "without an answer"
+            raise BackendFailure(f"{where} ended the stream {what}.")
+        return self.ending()
+
+    def ending(self, reason: FinishReason | None = None, error: str | None = None) -> Finished:
+        """Return the ending: the server's, unless another reason is given."""
+        assert reason is not None or self._reason is not None, "an answer without an ending needs a reason"
+        return Finished(
+            reason=reason or self._reason or FinishReason.ERROR,
+            usage=self._usage if self._usage is not None else self._estimate(),
+            timings=self._timings(),
+            error=error,
+            prompt_logprobs=self._prompt_logprobs,
+            usage_estimated=self._usage is None,
+        )
+
+    def _estimate(self) -> Usage:
+        return Usage(
+            prompt_tokens=estimate_prompt_tokens(self._request),
+            completion_tokens=self.num_tokens,
+            reasoning_tokens=self.num_reasoning_tokens,
+        )
+
+    def _timings(self) -> Timings:
+        total_s = self._clock() - self._began_s
+        if self._first_s is None:
+            return Timings(total_s=total_s)
+        ttft_s = self._first_s - self._began_s
+        num_tokens = self._usage.completion_tokens if self._usage is not None else self.num_tokens
+        itl_s = (total_s - ttft_s) / (num_tokens - 1) if num_tokens > 1 else 0.0
+        return Timings(ttft_s=ttft_s, itl_s=itl_s, total_s=total_s)
+
+
+def estimate_prompt_tokens(request: GenerateRequest) -> int:
+    """Estimate the prompt's length in tokens from its bytes; exact for token ids."""
+    if request.prompt_token_ids is not None:
+        return len(request.prompt_token_ids)
+    if request.messages is not None:
+        texts = [message.content for message in request.messages]
+    else:
+        texts = [request.prompt or ""]
+    return max(1, sum(ceil(len(text.encode("utf-8", "replace")) / _BYTES_PER_TOKEN) for text in texts))

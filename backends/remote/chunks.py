@@ -1,0 +1,206 @@
+"""What we receive: one JSON chunk of a stream, or one whole answer, as typed facts.
+
+Servers differ in small ways; each reader below names whose way it accepts. Whatever has the wrong type is a
+:class:`MalformedChunk`, never an ``AttributeError`` three calls later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+import orjson
+
+from backends.protocol import FinishReason, TokenLogprob, Usage
+
+UNKNOWN_TOKEN_ID = -1
+"""``TokenLogprob.token_id`` where a server names tokens by text only."""
+
+_REASONS: Mapping[str, FinishReason] = {
+    "stop": FinishReason.STOP,
+    "eos": FinishReason.STOP,
+    "eos_token": FinishReason.STOP,
+    "stop_sequence": FinishReason.STOP,
+    "end_turn": FinishReason.STOP,
+    "length": FinishReason.LENGTH,
+    "max_tokens": FinishReason.LENGTH,
+    "tool_calls": FinishReason.TOOL_CALLS,
+    "function_call": FinishReason.TOOL_CALLS,
+    "content_filter": FinishReason.CONTENT_FILTER,
+}
+
+
+class MalformedChunk(Exception):
+    """The server sent something that is not a chunk; the message shows its beginning."""
+
+
+class ErrorChunk(Exception):
+    """The server sent an error object inside a stream that began with status 200."""
+
+    def __init__(self, body: Any) -> None:
+        super().__init__("error in stream")
+        self.body = body
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """What one chunk adds. ``reason`` is set by the chunk that ends the answer, ``usage`` by the one that counts it.
+
+    ``unknown_reason`` is a finish reason nobody documented: treated as a failure, so that a truncated answer is never
+    shown as a whole one.
+    """
+
+    text: str = ""
+    reasoning: str = ""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    reason: FinishReason | None = None
+    unknown_reason: str | None = None
+    usage: Usage | None = None
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+
+    @property
+    def has_content(self) -> bool:
+        return bool(self.text or self.reasoning or self.logprobs)
+
+
+def read_chunk(data: bytes) -> Chunk:
+    """Read one chunk of a chat or text completion, streamed or whole.
+
+    Raises
+    ------
+    MalformedChunk : not JSON, or not a chunk
+    ErrorChunk : an error object
+    """
+    try:
+        body = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise MalformedChunk(f"expected JSON, got {_beginning(data)}") from error
+    if not isinstance(body, dict):
+        raise MalformedChunk(f"expected a JSON object, got {_beginning(data)}")
+    # vLLM and llama.cpp: {"error": {...}}; some proxies send null in every good chunk.
+    if body.get("error") is not None or body.get("object") == "error":
+        raise ErrorChunk(body)
+    try:
+        return _read(body)
+    except (TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
+        raise MalformedChunk(f"expected a completion chunk, got {_beginning(data)}") from error
+
+
+def _read(body: dict[str, Any]) -> Chunk:
+    choices = body.get("choices")
+    usage = body.get("usage")
+    if choices is None and usage is None and "object" not in body:
+        raise ValueError("neither choices nor usage")
+    read_usage_ = read_usage(usage) if usage is not None else None
+    if not choices:
+        return Chunk(usage=read_usage_)
+    choice = choices[0]
+    reason, unknown = _reason(choice.get("finish_reason"))
+    source = choice.get("delta") or choice.get("message") or choice
+    return Chunk(
+        text=_text(source.get("content")) + _text(source.get("text")),
+        # DeepSeek, llama.cpp, SGLang: reasoning_content; newer vLLM and OpenRouter: reasoning.
+        reasoning=_text(source.get("reasoning_content")) or _text(source.get("reasoning")),
+        logprobs=read_logprobs(choice.get("logprobs")),
+        reason=reason,
+        unknown_reason=unknown,
+        usage=read_usage_,
+        prompt_logprobs=_prompt_logprobs(choice.get("prompt_logprobs") or body.get("prompt_logprobs")),
+    )
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise TypeError("text is not a string")
+    return value
+
+
+def _reason(value: Any) -> tuple[FinishReason | None, str | None]:
+    if value is None or value == "":
+        return None, None
+    known = _REASONS.get(value)
+    return (known, None) if known is not None else (FinishReason.ERROR, str(value)[:100])
+
+
+def _count(value: Any) -> int:
+    if value is None:
+        return 0
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError("not a count")
+    return value
+
+
+def read_usage(body: Any) -> Usage:
+    """Read OpenAI's ``usage`` object; missing details count as 0."""
+    completion = body.get("completion_tokens_details") or {}
+    prompt = body.get("prompt_tokens_details") or {}
+    return Usage(
+        prompt_tokens=_count(body.get("prompt_tokens")),
+        completion_tokens=_count(body.get("completion_tokens")),
+        cached_tokens=_count(prompt.get("cached_tokens")),
+        reasoning_tokens=_count(completion.get("reasoning_tokens")),
+        draft_tokens=_count(completion.get("accepted_prediction_tokens"))
+        + _count(completion.get("rejected_prediction_tokens")),
+        accepted_draft_tokens=_count(completion.get("accepted_prediction_tokens")),
+    )
+
+
+def read_logprobs(body: Any) -> tuple[TokenLogprob, ...]:
+    """Read either shape: ``content`` of chat completions, or the parallel lists of text completions."""
+    if body is None:
+        return ()
+    if body.get("content") is not None:
+        return tuple(_chat_logprob(entry) for entry in body["content"])
+    if body.get("tokens") is None:
+        return ()
+    tokens, values = body["tokens"], body["token_logprobs"]
+    tops = body.get("top_logprobs") or [None] * len(tokens)
+    return tuple(
+        TokenLogprob(token, UNKNOWN_TOKEN_ID, _logprob(value), _pairs(top))
+        for token, value, top in zip(tokens, values, tops, strict=True)
+        if value is not None  # the first token of an echoed prompt has none
+    )
+
+
+def _chat_logprob(entry: Any) -> TokenLogprob:
+    top = tuple(
+        (each["token"], each.get("id", UNKNOWN_TOKEN_ID), _logprob(each["logprob"]))
+        for each in entry.get("top_logprobs") or ()
+    )
+    return TokenLogprob(entry["token"], entry.get("id", UNKNOWN_TOKEN_ID), _logprob(entry["logprob"]), top)
+
+
+def _pairs(top: Any) -> tuple[tuple[str, int, float], ...]:
+    if not top:
+        return ()
+    return tuple((token, UNKNOWN_TOKEN_ID, _logprob(value)) for token, value in top.items())
+
+
+def _logprob(value: Any) -> float:
+    number = float(value)
+    if not isfinite(number):
+        raise ValueError("a log-probability is not finite")
+    return number
+
+
+def _prompt_logprobs(body: Any) -> tuple[TokenLogprob | None, ...] | None:
+    """Read vLLM's ``prompt_logprobs``: per position None or a mapping of token id, the prompt's own token first."""
+    if body is None:
+        return None
+    return tuple(_prompt_logprob(entry) for entry in body)
+
+
+def _prompt_logprob(entry: Any) -> TokenLogprob | None:
+    if entry is None:
+        return None
+    found = [(str(each.get("decoded_token", "")), int(key), _logprob(each["logprob"])) for key, each in entry.items()]
+    token, identity, logprob = found[0]
+    return TokenLogprob(token, identity, logprob, tuple(sorted(found, key=lambda item: -item[2])))
+
+
+def _beginning(data: bytes) -> str:
+    return repr(data[:80].decode("utf-8", "replace")) + ("…" if len(data) > 80 else "")

@@ -1,0 +1,345 @@
+"""A model behind one or several OpenAI-compatible servers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from random import Random
+from typing import Any, TypeVar
+
+import httpx
+import orjson
+
+from backends.config import RemoteModelConfig
+from backends.errors import BackendError, BackendFailure, BackendUnavailable, RequestRejected, UnsupportedByBackend
+from backends.protocol import (
+    Capability,
+    EmbedResult,
+    Event,
+    Finished,
+    FinishReason,
+    GenerateRequest,
+    Health,
+    Load,
+    Message,
+    SamplingParams,
+    ScoreResult,
+)
+from backends.remote.answer import Answer, estimate_prompt_tokens
+from backends.remote.attempts import AttemptPlan, Try
+from backends.remote.calls import embed_body, read_embeddings, read_score, read_token_count, score_body, tokenize_body
+from backends.remote.failures import blames_replica
+from backends.remote.replicas import Lease, Replica, ReplicaSet
+from backends.remote.stream import Exchange
+from backends.remote.transport import build_client
+from backends.remote.waits import BackendClosed, Waits
+from backends.remote.wire import request_body, request_path
+
+T = TypeVar("T")
+
+# What a request without max_tokens is taken to weigh when replicas are compared, in output tokens.
+_EXPECTED_TOKENS = 256
+# A prompt token costs a server about this share of an output token.
+_PREFILL_WEIGHT = 0.1
+_MAX_CALL_BYTES = 64 * 1024 * 1024
+
+
+class OpenAIBackend:
+    """Generate, score and embed at the replica with the least outstanding work.
+
+    Failures before the first token are retried, on another replica where there is one; after it they end the answer
+    with ``error``. Answers are always streamed from the server, whatever the caller does with them.
+
+    Parameters
+    ----------
+    model_id : the served model's name on our side
+    config : servers, limits and what they offer
+    api_key : sent as a bearer token; kept out of every message and log
+    client : an HTTP client of your own; :meth:`close` leaves it open
+    clock, sleep, rng : injected time in seconds, and chance
+
+    Notes
+    -----
+    One event loop. Token counts are the server's; where it sends none, ``Finished.usage_estimated`` is set.
+    """
+
+    def __init__(
+        self,
+        model_id: str,
+        config: RemoteModelConfig,
+        *,
+        api_key: str | None = None,
+        client: httpx.AsyncClient | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        rng: Random | None = None,
+    ) -> None:
+        self._model_id = model_id
+        self._config = config
+        self._secrets = (api_key,) if api_key else ()
+        self._headers = _headers(config, api_key)
+        self._client = client
+        self._owns_client = client is None
+        self._clock = clock
+        self._sleep = sleep
+        self._rng = rng or Random()
+        self._waits = Waits()
+        self._replicas = ReplicaSet.of(config.urls, config.breaker, config.max_outstanding)
+        # Servers are asked to count until one refuses the question.
+        self._asks_usage = True
+
+    @property
+    def model_id(self) -> str:
+        return self._model_id
+
+    @property
+    def context_length(self) -> int | None:
+        return self._config.context_length
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        return frozenset(self._config.capabilities)
+
+    @property
+    def replicas(self) -> ReplicaSet:
+        """The servers and what is known of them."""
+        return self._replicas
+
+    async def start(self) -> None:
+        """Make the client; connections open with the first requests."""
+        self._connected()
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[Event]:
+        """Yield deltas and one ending. See :class:`backends.protocol.Backend`.
+
+        Raises
+        ------
+        UnsupportedByBackend : the request needs what the servers were not said to offer
+        ContextLengthExceeded, RequestRejected : a server refused this request
+        BackendOverloaded, BackendUnavailable, BackendTimeout, BackendFailure : every attempt failed; the last error
+        """
+        answer = Answer(request, self._clock)
+        is_settled = False
+        try:
+            body = request_body(request, self._config, with_usage=self._asks_usage)
+            plan = self._plan()
+            step = plan.first(self._clock())
+            while True:
+                replica = await self._claim(plan, step)
+                try:
+                    async with aclosing(self._attempt(replica, request, body, answer)) as events:
+                        async for event in events:
+                            is_settled = isinstance(event, Finished)
+                            yield event
+                    return
+                except BackendError as error:
+                    step = plan.after(error, replica, self._clock())
+                    answer = answer.restarted()
+        except BackendClosed:
+            is_settled = True
+            raise self._closed() from None
+        except BackendError:
+            is_settled = True
+            raise
+        finally:
+            if not is_settled and request.on_abandoned is not None:
+                request.on_abandoned(answer.ending(FinishReason.CANCELLED))
+
+    async def _attempt(
+        self, replica: Replica, request: GenerateRequest, body: dict[str, Any], answer: Answer
+    ) -> AsyncGenerator[Event, None]:
+        """Play one attempt: raise before the first delta, end with ``error`` after it."""
+        with Lease(replica, self._clock(), _work(request)) as lease:
+            try:
+                async with (
+                    await self._open(replica, request_path(request), body) as exchange,
+                    aclosing(exchange.chunks()) as reads,
+                ):
+                    async for chunks in reads:
+                        for delta in answer.take(chunks):
+                            lease.progress(delta.num_tokens)
+                            yield delta
+                        exchange.expect(answer)
+                ending = answer.whole(replica.url)
+                lease.succeed()
+            except (BackendError, BackendClosed) as error:
+                ending = self._broken(lease, answer, error)
+        yield ending
+
+    def _broken(self, lease: Lease, answer: Answer, error: BackendError | BackendClosed) -> Finished:
+        """Return the ending of an attempt that broke, or raise what broke it while it may still be retried."""
+        if answer.is_complete and not answer.is_unreadable:
+            # The answer is whole; only its token counts were lost.
+            lease.succeed()
+            return answer.ending()
+        if isinstance(error, BackendClosed):
+            if answer.has_begun:
+                return answer.ending(FinishReason.CANCELLED, str(self._closed()))
+            raise error
+        self._judge(lease, error)
+        if not answer.has_begun:
+            raise error
+        return answer.ending(FinishReason.ERROR, str(error))
+
+    async def count_tokens(self, request: GenerateRequest) -> int | None:
+        """Ask the server, where it can tokenize (vLLM's ``/tokenize``); None where it cannot, or does not answer."""
+        if request.prompt_token_ids is not None:
+            return len(request.prompt_token_ids)
+        if "tokenize" not in self._config.capabilities:
+            return None
+        try:
+            return await self._call("../tokenize", tokenize_body(request, self._config), read_token_count, 1.0)
+        except BackendError:
+            return None
+
+    async def score(self, prompt: GenerateRequest, answer: str) -> ScoreResult:
+        """Read ``answer`` after ``prompt`` in one prefill, where the server offers it."""
+        path, body = score_body(prompt, answer, self._config)
+        work = _PREFILL_WEIGHT * estimate_prompt_tokens(prompt)
+        return await self._call(path, body, lambda data: read_score(data, prompt, answer, self._config), work)
+
+    async def embed(self, texts: Sequence[str]) -> EmbedResult:
+        """Embed by ``/v1/embeddings``."""
+        if "embed" not in self._config.capabilities:
+            raise UnsupportedByBackend("embed", self._config.model)
+        body = embed_body(texts, self._config)
+        return await self._call("/embeddings", body, lambda data: read_embeddings(data, len(texts)), 1.0)
+
+    async def health(self) -> Health:
+        """Have every replica make one token, past its breaker; healthy when one of them does.
+
+        A replica that answers closes its breaker, so a server that came back is used at once.
+        """
+        began_s = self._clock()
+        found = await asyncio.gather(*(self._probe(replica) for replica in self._replicas.replicas))
+        broken = [detail for detail in found if detail is not None]
+        return Health(len(broken) < len(found), self._clock() - began_s, "; ".join(broken))
+
+    async def _probe(self, replica: Replica) -> str | None:
+        """Return what is wrong with a replica, None when it made a token."""
+        sampling = SamplingParams(temperature=0.0, max_tokens=1)
+        chat = GenerateRequest("health", messages=(Message("user", "ping"),), sampling=sampling)
+        # A base model without a chat template refuses the first.
+        for probe in (chat, replace(chat, messages=None, prompt="ping")):
+            try:
+                await self._waits.bounded(self._one_token(replica, probe), self._config.timeouts.health_s)
+                return None
+            except RequestRejected as error:
+                detail = str(error)
+            except TimeoutError:
+                return f"{replica.url}: no token in {self._config.timeouts.health_s} s"
+            except (BackendError, BackendClosed) as error:
+                return str(error) or str(self._closed())
+        return detail
+
+    async def _one_token(self, replica: Replica, probe: GenerateRequest) -> None:
+        body = request_body(probe, self._config, with_usage=self._asks_usage)
+        answer = Answer(probe, self._clock)
+        async with aclosing(self._attempt(replica, probe, body, answer)) as events:
+            async for event in events:
+                if isinstance(event, Finished) and event.reason is FinishReason.ERROR:
+                    raise BackendFailure(event.error or f"{replica.url}: the probe failed")
+
+    def load(self) -> Load:
+        return Load(running=self._replicas.num_outstanding)
+
+    async def close(self) -> None:
+        """End what runs with ``cancelled``, close connections. Idempotent."""
+        self._waits.close()
+        if self._client is not None and self._owns_client:
+            await self._client.aclose()
+
+    async def _call(self, path: str, body: dict[str, Any], read: Callable[[bytes], T], work: float) -> T:
+        """Post and read one whole answer, with the same retries as a generation."""
+        plan = self._plan()
+        step = plan.first(self._clock())
+        try:
+            while True:
+                replica = await self._claim(plan, step)
+                try:
+                    return await self._call_once(replica, path, body, read, work)
+                except BackendError as error:
+                    step = plan.after(error, replica, self._clock())
+        except BackendClosed:
+            raise self._closed() from None
+
+    async def _call_once(
+        self, replica: Replica, path: str, body: dict[str, Any], read: Callable[[bytes], T], work: float
+    ) -> T:
+        with Lease(replica, self._clock(), work) as lease:
+            try:
+                async with await self._open(replica, path, body) as exchange:
+                    result = read(await exchange.read_all(_MAX_CALL_BYTES))
+            except BackendError as error:
+                self._judge(lease, error)
+                raise
+            lease.succeed()
+            return result
+
+    async def _open(self, replica: Replica, path: str, body: dict[str, Any]) -> Exchange:
+        """Return an exchange whose answer has begun with status 200."""
+        exchange = self._exchange(replica, path, body)
+        try:
+            await exchange.send()
+        except RequestRejected as error:
+            if "stream_options" not in body or "stream_options" not in str(error):
+                raise
+            # An older server: ask again without, and never again.
+            self._asks_usage = False
+            del body["stream_options"]
+            exchange = self._exchange(replica, path, body)
+            await exchange.send()
+        return exchange
+
+    def _exchange(self, replica: Replica, path: str, body: dict[str, Any]) -> Exchange:
+        return Exchange(
+            self._connected(),
+            replica.url,
+            path,
+            orjson.dumps(body),
+            headers=self._headers,
+            timeouts=self._config.timeouts,
+            waits=self._waits,
+            secrets=self._secrets,
+            clock=self._clock,
+        )
+
+    def _plan(self) -> AttemptPlan:
+        if self._waits.is_closed:
+            raise self._closed()
+        return AttemptPlan(self._replicas, self._config.retry, self._rng, self._model_id)
+
+    async def _claim(self, plan: AttemptPlan, step: Try) -> Replica:
+        if step.wait_s > 0:
+            await self._waits.bounded(self._sleep(step.wait_s), step.wait_s + 1.0)
+        return plan.claim(step, self._clock())
+
+    def _judge(self, lease: Lease, error: BackendError) -> None:
+        if blames_replica(error):
+            lease.fail(self._clock())
+        elif not error.retryable:
+            # It refused this request, as a working server does.
+            lease.succeed()
+
+    def _connected(self) -> httpx.AsyncClient:
+        if self._client is None:
+            self._client = build_client(self._config)
+        return self._client
+
+    def _closed(self) -> BackendUnavailable:
+        return BackendUnavailable(f"Model {self._model_id!r} is closed.")
+
+
+def _headers(config: RemoteModelConfig, api_key: str | None) -> Mapping[str, str]:
+    headers = {"content-type": "application/json", "accept-encoding": "identity", **config.extra_headers}
+    if api_key:
+        headers["authorization"] = f"Bearer {api_key}"
+    return headers
+
+
+def _work(request: GenerateRequest) -> float:
+    num_tokens = min(request.sampling.max_tokens or _EXPECTED_TOKENS, _EXPECTED_TOKENS)
+    return num_tokens + _PREFILL_WEIGHT * estimate_prompt_tokens(request)

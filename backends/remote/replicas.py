@@ -1,0 +1,132 @@
+"""The servers behind one model: which takes the next request, and which is left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+
+from backends.config import BreakerConfig
+from backends.remote.breaker import Breaker, BreakerState
+
+
+@dataclass(slots=True, eq=False)
+class Replica:
+    """One server and what is known of it. ``work`` is in expected output tokens; ``resting_until`` on our clock."""
+
+    url: str
+    breaker: Breaker
+    num_outstanding: int = 0
+    work: float = 0.0
+    resting_until: float = 0.0
+
+    def can_take(self, now_s: float, max_outstanding: int) -> bool:
+        """Return whether a request may go here now."""
+        return (
+            self.num_outstanding < max_outstanding and now_s >= self.resting_until and self.breaker.can_attempt(now_s)
+        )
+
+    def wait_s(self, now_s: float) -> float:
+        """Return the seconds until a request may go here, as far as known; 0 when only a free place is missing."""
+        return max(self.breaker.wait_s(now_s), self.resting_until - now_s, 0.0)
+
+    def rest(self, until_s: float) -> None:
+        """Leave the server alone until then, as it asked with Retry-After."""
+        self.resting_until = max(self.resting_until, until_s)
+
+
+class Lease:
+    """One attempt's claim on a replica, given back on leaving the ``with`` block with whatever was learnt.
+
+    A health check may claim a replica whose breaker is open; success then closes it.
+    """
+
+    def __init__(self, replica: Replica, now_s: float, work: float) -> None:
+        self.replica = replica
+        breaker = replica.breaker
+        self._ticket = breaker.begin(now_s) if breaker.can_attempt(now_s) else None
+        self._is_trial = breaker.state(now_s) is not BreakerState.CLOSED
+        self._work_left = work
+        replica.num_outstanding += 1
+        replica.work += work
+
+    def progress(self, num_tokens: int) -> None:
+        """Count tokens that have arrived: that much less work is outstanding.
+
+        The first of them ends a half-open breaker's trial: whole answers may take minutes.
+        """
+        if self._is_trial:
+            self.succeed()
+            self._is_trial = False
+        done = min(self._work_left, float(num_tokens))
+        self._work_left -= done
+        self.replica.work -= done
+
+    def succeed(self) -> None:
+        """The server works."""
+        if self._ticket is None:
+            self.replica.breaker.reset()
+        else:
+            self.replica.breaker.succeed(self._ticket)
+
+    def fail(self, now_s: float) -> None:
+        """The server is broken."""
+        if self._ticket is not None:
+            self.replica.breaker.fail(self._ticket, now_s)
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.replica.num_outstanding -= 1
+        self.replica.work -= self._work_left
+        if self.replica.num_outstanding == 0:
+            self.replica.work = 0.0  # what rounding left over
+        # After succeed or fail this changes nothing.
+        if self._ticket is not None:
+            self.replica.breaker.abandon(self._ticket)
+
+
+@dataclass(slots=True)
+class ReplicaSet:
+    """Every replica of a model.
+
+    References
+    ----------
+    "Least outstanding work" is least-loaded balancing with requests weighted by expected length; with equal weights
+    it is the usual least-outstanding-requests.
+    """
+
+    replicas: Sequence[Replica]
+    max_outstanding: int
+    _turn: int = field(default=0, init=False)
+
+    @classmethod
+    def of(cls, urls: Sequence[str], breaker: BreakerConfig, max_outstanding: int) -> ReplicaSet:
+        return cls([Replica(url.rstrip("/"), Breaker(breaker)) for url in urls], max_outstanding)
+
+    def choose(self, now_s: float, avoid: Sequence[Replica] = ()) -> Replica | None:
+        """Return the replica with the least outstanding work that can take a request and is not in ``avoid``.
+
+        Ties go round, so that idle replicas share the traffic.
+        """
+        self._turn += 1
+        count = len(self.replicas)
+        best: Replica | None = None
+        for step in range(count):
+            replica = self.replicas[(self._turn + step) % count]
+            if replica in avoid or not replica.can_take(now_s, self.max_outstanding):
+                continue
+            if best is None or replica.work < best.work:
+                best = replica
+        return best
+
+    def wait_s(self, now_s: float) -> float:
+        """Return the seconds until some replica may take a request, as far as known."""
+        return min(replica.wait_s(now_s) for replica in self.replicas)
+
+    @property
+    def num_outstanding(self) -> int:
+        return sum(replica.num_outstanding for replica in self.replicas)

@@ -1,0 +1,137 @@
+"""What we send: a request of ours as the JSON body an OpenAI-compatible server expects.
+
+Options beyond OpenAI's (``top_k``, ``min_p``, ``repetition_penalty``, ``min_tokens``, ``stop_token_ids``,
+``ignore_eos``) go by vLLM's names, which SGLang and llama.cpp share, and only when they differ from their defaults: a
+server that knows none of them never sees one it was not asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from backends.config import RemoteModelConfig
+from backends.errors import UnsupportedByBackend
+from backends.protocol import GenerateRequest, Message, SamplingParams
+
+# Defaults of OpenAI and vLLM; `temperature` is always sent, because model folders override its default at many servers.
+_DEFAULTS = SamplingParams()
+_SAME_NAME = (
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+    "min_tokens",
+    "ignore_eos",
+)
+# Fields of a caller's request that a server may honour and the protocol does not model.
+_FORWARDED = ("response_format", "user")
+
+
+def is_chat(request: GenerateRequest) -> bool:
+    """Return whether the request goes to ``chat/completions`` rather than ``completions``."""
+    return request.messages is not None
+
+
+def request_path(request: GenerateRequest) -> str:
+    return "/chat/completions" if is_chat(request) else "/completions"
+
+
+def request_body(request: GenerateRequest, config: RemoteModelConfig, *, with_usage: bool) -> dict[str, Any]:
+    """Build the body of a streaming request.
+
+    Parameters
+    ----------
+    with_usage : whether to ask for token counts at the end (``stream_options.include_usage``)
+
+    Raises
+    ------
+    UnsupportedByBackend : the request needs a capability the server was not said to have
+    """
+    check_supported(request, config)
+    body: dict[str, Any] = {"model": config.model, **_prompt(request), "stream": True}
+    if with_usage:
+        body["stream_options"] = {"include_usage": True}
+    body.update(_sampling(request, config))
+    body.update(_thinking(request, config))
+    body.update({name: request.extra[name] for name in _FORWARDED if name in request.extra})
+    body.update(config.extra_body)
+    return body
+
+
+def check_supported(request: GenerateRequest, config: RemoteModelConfig) -> None:
+    """Refuse what the server was not said to offer, by name."""
+    sampling = request.sampling
+    wanted = {
+        "logprobs": sampling.logprobs is not None,
+        "prompt_token_ids": request.prompt_token_ids is not None,
+        "thinking": request.thinking is True,
+    }
+    for capability, is_wanted in wanted.items():
+        if is_wanted and capability not in config.capabilities:
+            raise UnsupportedByBackend(capability, config.model)
+    if sampling.prompt_logprobs is not None and config.score_api != "vllm":
+        raise UnsupportedByBackend("prompt_logprobs", config.model)
+    if request.echo and is_chat(request):
+        raise UnsupportedByBackend("echo", config.model)
+
+
+def message_body(message: Message) -> dict[str, str]:
+    """Return one chat turn as the server expects it."""
+    body = {"role": message.role, "content": message.content}
+    if message.name is not None:
+        body["name"] = message.name
+    return body
+
+
+def _prompt(request: GenerateRequest) -> dict[str, Any]:
+    if request.messages is not None:
+        return {"messages": [message_body(message) for message in request.messages]}
+    if request.prompt_token_ids is not None:
+        return {"prompt": list(request.prompt_token_ids), **({"echo": True} if request.echo else {})}
+    assert request.prompt is not None, "one of messages, prompt and prompt_token_ids is given"
+    return {"prompt": request.prompt, **({"echo": True} if request.echo else {})}
+
+
+def _sampling(request: GenerateRequest, config: RemoteModelConfig) -> dict[str, Any]:
+    sampling = request.sampling
+    body: dict[str, Any] = {"temperature": sampling.temperature}
+    for name in _SAME_NAME:
+        value = getattr(sampling, name)
+        if value != getattr(_DEFAULTS, name):
+            body[name] = value
+    if sampling.max_tokens is not None:
+        # Only chat/completions knows the newer name.
+        name = config.max_tokens_parameter if is_chat(request) else "max_tokens"
+        body[name] = sampling.max_tokens
+    if sampling.stop:
+        body["stop"] = list(sampling.stop)
+    if sampling.stop_token_ids:
+        body["stop_token_ids"] = list(sampling.stop_token_ids)
+    if sampling.logit_bias:
+        body["logit_bias"] = {str(token_id): bias for token_id, bias in sampling.logit_bias.items()}
+    if sampling.prompt_logprobs is not None:
+        body["prompt_logprobs"] = sampling.prompt_logprobs
+    body.update(_logprobs(request))
+    return body
+
+
+def _logprobs(request: GenerateRequest) -> dict[str, Any]:
+    num_top = request.sampling.logprobs
+    if num_top is None:
+        return {}
+    if not is_chat(request):
+        return {"logprobs": num_top}
+    return {"logprobs": True, "top_logprobs": num_top}
+
+
+def _thinking(request: GenerateRequest, config: RemoteModelConfig) -> Mapping[str, Any]:
+    thinking = request.thinking if request.thinking is not None else config.thinking
+    if thinking is None or not is_chat(request) or config.thinking_parameter == "none":
+        return {}
+    if config.thinking_parameter == "reasoning_effort":
+        return {"reasoning_effort": "medium" if thinking else "none"}
+    return {"chat_template_kwargs": {"enable_thinking": thinking}}
