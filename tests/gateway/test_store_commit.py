@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 from gateway.store.committer import GroupCommitter
 from gateway.store.config import StoreConfig
 from gateway.store.errors import RecordRejected, StoreClosed, StoreOverloaded
-from gateway.store.records import RequestRecord
+from gateway.store.records import ApiKey, RequestRecord
 from gateway.store.rows import EncodedRecord, EncodeTime, sqlite_time
+from gateway.store.sinks import connect_sqlite
 from gateway.store.store import Store
 from gateway.store.translate import RowFault
-from tests.gateway.records import make_record
+from tests.gateway.records import NOW, make_record
 
 
 def make_poison() -> RequestRecord:
@@ -232,3 +233,27 @@ async def test_a_bug_in_the_writer_leaves_nobody_waiting(sink: ScriptedSink) -> 
         await committer.commit(dataclasses.replace(make_entry(9)))
         await committer.close()
     assert sink.written == [9]
+
+
+async def test_two_gateways_share_a_database(database_url: str) -> None:
+    """Same sessions and keys from both at once: no deadlock, nothing lost."""
+    config = StoreConfig(url=database_url, busy_timeout_s=30)
+    records = [
+        make_record(session_id=str(place % 7), key_id=f"k{place % 3}", final_tier=1, created_at=NOW)
+        for place in range(400)
+    ]
+    async with Store(config) as one, Store(config) as other:
+        for place in range(3):
+            key = ApiKey(key_id=f"k{place}", name="n", key_hash=str(place), prefix="p", created_at=NOW)
+            await one.insert_key(key)
+        await asyncio.gather(*((one, other)[place % 2].record(record) for place, record in enumerate(records)))
+        assert {key.last_used_at for key in await other.list_keys()} == {NOW}
+    assert await stored_ids(database_url) == {record.request_id for record in records}
+
+
+async def test_sqlite_syncs_as_told(sqlite_url: str) -> None:
+    for sync, level in (("full", 2), ("normal", 1)):
+        config = StoreConfig(url=sqlite_url, sqlite_sync=sync)  # type: ignore[arg-type]
+        connection = connect_sqlite(Path(sqlite_url.removeprefix("sqlite:///")), config)
+        assert connection.execute("PRAGMA synchronous").fetchone() == (level,)
+        connection.close()
