@@ -1,0 +1,83 @@
+"""Turns model tables into backends; each kind's libraries load when a table asks for them, torch with a local one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from backends.config import EchoModelConfig, LocalModelConfig, ModelConfig, RemoteModelConfig, ReplayModelConfig
+from backends.protocol import Backend
+
+if TYPE_CHECKING:
+    from backends.weights import WeightPool
+
+_NO_KEYS: Mapping[str, str] = {}
+
+Progress = Callable[[str, float], None]
+"""Called with a checkpoint's path and the share of it that is loaded, from a worker thread."""
+
+
+def build_backends(
+    models: Mapping[str, ModelConfig],
+    *,
+    api_keys: Mapping[str, str] = _NO_KEYS,
+    on_progress: Progress | None = None,
+) -> dict[str, Backend]:
+    """Build the backend of every served model, not started.
+
+    Local models share one pool, so that a checkpoint named twice is loaded once and all engines step on one thread.
+
+    Parameters
+    ----------
+    models : served model's name → its table
+    api_keys : served model's name → the secret its ``api_key_env`` named
+    """
+    weights = _pool(models)
+    return {name: _build(name, models, api_keys.get(name), weights, on_progress) for name in models}
+
+
+def _pool(models: Mapping[str, ModelConfig]) -> WeightPool | None:
+    local = [config for config in models.values() if isinstance(config, LocalModelConfig)]
+    if not local:
+        return None
+    from backends.weights import WeightPool
+
+    return WeightPool(threads=max(config.threads or 1 for config in local))
+
+
+def _build(
+    name: str,
+    models: Mapping[str, ModelConfig],
+    api_key: str | None,
+    weights: WeightPool | None,
+    on_progress: Progress | None,
+) -> Backend:
+    config = models[name]
+    if isinstance(config, LocalModelConfig):
+        from backends.local import LocalBackend
+
+        drafter_path = drafter_path_of(config, models)
+        return LocalBackend(name, config, weights=weights, drafter_path=drafter_path, on_progress=on_progress)
+    if isinstance(config, RemoteModelConfig):
+        from backends.remote.openai import OpenAIBackend
+
+        return OpenAIBackend(name, config, api_key=api_key)
+    if isinstance(config, ReplayModelConfig):
+        from backends.replay import ReplayBackend
+
+        return ReplayBackend(name, Path(config.path), context_length=config.context_length)
+    return _build_echo(name, config)
+
+
+def _build_echo(name: str, config: EchoModelConfig) -> Backend:
+    from backends.testing import EchoBackend, Script
+
+    script = Script(text=config.text, first_delay_s=config.first_delay_s, token_delay_s=config.token_delay_s)
+    return EchoBackend(name, script, context_length=config.context_length)
+
+
+def drafter_path_of(config: LocalModelConfig, models: Mapping[str, ModelConfig]) -> str | None:
+    """Return the checkpoint that drafts: that of the model ``drafter`` names, or ``drafter`` itself as a path."""
+    named = models.get(config.drafter) if config.drafter is not None else None
+    return named.path if isinstance(named, LocalModelConfig) else config.drafter
