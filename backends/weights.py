@@ -48,7 +48,9 @@ class WeightPool:
     """
 
     def __init__(self, *, threads: int = 1) -> None:
-        self.loop = StepLoop("engines", on_start=partial(torch.set_num_threads, threads))
+        self._new_loop = partial(StepLoop, "engines", on_start=partial(torch.set_num_threads, threads))
+        # Its thread begins with the first engine.
+        self.loop = self._new_loop()
         self._entries: dict[tuple[str, str, str], _Entry] = {}
         self._lock = threading.Lock()
 
@@ -69,13 +71,17 @@ class WeightPool:
             return entry.checkpoint
 
     def release(self, checkpoint: Checkpoint) -> None:
-        """Give up one use; the last one frees the weights."""
+        """Give up one use; the last one frees the weights, and the last of all ends the stepping thread."""
         with self._lock:
             for key, entry in list(self._entries.items()):
                 if entry.checkpoint is checkpoint:
                     entry.num_users -= 1
                     if not entry.num_users:
                         del self._entries[key]
+            if self._entries:
+                return
+            loop, self.loop = self.loop, self._new_loop()
+        loop.close()
 
     def close(self) -> None:
         """End the stepping thread; close the backends first. Idempotent."""
