@@ -11,6 +11,9 @@ from backends.builtin.tasks.generate import FAMILIES, draw_task
 from backends.builtin.tokenizer import SYSTEM_PROMPTS
 
 _FAMILY_NAMES = tuple(FAMILIES)
+# Families that took longest to learn are studied more often.
+_STUDY = {"prices": 2.5, "counting": 1.6, "arithmetic": 1.4, "word_problems": 1.6, "comparison": 1.3}
+_FAMILY_WEIGHTS = tuple(_STUDY.get(name, 1.0) for name in _FAMILY_NAMES)
 _MOST_TURNS = 5
 
 
@@ -51,7 +54,7 @@ def _exchange(rng: Random, mix: TrainingMix, thinking: bool) -> tuple[str, str, 
         return said, "This is small talk.", reply
     weights = mix.thinking if thinking else mix.direct
     grade = rng.choices(tuple(weights), tuple(weights.values()))[0]
-    task = draw_task(rng.choice(_FAMILY_NAMES), grade, rng)
+    task = draw_task(rng.choices(_FAMILY_NAMES, _FAMILY_WEIGHTS)[0], grade, rng)
     return task.prompt, task.reasoning, task.answer
 
 

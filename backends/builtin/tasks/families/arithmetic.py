@@ -41,7 +41,15 @@ def _sum(low: int, high: int, rng: Random) -> Worked:
 
 def _short_product(rng: Random) -> Worked:
     a, b = rng.randint(12, 99), rng.randint(2, 9)
-    return f"{a} * {b}", a * b, [f"{a}*{b}={a * b}"]
+    return f"{a} * {b}", a * b, _by_places(a, b)
+
+
+def _by_places(a: int, b: int) -> list[str]:
+    """Steps of a two-digit number times one digit: tens, ones, sum."""
+    tens, ones = a // 10 * 10, a % 10
+    if not ones:
+        return [f"{a}*{b}={a * b}"]
+    return [f"{tens}*{b}={tens * b}", f"{ones}*{b}={ones * b}", f"{tens * b}+{ones * b}={a * b}"]
 
 
 def _three_terms(rng: Random) -> Worked:

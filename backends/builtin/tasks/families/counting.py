@@ -46,11 +46,11 @@ def _worth(grade: int, rng: Random) -> Problem:
     letters = rng.sample(_ALPHABET, kinds)
     points = dict(zip(letters, rng.sample(range(2, most + 1), kinds), strict=True))
     code = "".join(rng.choices(letters, k=length))
-    total, steps = points[code[0]], [f"{code[0]}={points[code[0]]}"]
-    for letter in code[1:]:
-        steps.append(f"{letter}: {total}+{points[letter]}={total + points[letter]}")
+    total, steps = 0, []
+    for letter in code:
         total += points[letter]
-    shown = ", ".join(f"{letter} is {value}" for letter, value in points.items())
+        steps.append(f"{letter}={points[letter]}:{total}")
+    shown = ", ".join(f"{letter}={value}" for letter, value in points.items())
     return Problem(f"{shown} {code}", rng.choice(_WORTH).format(v=shown, s=code), str(total), "\n".join(steps))
 
 

@@ -40,7 +40,8 @@ def _constant_step(grade: int, rng: Random) -> Problem:
     if down:
         terms.reverse()
     sign = "-" if down else "+"
-    reasoning = f"{sign}{step}\n{terms[3]}{sign}{step}={terms[4]}"
+    high, low = max(terms[2:4]), min(terms[2:4])
+    reasoning = f"{high}-{low}={step}\n{terms[3]}{sign}{step}={terms[4]}"
     shown = _shown(terms[:4])
     return Problem(shown, rng.choice(_NEXT).format(l=shown), str(terms[4]), reasoning)
 
