@@ -28,67 +28,86 @@ class AttentionGroup:
     Attributes
     ----------
     rows : int64 (n * query_len,) flat rows, None when they are the whole batch in order
-    size, query_len, padded_len : n, query tokens each, keys each after padding
-    blocks : int64 (n * padded_len / block_size,)
-    masks : window → bool (n or 1, 1, query_len, padded_len), True where a query may look; None: everywhere
+    size, query_len : n, query tokens each
+    num_keys : keys each, after padding when lengths differ
+    blocks : int64 (n * blocks each,)
+    masks : window → additive (n or 1, 1, query_len, num_keys), 0 where a query may look and -inf elsewhere; None:
+        everywhere
+    is_causal : one sequence from its first token on, where the kernel's own causal form serves windowless layers
     """
 
     rows: Tensor | None
     size: int
     query_len: int
-    padded_len: int
+    num_keys: int
     blocks: Tensor
     masks: dict[int | None, Tensor | None]
+    is_causal: bool
 
 
-def plan_attention(batch: Batch, block_size: int, windows: frozenset[int | None]) -> list[AttentionGroup]:
+def plan_attention(
+    batch: Batch, block_size: int, windows: frozenset[int | None], dtype: torch.dtype
+) -> list[AttentionGroup]:
     """Sort a batch's sequences into groups, with their gather indices and masks."""
     by_length: dict[int, list[int]] = {}
     singles: list[list[int]] = []
+    starts: list[int] = []
+    start = 0
     for index, query_len in enumerate(batch.query_lens):
+        starts.append(start)
+        start += query_len
         if query_len >= LONG_QUERY:
             singles.append([index])
         else:
             by_length.setdefault(query_len, []).append(index)
-    starts = [0]
-    for query_len in batch.query_lens:
-        starts.append(starts[-1] + query_len)
-    groups = list(by_length.values()) + singles
-    return [_plan_group(batch, members, starts, block_size, windows, whole=len(groups) == 1) for members in groups]
+    groups = [*by_length.values(), *singles]
+    whole = len(groups) == 1
+    return [_plan_group(batch, members, None if whole else starts, block_size, windows, dtype) for members in groups]
 
 
 def _plan_group(
-    batch: Batch, members: list[int], starts: list[int], block_size: int, windows: frozenset[int | None], *, whole: bool
+    batch: Batch,
+    members: list[int],
+    starts: list[int] | None,
+    block_size: int,
+    windows: frozenset[int | None],
+    dtype: torch.dtype,
 ) -> AttentionGroup:
     device = batch.token_ids.device
     query_len = batch.query_lens[members[0]]
     lengths = [batch.context_lens_host[i] for i in members]
-    num_blocks = -(-max(lengths) // block_size)
+    num_keys = max(lengths)
+    num_blocks = -(-num_keys // block_size)
     table: list[int] = []
     for i, length in zip(members, lengths, strict=True):
-        own = batch.block_tables_host[i][: -(-length // block_size)]
+        used = -(-length // block_size)
+        own = batch.block_tables_host[i]
         # A short row is padded with its own last block, so nothing foreign is ever read into its softmax.
-        table += own + [own[-1]] * (num_blocks - len(own))
+        table += own[:used] + [own[used - 1]] * (num_blocks - used)
     rows = None
-    if not whole:
-        flat = [row for i in members for row in range(starts[i], starts[i + 1])]
+    if starts is not None:
+        flat = [row for i in members for row in range(starts[i], starts[i] + query_len)]
         rows = torch.tensor(flat, dtype=torch.int64, device=device)
-    padded_len = num_blocks * block_size
-    masks = {window: _mask(lengths, query_len, padded_len, window, device) for window in windows}
+    is_causal = lengths == [query_len]
+    masks = {window: _mask(lengths, query_len, window, is_causal, device, dtype) for window in windows}
     blocks = torch.tensor(table, dtype=torch.int64, device=device)
-    return AttentionGroup(rows, len(members), query_len, padded_len, blocks, masks)
+    return AttentionGroup(rows, len(members), query_len, num_keys, blocks, masks, is_causal)
 
 
 def _mask(
-    lengths: list[int], query_len: int, padded_len: int, window: int | None, device: torch.device
+    lengths: list[int], query_len: int, window: int | None, is_causal: bool, device: torch.device, dtype: torch.dtype
 ) -> Tensor | None:
-    if query_len == 1 and all(n == padded_len and (window is None or n <= window) for n in lengths):
+    shortest, longest = min(lengths), max(lengths)
+    reaches_all = window is None or longest <= window
+    if reaches_all and (is_causal or (query_len == 1 and shortest == longest)):
         return None
-    ends = torch.tensor(lengths, device=device)[:, None, None, None]  # (n, 1, 1, 1)
-    query = ends - query_len + torch.arange(query_len, device=device)[None, None, :, None]
-    key = torch.arange(padded_len, device=device)[None, None, None, :]
-    mask = key <= query
-    return mask if window is None else mask & (key > query - window)
+    key = torch.arange(longest, device=device)
+    ends = torch.tensor(lengths if shortest != longest else [longest], device=device)[:, None, None, None]
+    query = ends - query_len if query_len == 1 else ends + torch.arange(-query_len, 0, device=device)[:, None]
+    hidden = key > query  # (n or 1, 1, query_len, num_keys)
+    if window is not None and not reaches_all:
+        hidden |= key <= query - window
+    return torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))
 
 
 def attend(query: Tensor, layer: Tensor, groups: list[AttentionGroup], window: int | None, scale: float) -> Tensor:
@@ -115,17 +134,23 @@ def attend(query: Tensor, layer: Tensor, groups: list[AttentionGroup], window: i
 
 def _attend_group(query: Tensor, layer: Tensor, group: AttentionGroup, window: int | None, scale: float) -> Tensor:
     num_heads, head_dim = query.shape[1], query.shape[2]
-    num_kv_heads = layer.shape[3]
-    gathered = layer.index_select(0, group.blocks).view(group.size, group.padded_len, 2, num_kv_heads, head_dim)
-    keys, values = gathered.permute(2, 0, 3, 1, 4).unbind(0)  # (n, kv_heads, padded_len, head_dim)
+    num_kv_heads, size, query_len = layer.shape[3], group.size, group.query_len
+    gathered = layer.index_select(0, group.blocks).view(size, -1, 2, num_kv_heads, head_dim)[:, : group.num_keys]
+    keys, values = gathered.permute(2, 0, 3, 1, 4).unbind(0)  # (n, kv_heads, num_keys, head_dim)
     mask = group.masks[window]
-    if group.query_len == 1:
+    if query_len == 1:
         # The query heads that share a KV head are laid out as if they were query rows: no key is copied.
-        folded = query.view(group.size, num_kv_heads, num_heads // num_kv_heads, head_dim)
+        folded = query.view(size, num_kv_heads, num_heads // num_kv_heads, head_dim)
         out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=scale)
-        return out.reshape(group.size, num_heads * head_dim)
-    heads_first = query.view(group.size, group.query_len, num_heads, head_dim).transpose(1, 2)
+        return out.reshape(size, num_heads * head_dim)
+    heads_first = query.view(size, query_len, num_heads, head_dim).transpose(1, 2)
     out = F.scaled_dot_product_attention(
-        heads_first, keys, values, attn_mask=mask, scale=scale, enable_gqa=num_heads != num_kv_heads
+        heads_first,
+        keys,
+        values,
+        attn_mask=mask,
+        is_causal=mask is None,
+        scale=scale,
+        enable_gqa=num_heads != num_kv_heads,
     )
-    return out.transpose(1, 2).reshape(group.size * group.query_len, num_heads * head_dim)
+    return out.transpose(1, 2).reshape(size * query_len, num_heads * head_dim)

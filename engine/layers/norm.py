@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -13,6 +14,13 @@ class RMSNorm:
         self.weight = weight
         self.eps = eps
         self._shape = tuple(weight.shape)
+        self._mean = 1.0 / weight.shape[0]
+        self._eps = torch.tensor(eps, dtype=weight.dtype, device=weight.device)
+        self._is_cpu_float = weight.device.type == "cpu" and weight.dtype == torch.float32
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self._shape, self.weight, self.eps)
+        if not self._is_cpu_float:
+            return F.rms_norm(x, self._shape, self.weight, self.eps)
+        # On a CPU F.rms_norm is seven small operations; these five take two thirds of its time at one row.
+        length = torch.linalg.vector_norm(x, 2, -1, True)
+        return (x * self.weight).mul_(torch.addcmul(self._eps, length, length, value=self._mean).rsqrt_())

@@ -23,13 +23,24 @@ class RotaryTable:
         positions = torch.arange(config.context_length, dtype=torch.float32)
         angles = positions[:, None] * inv_freq[None, :]  # (context, head_dim / 2)
         cos, sin = angles.cos() * attention_factor, angles.sin() * attention_factor
-        self.cos = torch.cat((cos, cos), dim=-1)[:, None, :].to(device=device, dtype=dtype)  # (context, 1, head_dim)
-        self.sin = torch.cat((-sin, sin), dim=-1)[:, None, :].to(device=device, dtype=dtype)
-        self._half = config.head_dim // 2
+        self.cos = torch.cat((cos, cos), dim=-1).to(device=device, dtype=dtype)  # (context, head_dim)
+        self.sin = torch.cat((-sin, sin), dim=-1).to(device=device, dtype=dtype)
+        self._num_turned = config.num_heads + config.num_kv_heads
+        self._num_kept = config.num_kv_heads
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """The rows of ``positions`` (T,): cos and sin, each (T, 1, head_dim)."""
-        return self.cos.index_select(0, positions), self.sin.index_select(0, positions)
+        """Cos and sin for all heads of a fused query-key-value row, each (T, num_heads + 2 * num_kv_heads, head_dim).
+
+        Values are "turned" by cos 1 and sin 0: one call per layer then serves the whole row, and keys and values stay
+        side by side for the one write into the cache.
+        """
+        cos, sin = self.cos.index_select(0, positions)[:, None], self.sin.index_select(0, positions)[:, None]
+        kept = (cos.shape[0], self._num_kept, cos.shape[2])
+        turned = (cos.shape[0], self._num_turned, cos.shape[2])
+        return (
+            torch.cat((cos.expand(turned), cos.new_ones(1).expand(kept)), dim=1),
+            torch.cat((sin.expand(turned), sin.new_zeros(1).expand(kept)), dim=1),
+        )
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from engine.layers.quant import QuantWeight, can_concatenate, concatenate
 CpuCompute = Literal["auto", "int8", "int4", "exact"]
 
 # Below this many weights a float32 product of one row is quicker than quantising the row: see docs of the bench.
-SMALL_WEIGHTS = 1 << 16
+SMALL_WEIGHTS = 3 << 15
 
 
 @dataclass(frozen=True, slots=True)

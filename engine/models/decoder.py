@@ -86,7 +86,7 @@ class DecoderModel:
         -------
         (T, hidden_size) in ``dtype``
         """
-        groups = plan_attention(batch, kv.block_size, self._windows)
+        groups = plan_attention(batch, kv.block_size, self._windows, self.dtype)
         cos, sin = self.rotary.at(batch.positions)
         hidden = self.embedding.index_select(0, batch.token_ids).to(self.dtype)
         for index, layer in enumerate(self.layers):
@@ -108,15 +108,14 @@ class DecoderModel:
         sin: Tensor,
     ) -> Tensor:
         config = self.config
-        num_heads, num_turned = config.num_heads, config.num_heads + config.num_kv_heads
-        heads = layer.qkv(x).view(-1, num_turned + config.num_kv_heads, config.head_dim)
-        turned = heads[:, :num_turned]
+        num_heads, num_kv_heads = config.num_heads, config.num_kv_heads
+        heads = layer.qkv(x).view(-1, num_heads + 2 * num_kv_heads, config.head_dim)
         if layer.q_norm is not None and layer.k_norm is not None:
-            turned = torch.cat((layer.q_norm(turned[:, :num_heads]), layer.k_norm(turned[:, num_heads:])), dim=1)
-        turned = rotate(turned, cos, sin)
-        new = torch.cat((turned[:, num_heads:], heads[:, num_turned:]), dim=1)  # (T, 2 * kv_heads, head_dim)
-        kv.slots[index].index_copy_(0, batch.slot_mapping, new)
-        return attend(turned[:, :num_heads], kv.layers[index], groups, layer.window, self._scale)
+            query, key, value = torch.split(heads, (num_heads, num_kv_heads, num_kv_heads), dim=1)
+            heads = torch.cat((layer.q_norm(query), layer.k_norm(key), value), dim=1)
+        heads = rotate(heads, cos, sin)
+        kv.slots[index].index_copy_(0, batch.slot_mapping, heads[:, num_heads:])
+        return attend(heads[:, :num_heads], kv.layers[index], groups, layer.window, self._scale)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
