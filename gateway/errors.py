@@ -14,6 +14,9 @@
     ├── OriginRefused             a web page that may not call this server
     ├── BodyTooLarge              more bytes than ``server.max_body_bytes``
     ├── BodyTooSlow               the body did not arrive in time
+    ├── NotHttp                   what came is no HTTP request
+    ├── HeadTooLarge              request line and headers are too large
+    ├── HeadTooSlow               they did not arrive in time
     ├── QueueFull                 all places and the queue before them are taken; carries ``retry_after_s``
     ├── Draining                  the server is stopping; carries ``retry_after_s``
     ├── DeadlineExceeded          the request lived longer than ``server.request_timeout_s``
@@ -104,6 +107,21 @@ class BodyTooSlow(GatewayError):
         super().__init__(f"No further byte of the request body came for {timeout_s:g} s.")
 
 
+class NotHttp(GatewayError):
+    def __init__(self) -> None:
+        super().__init__("What was sent is not a valid HTTP/1.1 request.")
+
+
+class HeadTooLarge(GatewayError):
+    def __init__(self, max_head_bytes: int) -> None:
+        super().__init__(f"The request line and headers may have at most {max_head_bytes} bytes.")
+
+
+class HeadTooSlow(GatewayError):
+    def __init__(self, timeout_s: float) -> None:
+        super().__init__(f"The request line and headers were not whole after {timeout_s:g} s.")
+
+
 class QueueFull(GatewayError):
     def __init__(self, num_running: int, num_waiting: int, retry_after_s: float) -> None:
         super().__init__(
@@ -177,6 +195,9 @@ TABLE: Mapping[type[Exception], Row] = {
     OriginRefused: Row(403, "permission_error", "origin_refused"),
     BodyTooLarge: Row(413, _INVALID, "request_too_large"),
     BodyTooSlow: Row(408, _INVALID, "request_timeout", retryable=True),
+    NotHttp: Row(400, _INVALID, "invalid_http"),
+    HeadTooLarge: Row(431, _INVALID, "headers_too_large"),
+    HeadTooSlow: Row(408, _INVALID, "request_timeout", retryable=True),
     QueueFull: Row(429, "rate_limit_error", "rate_limit_exceeded", retryable=True, log_level=logging.WARNING),
     Draining: _down("shutting_down"),
     DeadlineExceeded: _down("deadline_exceeded", 504),

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
+from gateway.http_protocol import BoundedHttpProtocol
+
 if TYPE_CHECKING:
     from gateway.settings import Settings
 
@@ -47,6 +49,7 @@ def make_server(app: Any, settings: Settings, *, handle_signals: bool = True) ->
         access_log=False,
         server_header=False,
         lifespan="on",
+        http=BoundedHttpProtocol,
         ws="none",
         timeout_keep_alive=round(server.keep_alive_timeout_s),
         timeout_graceful_shutdown=round(server.drain_timeout_s),

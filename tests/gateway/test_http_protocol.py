@@ -1,0 +1,147 @@
+"""Before a request is understood: heads without end, connections without requests, bytes that are no HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gateway.bench.echo_server import echo_app, echo_settings
+from gateway.http_protocol import BoundedHttpProtocol
+from tests.gateway.live import LiveServer
+
+BODY = json.dumps({"model": "auto", "messages": [{"role": "user", "content": "hello"}]}).encode()
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+REQUEST = HEAD + b"Content-Length: %d\r\nConnection: close\r\n\r\n" % len(BODY) + BODY
+
+
+@pytest.fixture
+async def port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
+    monkeypatch.setattr(BoundedHttpProtocol, "head_timeout_s", 0.5)
+    chosen = echo_settings(f"sqlite:///{tmp_path / 'suffice.db'}", log__level="error")
+    async with LiveServer(echo_app(chosen), chosen) as url:
+        yield int(url.rsplit(":", 1)[1])
+
+
+async def talk(port: int, parts: Iterable[bytes], *, pause_s: float = 0.0) -> bytes:
+    """Send parts one by one; everything that comes back until the server closes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        for part in parts:
+            writer.write(part)
+            await writer.drain()
+            await asyncio.sleep(pause_s)
+    except ConnectionError:
+        pass
+    try:
+        return await asyncio.wait_for(reader.read(), 20)
+    except ConnectionError:
+        return b""
+    finally:
+        writer.close()
+
+
+def error_of(answer: bytes) -> dict[str, Any]:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"content-type: application/json" in head
+    assert b"content-length: %d\r\n" % len(body) in head
+    error: dict[str, Any] = json.loads(body)["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
+
+
+async def assert_served(port: int) -> None:
+    assert (await talk(port, [REQUEST])).startswith(b"HTTP/1.1 200 OK\r\n")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x00\x01garbage\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        HEAD + b"Content-Length: -5\r\n\r\n",
+        HEAD + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\nabcdef",
+        HEAD + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    ],
+)
+async def test_what_is_not_http_gets_json_all_the_same(port: int, content: bytes) -> None:
+    answer = await talk(port, [content])
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert error_of(answer)["code"] == "invalid_http"
+    await assert_served(port)
+
+
+@pytest.mark.parametrize("line", [b"X-%d: " + b"a" * 8000 + b"\r\n", b"X-%d: a\r\n" * 500])
+async def test_headers_without_end_are_refused(port: int, line: bytes) -> None:
+    answer = await talk(port, [HEAD, *([line.replace(b"%d", b"1")] * 40)])
+    # The refusal may be lost with the connection, where the client was still sending.
+    if answer:
+        assert answer.startswith(b"HTTP/1.1 431 ")
+        assert error_of(answer)["code"] == "headers_too_large"
+    await assert_served(port)
+
+
+async def test_a_flood_of_headers_is_cut_off_early(port: int) -> None:
+    _reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(HEAD)
+    num_sent = 0
+    line = b"X-A: " + b"a" * 65_536 + b"\r\n"
+    try:
+        while num_sent < 200 * 2**20:
+            writer.write(line)
+            await writer.drain()
+            num_sent += len(line)
+    except ConnectionError:
+        pass
+    assert num_sent < 20 * 2**20
+    writer.close()
+    await assert_served(port)
+
+
+async def test_a_head_that_dribbles_is_refused(port: int) -> None:
+    async with asyncio.timeout(10):
+        answer = await talk(port, [REQUEST[place : place + 1] for place in range(15)], pause_s=0.02)
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert error_of(answer)["code"] == "request_timeout"
+
+
+async def test_a_connection_without_a_request_is_closed(port: int) -> None:
+    async with asyncio.timeout(10):
+        assert await talk(port, []) == b""
+
+
+async def test_a_second_head_on_the_same_connection_is_bounded_too(port: int) -> None:
+    first = REQUEST.replace(b"Connection: close", b"Connection: keep-alive")
+    async with asyncio.timeout(10):
+        answer = await talk(port, [first, HEAD], pause_s=0.3)
+    assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert b"HTTP/1.1 408 " in answer
+
+
+async def test_a_slow_body_has_the_time_of_a_body(port: int) -> None:
+    """The head's clock stops with the head."""
+    head, body = REQUEST.split(b"\r\n\r\n", 1)
+    answer = await talk(port, [head + b"\r\n\r\n", body[:10], body[10:20], body[20:]], pause_s=0.3)
+    assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+
+
+@given(cuts=st.lists(st.integers(1, len(REQUEST) - 1), max_size=6))
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+async def test_a_request_may_arrive_in_any_pieces(port: int, cuts: list[int]) -> None:
+    places = [0, *sorted(set(cuts)), len(REQUEST)]
+    pieces = [REQUEST[begin:end] for begin, end in pairwise(places)]
+    assert (await talk(port, pieces, pause_s=0.001)).startswith(b"HTTP/1.1 200 OK\r\n")
+
+
+@given(content=st.binary(min_size=1, max_size=200))
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+async def test_any_bytes_get_a_refusal_or_a_closed_connection(port: int, content: bytes) -> None:
+    answer = await talk(port, [content + b"\r\n\r\n"])
+    assert answer == b"" or 400 <= int(answer[9:12]) < 500
