@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from classifier.text import normalise
 
 _GOLDEN = np.uint32(2_654_435_761)
-_ROLL = np.uint32(16_777_619)
+_ROLL = np.uint32(2_246_822_507)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,8 @@ def char_ngram_hashes(text: str, shortest: int, longest: int) -> NDArray[np.uint
     """Hashes of all character runs of ``shortest`` to ``longest``, digits folded to zero, case and spacing folded."""
     folded = f" {' '.join(text.lower().split())} "
     codes = np.frombuffer(folded.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
-    codes = np.where((codes >= 48) & (codes <= 57), np.uint32(48), codes)
+    # From 1, so that a run of zeros is not taken for a shorter one.
+    codes = np.where((codes >= 48) & (codes <= 57), np.uint32(48), codes) + np.uint32(1)
     rolled = codes
     runs = []
     for length in range(2, longest + 1):

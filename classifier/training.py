@@ -7,7 +7,7 @@ final fit sees all rows. Same table, same options, same seed: same artifact, bit
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -196,22 +196,32 @@ def _best_forest_weight(linear: Floats, forest: Floats, rows: _Rows) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Encoded:
-    """Rows under an encoder and projection fitted on them."""
+    """Rows under an encoder and projection fitted on them.
+
+    ``matrix`` (TF-IDF CSR), ``dense`` and ``features`` (what the forest reads) are those of the rows themselves.
+    """
 
     rows: _Rows
     encoder: Encoder
     projection: NDArray[np.float32]
     component_scale: NDArray[np.float32]
+    matrix: Any
+    dense: NDArray[np.float32]
+    features: NDArray[np.float32]
 
     @classmethod
     def fit(cls, rows: _Rows, options: FitOptions, seed: int) -> _Encoded:
         encoder = Encoder.fit(rows.raw, options.hashing)
-        matrix = sparse_matrix([encoder.encode(raw) for raw in rows.raw], options.hashing.num_buckets)
+        encoded = [encoder.encode(raw) for raw in rows.raw]
+        matrix = sparse_matrix(encoded, options.hashing.num_buckets)
         # Stored in half precision; rounded here so that training sees what serving will.
         projection = fit_projection(matrix, options.num_components, seed).astype(np.float16).astype(np.float32)
-        spread = np.asarray(matrix @ projection).std(axis=0)
-        inverse = np.divide(1.0, spread, out=np.zeros_like(spread), where=spread > 1e-9)
-        return cls(rows, encoder, projection, inverse.astype(np.float32))
+        projected = np.asarray(matrix @ projection)
+        spread = projected.std(axis=0)
+        scale = np.divide(1.0, spread, out=np.zeros_like(spread), where=spread > 1e-9).astype(np.float32)
+        dense = _dense_block(encoded, rows.vectors)
+        features = np.hstack([dense, projected * scale]).astype(np.float32)
+        return cls(rows, encoder, projection, scale, matrix, dense, features)
 
     def encode(self, rows: _Rows) -> list[EncodedRow]:
         return [self.encoder.encode(raw) for raw in rows.raw]
@@ -220,28 +230,21 @@ class _Encoded:
         """TF-IDF CSR, dense block, and the forest's features of some rows."""
         encoded = self.encode(rows)
         matrix = sparse_matrix(encoded, self.encoder.config.num_buckets)
-        dense = np.stack(
-            [
-                row.dense if rows.vectors is None else append_embedding(row.dense, rows.vectors[i])
-                for i, row in enumerate(encoded)
-            ]
-        )
+        dense = _dense_block(encoded, rows.vectors)
         projected = np.asarray(matrix @ self.projection) * self.component_scale
         return matrix, dense, np.hstack([dense, projected]).astype(np.float32)
 
     def linear(self, c: float) -> LinearHead:
-        matrix, dense, _ = self.matrices(self.rows)
-        return fit_linear(matrix, dense, self.rows.targets, self.rows.weights, c)
+        return fit_linear(self.matrix, self.dense, self.rows.targets, self.rows.weights, c)
 
     def forest(self, options: FitOptions, c: float, seed: int) -> ForestHead:
         """The forest; outcomes nobody observed are filled with the linear model's estimate."""
-        matrix, dense, features = self.matrices(self.rows)
         targets = self.rows.targets
         if np.isnan(targets).any():
-            filled = sigmoid(linear_logits(self.linear(c), matrix, dense))
+            filled = sigmoid(linear_logits(self.linear(c), self.matrix, self.dense))
             targets = np.where(np.isnan(targets), filled, targets)
         return fit_forest(
-            features,
+            self.features,
             targets,
             self.rows.weights,
             num_trees=options.num_trees,
@@ -257,6 +260,13 @@ class _Encoded:
             projected = encoded.sparse.values @ self.projection[encoded.sparse.buckets]
             found.append(readings(seen, raw, encoded, projected))
         return np.stack(found)
+
+
+def _dense_block(encoded: Sequence[EncodedRow], vectors: NDArray[np.float32] | None) -> NDArray[np.float32]:
+    """Dense rows float32 (n, num_dense), each with its embedding behind it where there is one."""
+    if vectors is None:
+        return np.stack([row.dense for row in encoded])
+    return np.stack([append_embedding(row.dense, vector) for row, vector in zip(encoded, vectors, strict=True)])
 
 
 def _cross_calibrated(
