@@ -166,7 +166,7 @@ class LocalBackend:
                 target.model,
                 engine_config,
                 eos_token_ids=target.tokenizer.eos_token_ids,
-                loop=self._weights.loop,
+                loop=self._weights.loop_for(device),
                 speculator=None
                 if drafter is None
                 else Speculator(drafter, max_draft_tokens=engine_config.max_draft_tokens),

@@ -26,7 +26,7 @@ def build_backends(
 ) -> dict[str, Backend]:
     """Build the backend of every served model, not started.
 
-    Local models share one pool, so that a checkpoint named twice is loaded once and all engines step on one thread.
+    Local models share one pool, so that a checkpoint named twice is loaded once.
 
     Parameters
     ----------

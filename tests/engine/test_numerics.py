@@ -1,6 +1,6 @@
 """Real arithmetic: served tokens are transformers' own, whatever the scheduler does on the way.
 
-Weights are random, so the two likeliest tokens are rarely close: in float32 greedy tokens must be equal outright. Between
+Weights are random, so the two likeliest tokens are rarely close: in float32 greedy tokens must be equal. Between
 two runs of ours that compute the same row in different batch shapes, matrix products may differ in the last bits, so
 log-probabilities are compared within 1e-4.
 """
