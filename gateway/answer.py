@@ -1,11 +1,10 @@
-"""What has been generated so far: one growing answer per choice, and their sums."""
+"""What has been generated so far for one choice."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from backends.protocol import Finished, FinishReason, TokenDelta, TokenLogprob, Usage
+from backends.protocol import Finished, FinishReason, TokenDelta, TokenLogprob
 
 
 @dataclass(slots=True)
@@ -41,19 +40,3 @@ class Answer:
     def finish_reason(self) -> FinishReason:
         assert self.finished is not None, "an answer that runs has no ending"
         return self.finished.reason
-
-
-def sum_usage(usages: Iterable[Usage]) -> Usage:
-    """Token counts of several generations together."""
-    columns = [
-        (
-            usage.prompt_tokens,
-            usage.completion_tokens,
-            usage.cached_tokens,
-            usage.reasoning_tokens,
-            usage.draft_tokens,
-            usage.accepted_draft_tokens,
-        )
-        for usage in usages
-    ]
-    return Usage(*map(sum, zip(*columns, strict=True))) if columns else Usage()

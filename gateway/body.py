@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 
+from gateway.eager import Eager
 from gateway.errors import BodyTooLarge, BodyTooSlow, ClientGone, InvalidRequest, MalformedBody
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -47,11 +48,15 @@ async def read_body(receive: Receive, content_length: int | None, max_bytes: int
 
 
 async def _next(receive: Receive, timeout_s: float) -> MutableMapping[str, Any]:
-    try:
-        async with asyncio.timeout(timeout_s):
-            message = await receive()
-    except TimeoutError:
-        raise BodyTooSlow(timeout_s) from None
+    step = Eager(receive())
+    if step.result is not None:
+        message = step.result
+    else:
+        try:
+            async with asyncio.timeout(timeout_s):
+                message = await step.rest()
+        except TimeoutError:
+            raise BodyTooSlow(timeout_s) from None
     if message["type"] == "http.disconnect":
         raise ClientGone("The client closed the connection before its request was complete.")
     return message

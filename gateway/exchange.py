@@ -6,16 +6,15 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from decimal import Decimal
 
 from backends.protocol import Finished, FinishReason, Usage
 from classifier.types import Sufficiency
-from gateway.answer import Answer, sum_usage
+from gateway.answer import Answer
 from gateway.api_request import ApiRequest
 from gateway.auth import Caller
+from gateway.bill import Bill, make_bill
 from gateway.store.records import Attempt
 from policies.policy import Policy
-from policies.pricing import measured_cost_usd, price_usd
 from policies.types import ReasonCode, RoutingDecision, Tier
 
 Clock = Callable[[], float]
@@ -51,6 +50,7 @@ class Exchange:
     first_token_s: float | None = None
     last_token_s: float | None = None
     settled: bool = False
+    settled_bill: Bill | None = None
 
     def note_abandoned(self, index: int) -> Callable[[Finished], None]:
         """A listener for what a cut-off generation used."""
@@ -91,9 +91,15 @@ class Exchange:
             return None
         return (self.last_token_s - self.first_token_s) / num_gaps
 
-    def endings(self) -> list[Finished]:
-        """What each generation that was begun says it used, in the order of the choices."""
-        return [self.ending(answer) for answer in self.answers] if self.tier is not None else []
+    def bill(self) -> Bill:
+        """What was used and what it costs; settled with the first call, which comes after the last event."""
+        if self.settled_bill is None:
+            if self.tier is None:
+                self.settled_bill = Bill()
+            else:
+                endings = [self.ending(answer) for answer in self.answers]
+                self.settled_bill = make_bill(self.tier, endings, self.request.n)
+        return self.settled_bill
 
     def ending(self, answer: Answer) -> Finished:
         """How one choice ended, or what is known of it if it was cut off."""
@@ -103,43 +109,3 @@ class Exchange:
             return abandoned
         # The backend cannot tell: what was seen is the least it can have been.
         return Finished(FinishReason.CANCELLED, Usage(completion_tokens=answer.num_tokens))
-
-    def usage(self) -> Usage:
-        """Sums over all choices, as billed."""
-        return sum_usage(ending.usage for ending in self.endings())
-
-    def shown_usage(self) -> Usage:
-        """Sums as OpenAI shows them: a prompt counts once, however many answers it got."""
-        endings = self.endings()
-        once = endings[:: self.request.n]
-        total = sum_usage(ending.usage for ending in endings)
-        return Usage(
-            prompt_tokens=sum(ending.usage.prompt_tokens for ending in once),
-            completion_tokens=total.completion_tokens,
-            cached_tokens=sum(ending.usage.cached_tokens for ending in once),
-            reasoning_tokens=total.reasoning_tokens,
-            draft_tokens=total.draft_tokens,
-            accepted_draft_tokens=total.accepted_draft_tokens,
-        )
-
-    def cost_usd(self) -> Decimal:
-        """Price by the table of the tier that answered; what no tier began costs nothing."""
-        if self.tier is None:
-            return Decimal(0)
-        tier, total = self.tier, Decimal(0)
-        for ending in self.endings():
-            total += price_usd(tier, ending.usage.prompt_tokens, ending.usage.completion_tokens)
-        return total
-
-    def compute_s(self) -> float | None:
-        """Device seconds; None when a part of them is not known."""
-        endings = self.endings()
-        if not endings or not all(ending.compute_measured for ending in endings):
-            return None
-        return sum(ending.compute_s for ending in endings)
-
-    def measured_cost_usd(self) -> Decimal | None:
-        compute_s = self.compute_s()
-        if self.tier is None or compute_s is None:
-            return None
-        return measured_cost_usd(self.tier, compute_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import AsyncGenerator, Callable, Mapping, MutableMapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -14,18 +14,20 @@ import orjson
 
 from gateway import recording, sse
 from gateway.admission import Admission
-from gateway.answer import Answer
 from gateway.api_request import ApiRequest
 from gateway.auth import Authenticator, Caller
 from gateway.body import Receive, discard_rest, parse_object, read_body
 from gateway.config_sections import ServerConfig
+from gateway.eager import Eager
 from gateway.errors import BodyTooLarge, ClientGone, ClientStalled, Draining, answer_to, row_of
 from gateway.exchange import Exchange
+from gateway.frames import Frames
 from gateway.head import Head, read_head
 from gateway.ids import uuid7
 from gateway.lifeline import Lifeline
 from gateway.responder import Responder, Send
 from gateway.service import Service
+from gateway.serving import Item, begin
 from gateway.wire import Wire, WireHead, usage_json
 
 _log = logging.getLogger("suffice.http")
@@ -118,51 +120,61 @@ class GenerationEndpoint:
                 admission.leave(exchange.clock() - began_s - exchange.waited_s)
 
     async def _whole(self, exchange: Exchange, responder: Responder, lifeline: Lifeline) -> None:
-        async with aclosing(self._service.answers(exchange)) as deltas:
-            async for _ in deltas:
+        begun = await begin(exchange, self._service.catalog)
+        async with aclosing(begun.rest) as items:
+            async for _ in items:
                 pass
         lifeline.let_go()
         await self._service.settle(exchange)
         wire = self._make_wire(exchange)
         choices = [wire.choice(answer) for answer in exchange.answers]
-        body = wire.body(choices, usage_json(exchange.shown_usage()), recording.note(exchange))
+        body = wire.body(choices, usage_json(exchange.bill().shown_usage), recording.note(exchange))
         headers = [(b"content-type", b"application/json"), *recording.headers(exchange, with_cost=True)]
         await responder.whole(200, headers, body)
 
     async def _stream(self, exchange: Exchange, responder: Responder, lifeline: Lifeline) -> None:
-        wire: Wire | None = None
-        opened: set[int] = set()
-        async with aclosing(self._service.answers(exchange)) as deltas:
-            async for answer, delta in deltas:
-                if wire is None:
-                    wire = self._make_wire(exchange)
-                    await responder.open_stream(recording.headers(exchange, with_cost=False))
-                frame = wire.delta(answer.index, delta)
-                if answer.index not in opened:
-                    opened.add(answer.index)
-                    frame = wire.opening(answer.index) + frame
-                if frame:
-                    await responder.frames(frame, lifeline)
+        begun = await begin(exchange, self._service.catalog)
+        async with aclosing(begun.rest) as items:
+            wire = self._make_wire(exchange)
+            frames = Frames(wire)
+            await responder.open_stream(recording.headers(exchange, with_cost=False))
+            if begun.first is not None:
+                frames.add(*begun.first)
+            await self._pump(items, frames, responder, lifeline)
         lifeline.let_go()
         await self._service.settle(exchange)
-        if wire is None:
-            wire = self._make_wire(exchange)
-            await responder.open_stream(recording.headers(exchange, with_cost=False))
-        await responder.close_stream(self._last_frames(exchange, wire, opened))
+        await responder.close_stream(self._last_frames(exchange, frames))
 
-    def _last_frames(self, exchange: Exchange, wire: Wire, opened: set[int]) -> bytes:
-        """How each choice ended, the counts, and what it cost; only ever made after the commit."""
-        frames = [self._ending(wire, answer, opened) for answer in exchange.answers]
-        note = recording.note(exchange)
+    async def _pump(
+        self, items: AsyncGenerator[Item, None], frames: Frames, responder: Responder, lifeline: Lifeline
+    ) -> None:
+        """Send what comes as it comes; what is there together is sent together."""
+        while True:
+            step = Eager(anext(items, None))
+            if not step.is_done:
+                try:
+                    if frames.pending:
+                        await responder.frames(frames.take(), lifeline)
+                except BaseException:
+                    await step.abandon()
+                    raise
+                item = await step.rest()
+            else:
+                item = step.result
+            if item is None:
+                return
+            frames.add(*item)
+
+    def _last_frames(self, exchange: Exchange, frames: Frames) -> bytes:
+        """What is left, how each choice ended, the counts and the cost; only ever made after the commit."""
+        for answer in exchange.answers:
+            frames.end(answer)
+        note, last = recording.note(exchange), frames.take()
         if exchange.request.include_usage:
-            frames.append(wire.usage_frame(usage_json(exchange.shown_usage()), note))
+            last += frames.wire.usage_frame(usage_json(exchange.bill().shown_usage), note)
         else:
-            frames.append(sse.comment(orjson.dumps(note)))
-        return b"".join(frames) + sse.DONE
-
-    def _ending(self, wire: Wire, answer: Answer, opened: set[int]) -> bytes:
-        opening = b"" if answer.index in opened else wire.opening(answer.index)
-        return opening + wire.ending(answer.index, answer.finish_reason)
+            last += sse.comment(orjson.dumps(note))
+        return last + sse.DONE
 
     def _make_wire(self, exchange: Exchange) -> Wire:
         assert exchange.tier is not None, "only a tier that answers has a wire"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from backends.protocol import FinishReason
@@ -41,9 +42,8 @@ class Recorder:
     def row(self, exchange: Exchange, reason: FinishReason, status: int, error_code: str | None) -> RequestRecord:
         """The row of a request that has ended."""
         request, decision, estimate = exchange.request, exchange.decision, exchange.sufficiency
-        endings = exchange.endings()
-        usage = exchange.usage()
-        queue_s = exchange.waited_s + max((ending.timings.queue_s for ending in endings), default=0.0)
+        bill = exchange.bill()
+        usage = bill.usage
         return RequestRecord(
             request_id=exchange.request_id,
             created_at=exchange.created_at,
@@ -81,12 +81,12 @@ class Recorder:
             reasoning_tokens=usage.reasoning_tokens,
             draft_tokens=usage.draft_tokens,
             accepted_draft_tokens=usage.accepted_draft_tokens,
-            compute_s=exchange.compute_s(),
-            cost_usd=exchange.cost_usd(),
-            measured_cost_usd=exchange.measured_cost_usd(),
+            compute_s=bill.compute_s,
+            cost_usd=bill.cost_usd,
+            measured_cost_usd=bill.measured_cost_usd,
             ttft_s=exchange.ttft_s,
             itl_s=exchange.itl_s,
-            queue_s=queue_s,
+            queue_s=exchange.waited_s + bill.queue_s,
             total_s=exchange.clock() - exchange.accepted_s,
             overhead_s=exchange.overhead_s,
             verify_probability=self._verify_probability(exchange) if error_code is None else None,
@@ -159,7 +159,8 @@ def note(exchange: Exchange) -> dict[str, Any]:
     assert decision is not None, "only answers carry a note"
     assert tier is not None
     assert policy is not None
-    measured = exchange.measured_cost_usd()
+    bill = exchange.bill()
+    measured = bill.measured_cost_usd
     return {
         "request_id": exchange.request_id,
         "tier": tier.index,
@@ -167,7 +168,7 @@ def note(exchange: Exchange) -> dict[str, Any]:
         "model": tier.model,
         "reason": exchange.reason,
         "confidence": decision.confidence,
-        "cost_usd": format(exchange.cost_usd(), "f"),
+        "cost_usd": format(bill.cost_usd, "f"),
         "measured_cost_usd": None if measured is None else format(measured, "f"),
         "router_version": exchange.router_version,
         "policy": policy.name,
@@ -191,11 +192,12 @@ def headers(exchange: Exchange, *, with_cost: bool) -> list[tuple[bytes, bytes]]
         found.append((b"x-suffice-router-version", _latin(exchange.router_version)))
         found.append((b"x-suffice-policy-version", _latin(f"{policy.name}@{policy.version}")))
     if with_cost:
-        found.append((b"x-suffice-cost", format(exchange.cost_usd(), "f").encode()))
+        found.append((b"x-suffice-cost", format(exchange.bill().cost_usd, "f").encode()))
     found.append((b"x-suffice-overhead-ms", b"%.3f" % (exchange.overhead_s * 1e3)))
     return found
 
 
+@lru_cache(1024)
 def _latin(text: str) -> bytes:
     """Names from a configuration file may hold anything; a header may not."""
     return text.encode("ascii", "backslashreplace").replace(b"\n", b" ").replace(b"\r", b" ")

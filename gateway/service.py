@@ -5,21 +5,18 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from dataclasses import replace
 from typing import Protocol
 
-from backends.protocol import Finished, FinishReason, TokenDelta
+from backends.protocol import FinishReason
 from classifier.types import Sufficiency
-from gateway.answer import Answer
 from gateway.catalog import Catalog
-from gateway.errors import AnswerFailed, InvalidRequest, UnsupportedOption, row_of
+from gateway.errors import InvalidRequest, UnsupportedOption, row_of
 from gateway.exchange import Exchange
 from gateway.metrics import Metrics
 from gateway.predictor import Predictor
 from gateway.recording import Recorder, log_fields
-from gateway.serving import probe_request, serve
+from gateway.serving import probe_request, prompt_size
 from gateway.sessions import Sessions
 from gateway.store.errors import StoreError
 from gateway.store.records import RequestRecord
@@ -123,21 +120,16 @@ class Service:
     async def _num_prompt_tokens(self, exchange: Exchange, overrides: Overrides) -> int | None:
         """A guess where any guess fits every context, else the count of the tier most likely to be asked."""
         request = exchange.request
-        probe = probe_request(exchange)
-        if probe.prompt_token_ids is not None:
-            return len(probe.prompt_token_ids)
-        if probe.messages is not None:
-            num_chars = sum(len(message.content) for message in probe.messages)
-            num_turns = len(probe.messages)
-        else:
-            num_chars, num_turns = len(probe.prompt or ""), 1
+        size = max(map(prompt_size, request.prompts))
+        if not request.turns:
+            return size
         if self._shortest_context is not None:
             # A character is at most 4 bytes of UTF-8, and a token at least one byte.
-            most = 4 * num_chars + _TEMPLATE_TOKENS_PER_TURN * (num_turns + 1) + (request.sampling.max_tokens or 1)
-            if most <= self._shortest_context:
-                return num_chars // _CHARS_PER_TOKEN + 1
+            template = _TEMPLATE_TOKENS_PER_TURN * (len(request.turns) + 1)
+            if 4 * size + template + (request.sampling.max_tokens or 1) <= self._shortest_context:
+                return size // _CHARS_PER_TOKEN + 1
         tier = self.catalog.ladder[(overrides.tier or len(self.catalog.ladder)) - 1]
-        return await self.catalog.backend(tier).count_tokens(probe)
+        return await self.catalog.backend(tier).count_tokens(probe_request(exchange))
 
     def _unable(self, exchange: Exchange, overrides: Overrides) -> frozenset[int]:
         """Tiers whose model lacks what this request needs.
@@ -167,23 +159,6 @@ class Service:
             return {}
         loads = {tier.index: self.catalog.backend(tier).load() for tier in self.catalog.ladder}
         return {index: load.predicted_wait_s for index, load in loads.items() if load.predicted_wait_s is not None}
-
-    async def answers(self, exchange: Exchange) -> AsyncGenerator[tuple[Answer, TokenDelta], None]:
-        """Yield new text of every choice until all have ended well.
-
-        Raises
-        ------
-        BackendError
-            No tier could begin.
-        AnswerFailed
-            The tier failed after its first token.
-        """
-        async with aclosing(serve(exchange, self.catalog)) as events:
-            async for answer, event in events:
-                if isinstance(event, TokenDelta):
-                    yield answer, event
-                elif event.reason in (FinishReason.ERROR, FinishReason.CANCELLED):
-                    raise AnswerFailed(_what_failed(event))
 
     async def settle(self, exchange: Exchange) -> None:
         """Commit the row of a request that was answered; until this returns no last byte may leave.
@@ -241,9 +216,3 @@ class Service:
         self._sessions.note(record)
         if _request_log.isEnabledFor(logging.INFO):
             _request_log.info("request", extra={"fields": log_fields(record)})
-
-
-def _what_failed(event: Finished) -> str:
-    if event.reason is FinishReason.CANCELLED:
-        return "The model was stopped before the answer was complete."
-    return f"The model failed before the answer was complete: {event.error or 'no reason given'}."

@@ -1,11 +1,11 @@
-"""From a decision to tokens: asks the chosen tier, falls back while no token has come, then streams."""
+"""From a decision to tokens: asks the chosen tier, and falls back while no token has come."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import cast
 
 from backends.errors import (
@@ -18,11 +18,11 @@ from backends.errors import (
     RequestRejected,
     UnsupportedByBackend,
 )
-from backends.protocol import Backend, Event, Finished, FinishReason, GenerateRequest
+from backends.protocol import Backend, Event, Finished, FinishReason, GenerateRequest, TokenDelta
 from gateway.answer import Answer
 from gateway.api_request import Prompt
 from gateway.catalog import Catalog
-from gateway.errors import row_of
+from gateway.errors import AnswerFailed, row_of
 from gateway.exchange import Exchange
 from gateway.merge import merge
 from gateway.store.records import Attempt
@@ -30,6 +30,8 @@ from policies.fallback import Outcome, fallback_flow
 from policies.types import Tier
 
 _log = logging.getLogger("suffice.serving")
+
+Item = tuple[Answer, TokenDelta]
 
 # Most specific first: an overloaded backend is also an unavailable one.
 _OUTCOMES: tuple[tuple[type[BackendError], Outcome], ...] = (
@@ -42,8 +44,16 @@ _OUTCOMES: tuple[tuple[type[BackendError], Outcome], ...] = (
 )
 
 
-async def serve(exchange: Exchange, catalog: Catalog) -> AsyncGenerator[tuple[Answer, Event], None]:
-    """Yield every event of every choice. The first one fixes the tier.
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A tier that answers: what came first (None where the answer is empty), and the rest."""
+
+    first: Item | None
+    rest: AsyncGenerator[Item, None]
+
+
+async def begin(exchange: Exchange, catalog: Catalog) -> Begun:
+    """Ask tier after tier until one begins to answer.
 
     Raises
     ------
@@ -58,23 +68,18 @@ async def serve(exchange: Exchange, catalog: Catalog) -> AsyncGenerator[tuple[An
         tier = catalog.ladder[attempt.tier - 1]
         begun_s = exchange.clock()
         exchange.asked_tier = tier
+        rest = _answers(exchange, tier, catalog.backend(tier))
         try:
-            async with aclosing(_answers(exchange, tier, catalog.backend(tier))) as events:
-                async for answer, event in events:
-                    if exchange.tier is None:
-                        _commit(exchange, tier, begun_s)
-                    yield answer, event
-            return
+            first = await anext(rest, None)
         except BackendError as error:
-            if exchange.tier is not None:
-                raise
             failure = error
         except Exception as error:
-            if exchange.tier is not None:
-                raise
             # Whatever breaks inside a tier, the others may still answer.
             _log.exception("tier %d failed outside its contract", tier.index)
             failure = BackendFailure(f"Model {tier.model!r} failed: {type(error).__name__}.")
+        else:
+            exchange.attempts.append(Attempt(tier.index, tier.model, exchange.clock() - begun_s))
+            return Begun(first, rest)
         failures.append(failure)
         duration_s = exchange.clock() - begun_s
         exchange.attempts.append(Attempt(tier.index, tier.model, duration_s, error=row_of(failure).code))
@@ -84,11 +89,6 @@ async def serve(exchange: Exchange, catalog: Catalog) -> AsyncGenerator[tuple[An
             raise failures[end.value.decisive] from None
 
 
-def _commit(exchange: Exchange, tier: Tier, begun_s: float) -> None:
-    exchange.tier = tier
-    exchange.attempts.append(Attempt(tier.index, tier.model, exchange.clock() - begun_s))
-
-
 def _outcome(failure: BackendError) -> Outcome:
     for kind, outcome in _OUTCOMES:
         if isinstance(failure, kind):
@@ -96,26 +96,33 @@ def _outcome(failure: BackendError) -> Outcome:
     return Outcome.FAILED
 
 
-async def _answers(exchange: Exchange, tier: Tier, backend: Backend) -> AsyncGenerator[tuple[Answer, Event], None]:
-    """The events of one tier; failing at once where its very first event is a failure."""
+async def _answers(exchange: Exchange, tier: Tier, backend: Backend) -> AsyncGenerator[Item, None]:
+    """New text of every choice until all have ended well; the first event fixes the tier.
+
+    Raises
+    ------
+    BackendError
+        Before the first event.
+    AnswerFailed
+        After it.
+    """
     exchange.answers = [Answer(index) for index in range(exchange.request.num_choices)]
     exchange.abandoned.clear()
     requests = _generate_requests(exchange, backend)
-    streams = [_stream(backend, request) for request in requests]
     if exchange.asked_s is None:
         exchange.asked_s = exchange.clock()
-    if len(streams) == 1:
+    if len(requests) == 1:
         answer = exchange.answers[0]
-        async with aclosing(streams[0]) as events:
+        async with aclosing(_stream(backend, requests[0])) as events:
             async for event in events:
-                _take(exchange, answer, event)
-                yield answer, event
+                if (delta := _take(exchange, tier, answer, event)) is not None:
+                    yield answer, delta
         return
-    async with aclosing(merge(streams)) as merged:
+    async with aclosing(merge([_stream(backend, request) for request in requests])) as merged:
         async for index, event in merged:
             answer = exchange.answers[index]
-            _take(exchange, answer, event)
-            yield answer, event
+            if (delta := _take(exchange, tier, answer, event)) is not None:
+                yield answer, delta
 
 
 def _stream(backend: Backend, request: GenerateRequest) -> AsyncGenerator[Event, None]:
@@ -123,28 +130,44 @@ def _stream(backend: Backend, request: GenerateRequest) -> AsyncGenerator[Event,
     return cast("AsyncGenerator[Event, None]", backend.generate(request))
 
 
-def _take(exchange: Exchange, answer: Answer, event: Event) -> None:
-    if isinstance(event, Finished):
-        if event.reason is FinishReason.ERROR and exchange.tier is None:
-            raise BackendFailure(event.error or "The model failed before its first token.")
-        answer.finished = event
-        return
-    answer.add(event)
-    exchange.note_tokens()
+def _take(exchange: Exchange, tier: Tier, answer: Answer, event: Event) -> TokenDelta | None:
+    """Note one event of the tier; what is to be shown of it."""
+    if isinstance(event, TokenDelta):
+        exchange.tier = tier
+        answer.add(event)
+        exchange.note_tokens()
+        return event
+    is_failure = event.reason in (FinishReason.ERROR, FinishReason.CANCELLED)
+    if is_failure and exchange.tier is None:
+        raise BackendFailure(event.error or f"Model {tier.model!r} ended before its first token.")
+    exchange.tier = tier
+    answer.finished = event
+    if is_failure:
+        raise AnswerFailed(_what_failed(event))
+    return None
+
+
+def _what_failed(event: Finished) -> str:
+    if event.reason is FinishReason.CANCELLED:
+        return "The model was stopped before the answer was complete."
+    return f"The model failed before the answer was complete: {event.error or 'no reason given'}."
 
 
 def _generate_requests(exchange: Exchange, backend: Backend) -> list[GenerateRequest]:
     """One generation per choice; each seed is the first one's plus the choice's place, so choices differ."""
     request = exchange.request
-    thinking = request.thinking if "thinking" in backend.capabilities else None
+    thinking = request.thinking
+    if thinking is not None and "thinking" not in backend.capabilities:
+        thinking = None
+    num_choices = request.num_choices
     generations = []
-    for index in range(request.num_choices):
+    for index in range(num_choices):
         sampling = request.sampling
         if index and sampling.seed is not None:
             sampling = replace(sampling, seed=sampling.seed + index % request.n)
         generations.append(
             GenerateRequest(
-                exchange.request_id if request.num_choices == 1 else f"{exchange.request_id}-{index}",
+                exchange.request_id if num_choices == 1 else f"{exchange.request_id}-{index}",
                 sampling=sampling,
                 priority=request.wishes.priority,
                 thinking=thinking,
@@ -166,11 +189,13 @@ def _prompt_argument(prompt: Prompt) -> Mapping[str, Prompt]:
 
 def probe_request(exchange: Exchange) -> GenerateRequest:
     """The exchange's longest prompt as a request that is only to be counted."""
-    longest = max(exchange.request.prompts, key=_size)
+    prompts = exchange.request.prompts
+    longest = prompts[0] if len(prompts) == 1 else max(prompts, key=prompt_size)
     return GenerateRequest(exchange.request_id, **_prompt_argument(longest))  # type: ignore[arg-type]
 
 
-def _size(prompt: Prompt) -> int:
+def prompt_size(prompt: Prompt) -> int:
+    """Characters of text, or number of token ids."""
     if isinstance(prompt, str):
         return len(prompt)
-    return sum(1 if isinstance(each, int) else len(each.content) for each in prompt)
+    return sum([1 if isinstance(each, int) else len(each.content) for each in prompt])

@@ -1,0 +1,171 @@
+"""What the gateway adds: CPU time per request and per streamed chunk, beside bare Starlette in the same run.
+
+``python -m gateway.bench.overhead`` or ``suffice bench overhead``. Three servers in processes of their own, asked in
+turn, round by round: Starlette alone answering the same; the gateway with echoing models, an API key checked and every
+row committed to SQLite; the same with the built-in router. CPU time is the servers' own, by the kernel's count; the
+client is another process. Ratios hold between machines, milliseconds do not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from gateway.bench.card import card, print_card
+from gateway.bench.load import LoadResult, post_bytes, run_load
+from gateway.bench.process import cpu_s, program
+
+_PROMPT = "What is the capital of France, and how many letters has its name? Answer in one short sentence, please."
+_FEW_CHUNKS, _MANY_CHUNKS = 1, 101
+_PATH = "/v1/chat/completions"
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A running server under test."""
+
+    name: str
+    process_id: int
+    port: int
+    headers: Mapping[str, str]
+
+    def measure(self, body: Mapping[str, Any], num_requests: int, num_connections: int) -> tuple[float, LoadResult]:
+        """CPU seconds per request, and what the client saw."""
+        request = post_bytes(_PATH, orjson.dumps(body), self.headers)
+        before_s = cpu_s(self.process_id)
+        result = asyncio.run(run_load(self.port, request, num_requests, num_connections))
+        return (cpu_s(self.process_id) - before_s) / num_requests, result
+
+
+@contextmanager
+def servers(directory: Path, *, with_router: bool) -> Iterator[list[Server]]:
+    """Start all servers; they stop when the block ends."""
+    with ExitStack() as stack:
+        found = []
+        pid, port = stack.enter_context(program("gateway.bench.bare_server", log=directory / "starlette.log"))
+        found.append(Server("starlette", pid, port, {}))
+        for name, router in (("gateway", "none"), ("gateway+router", "builtin"))[: 1 + with_router]:
+            url, key = f"sqlite:///{directory / name}.db", directory / f"{name}.key"
+            arguments = ("--database-url", url, "--router", router, "--key-file", str(key))
+            pid, port = stack.enter_context(
+                program("gateway.bench.overhead_server", *arguments, log=directory / f"{name}.log")
+            )
+            found.append(Server(name, pid, port, {"authorization": f"Bearer {key.read_text()}"}))
+        yield found
+
+
+def run(num_requests: int, num_connections: int, num_rounds: int, *, with_router: bool) -> dict[str, Any]:
+    """All figures, medians over the rounds."""
+    whole = {"model": "auto", "messages": [{"role": "user", "content": _PROMPT}]}
+    few, many = (whole | {"stream": True, "messages": [_words(count)]} for count in (_FEW_CHUNKS, _MANY_CHUNKS))
+    figures: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as directory, servers(Path(directory), with_router=with_router) as under_test:
+        samples: dict[str, list[dict[str, float]]] = {server.name: [] for server in under_test}
+        for server in under_test:
+            server.measure(whole, num_requests // 4, num_connections)
+        for _ in range(num_rounds):
+            for server in under_test:
+                samples[server.name].append(_round(server, whole, few, many, num_requests, num_connections))
+        for server in under_test:
+            figures[server.name] = _medians(samples[server.name])
+    for name in list(figures):
+        figures[name]["cpu_vs_starlette"] = round(figures[name]["cpu_ms"] / figures["starlette"]["cpu_ms"], 2)
+    return figures
+
+
+def _round(
+    server: Server, whole: Mapping[str, Any], few: Mapping[str, Any], many: Mapping[str, Any], n: int, connections: int
+) -> dict[str, float]:
+    whole_s, seen = server.measure(whole, n, connections)
+    few_s, _ = server.measure(few, n // 4, connections)
+    many_s, _ = server.measure(many, n // 4, connections)
+    return {
+        "cpu_ms": whole_s * 1e3,
+        "requests_per_s": seen.num_requests / seen.wall_s,
+        "p50_ms": seen.p50_s * 1e3,
+        "p99_ms": seen.p99_s * 1e3,
+        "stream_cpu_ms": few_s * 1e3,
+        "chunk_cpu_us": (many_s - few_s) / (_MANY_CHUNKS - _FEW_CHUNKS) * 1e6,
+    }
+
+
+def _words(count: int) -> dict[str, str]:
+    return {"role": "user", "content": " ".join(["word"] * count)}
+
+
+def _medians(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {name: round(statistics.median(each[name] for each in rounds), 3) for name in rounds[0]}
+
+
+def routing_ms(num_requests: int) -> dict[str, float]:
+    """The routing decision alone, in this process: estimating with the built-in router, then deciding."""
+    import random
+
+    from classifier.router import ArtifactRouter
+    from classifier.types import RouterRequest
+    from gateway.loading import complete_policies
+    from gateway.settings import load_settings
+    from policies.decide import decide
+    from policies.types import RequestFacts, TierEstimate
+
+    settings, router, rng = load_settings(environ={}), ArtifactRouter.load(), random.Random(0)
+    policy = complete_policies(settings.policies, router)[settings.policy.name]
+    request = RouterRequest((("user", _PROMPT),))
+    estimate_s, decide_s = [], []
+    for _ in range(num_requests):
+        begun_s = time.process_time()
+        found = router.predict([request])[0]
+        estimated_s = time.process_time()
+        estimates = tuple(TierEstimate(each.tier, each.p_right, each.p_as_good) for each in found.tiers)
+        decide(RequestFacts(20, None, estimates, novelty=found.novelty), policy, settings.ladder, rng)
+        estimate_s.append(estimated_s - begun_s)
+        decide_s.append(time.process_time() - estimated_s)
+    return {
+        "estimate_ms": round(statistics.median(estimate_s) * 1e3, 4),
+        "decide_ms": round(statistics.median(decide_s) * 1e3, 4),
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="suffice bench overhead", description=__doc__.splitlines()[0])
+    parser.add_argument("--requests", type=int, default=2000, help="per server and round")
+    parser.add_argument("--connections", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--no-router", action="store_true", help="leave the built-in router out")
+    parser.add_argument("--json", action="store_true", help="print the JSON line only")
+    options = parser.parse_args(argv)
+    facts = card() | {
+        "load": f"{options.rounds} rounds of {options.requests} requests, {options.connections} connections"
+    }
+    figures: dict[str, Any] = run(
+        options.requests, options.connections, options.rounds, with_router=not options.no_router
+    )
+    if not options.no_router:
+        figures["routing"] = routing_ms(options.requests)
+    if not options.json:
+        print_card("Gateway overhead", facts)
+        _print_table(figures)
+    print(json.dumps({"bench": "overhead", "card": facts, "figures": figures}))
+    return 0
+
+
+def _print_table(figures: Mapping[str, Mapping[str, float]]) -> None:
+    for name, values in figures.items():
+        print(f"  {name:<15} " + "  ".join(f"{key} {value:g}" for key, value in values.items()))
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,83 @@
+"""What one request used and cost, summed once when it has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+
+from backends.protocol import Finished, Usage
+from policies.pricing import measured_cost_usd, price_usd
+from policies.types import Tier
+
+
+@dataclass(frozen=True, slots=True)
+class Bill:
+    """Sums over the choices of a request.
+
+    Attributes
+    ----------
+    usage : as billed, every choice's prompt counted
+    shown_usage : as OpenAI shows it, a prompt counted once however many answers it got
+    cost_usd : by the price table; 0 where no tier began
+    compute_s : device seconds; None when a part of them is not known
+    measured_cost_usd : by the device seconds
+    queue_s : longest wait inside the engine
+    """
+
+    usage: Usage = field(default_factory=Usage)
+    shown_usage: Usage = field(default_factory=Usage)
+    cost_usd: Decimal = Decimal(0)
+    compute_s: float | None = None
+    measured_cost_usd: Decimal | None = None
+    queue_s: float = 0.0
+
+
+def make_bill(tier: Tier, endings: Sequence[Finished], answers_per_prompt: int) -> Bill:
+    """Sum what the choices of a request used at the tier that answered it.
+
+    Parameters
+    ----------
+    tier : with its prices
+    endings : one per choice, those of the same prompt side by side
+    answers_per_prompt : the request's ``n``
+    """
+    compute_s = sum(each.compute_s for each in endings) if all(each.compute_measured for each in endings) else None
+    if len(endings) == 1:
+        usage = shown = endings[0].usage
+        cost_usd = price_usd(tier, usage.prompt_tokens, usage.completion_tokens)
+    else:
+        usage = _sum([each.usage for each in endings])
+        shown = _shown(usage, [each.usage for each in endings[::answers_per_prompt]])
+        prices = [price_usd(tier, each.usage.prompt_tokens, each.usage.completion_tokens) for each in endings]
+        cost_usd = sum(prices, Decimal(0))
+    return Bill(
+        usage=usage,
+        shown_usage=shown,
+        cost_usd=cost_usd,
+        compute_s=compute_s,
+        measured_cost_usd=None if compute_s is None else measured_cost_usd(tier, compute_s),
+        queue_s=max([each.timings.queue_s for each in endings]),
+    )
+
+
+def _sum(usages: Sequence[Usage]) -> Usage:
+    return Usage(
+        prompt_tokens=sum(each.prompt_tokens for each in usages),
+        completion_tokens=sum(each.completion_tokens for each in usages),
+        cached_tokens=sum(each.cached_tokens for each in usages),
+        reasoning_tokens=sum(each.reasoning_tokens for each in usages),
+        draft_tokens=sum(each.draft_tokens for each in usages),
+        accepted_draft_tokens=sum(each.accepted_draft_tokens for each in usages),
+    )
+
+
+def _shown(total: Usage, once: Sequence[Usage]) -> Usage:
+    return Usage(
+        prompt_tokens=sum(each.prompt_tokens for each in once),
+        completion_tokens=total.completion_tokens,
+        cached_tokens=sum(each.cached_tokens for each in once),
+        reasoning_tokens=total.reasoning_tokens,
+        draft_tokens=total.draft_tokens,
+        accepted_draft_tokens=total.accepted_draft_tokens,
+    )
