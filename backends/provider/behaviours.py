@@ -32,7 +32,7 @@ def _status(name: str, status: int, message: str, headers: dict[str, str] | None
     BEHAVIOURS[name] = answer
 
 
-# --- good answers -------------------------------------------------------------------------------------------------
+# --- good answers ----------------------------------------------------------------------------------------------------
 
 
 @_named
@@ -150,7 +150,7 @@ async def usage_never(call: Call) -> None:
     await call.until_gone()
 
 
-# --- failures before the first token --------------------------------------------------------------------------------
+# --- failures before the first token ---------------------------------------------------------------------------------
 
 _status("400", 400, "temperature must be at most 2", param="temperature", code="invalid_value")
 _status("401", 401, "Incorrect API key provided: sk-secret")
@@ -299,7 +299,7 @@ async def reset_after_head(call: Call) -> None:
     call.reset()
 
 
-# --- failures after the first token ---------------------------------------------------------------------------------
+# --- failures after the first token ----------------------------------------------------------------------------------
 
 
 @_named
@@ -384,7 +384,7 @@ async def two_endings(call: Call) -> None:
     await call.done()
 
 
-# --- everything but completions -------------------------------------------------------------------------------------
+# --- everything but completions --------------------------------------------------------------------------------------
 
 
 async def answer_other(call: Call) -> None:

@@ -213,6 +213,8 @@ class OpenAIBackend:
 
         A replica that answers closes its breaker, so a server that came back is used at once.
         """
+        if self._waits.is_closed:
+            return Health(False, 0.0, str(self._closed()))
         began_s = self._clock()
         found = await asyncio.gather(*(self._probe(replica) for replica in self._replicas.replicas))
         broken = [detail for detail in found if detail is not None]

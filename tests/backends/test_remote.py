@@ -210,7 +210,7 @@ def test_every_behaviour_is_in_a_test() -> None:
     assert set(BEHAVIOURS) == {*WHOLE, *BEFORE, *AFTER, "slow_tokens", "flaky"}
 
 
-# --- what is sent ---------------------------------------------------------------------------------------------------
+# --- what is sent ----------------------------------------------------------------------------------------------------
 
 
 async def test_options_travel_by_the_fields_names(server: ProviderServer, opened: list[OpenAIBackend]) -> None:
@@ -300,7 +300,7 @@ async def test_reasoning_arrives_apart_and_is_counted(opened: list[OpenAIBackend
             assert ending.usage.cached_tokens == 3
 
 
-# --- retries, replicas, breakers --------------------------------------------------------------------------------------
+# --- retries, replicas, breakers -------------------------------------------------------------------------------------
 
 
 async def test_a_flaky_server_is_retried_with_waits_under_their_caps(server: ProviderServer) -> None:
@@ -433,7 +433,7 @@ async def collect_raw(backend: OpenAIBackend) -> list[object]:
     return [event async for event in backend.generate(chat())]
 
 
-# --- cancelling and closing -------------------------------------------------------------------------------------------
+# --- cancelling and closing ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("behaviour", ["slow_tokens", "stall_after_3_tokens"])
@@ -520,7 +520,7 @@ async def test_connections_are_reused(server: ProviderServer, transport: str, op
     assert server.connections() == before
 
 
-# --- secrets ----------------------------------------------------------------------------------------------------------
+# --- secrets ---------------------------------------------------------------------------------------------------------
 
 
 async def test_the_key_stays_out_of_messages_and_logs(caplog: pytest.LogCaptureFixture) -> None:
@@ -537,7 +537,7 @@ async def test_the_key_stays_out_of_messages_and_logs(caplog: pytest.LogCaptureF
     assert key not in caplog.text
 
 
-# --- other calls ----------------------------------------------------------------------------------------------------
+# --- other calls -----------------------------------------------------------------------------------------------------
 
 
 async def test_embeddings_come_in_order_and_unit_length(server: ProviderServer, opened: list[OpenAIBackend]) -> None:

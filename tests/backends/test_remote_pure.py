@@ -16,7 +16,7 @@ from backends.remote.breaker import Breaker, BreakerState
 from backends.remote.retry import full_jitter_s, parse_retry_after_s
 from backends.remote.sse import EventTooLarge, SSEParser, SSEvent
 
-# --- server-sent events -------------------------------------------------------------------------------------------
+# --- server-sent events ----------------------------------------------------------------------------------------------
 
 PAYLOADS = st.lists(st.text(st.characters(exclude_characters="\r\n", exclude_categories=["Cs"])), max_size=6)
 
@@ -65,7 +65,7 @@ def test_a_line_that_never_ends_is_refused() -> None:
             parser.feed(piece)
 
 
-# --- breaker --------------------------------------------------------------------------------------------------------
+# --- breaker ---------------------------------------------------------------------------------------------------------
 
 
 class BreakerMachine(RuleBasedStateMachine):
@@ -150,7 +150,7 @@ def test_success_between_failures_keeps_it_closed() -> None:
     assert breaker.state(0.0) is BreakerState.CLOSED
 
 
-# --- waits ----------------------------------------------------------------------------------------------------------
+# --- waits -----------------------------------------------------------------------------------------------------------
 
 
 @given(st.integers(1, 1000), st.floats(0, 5), st.floats(0, 60), st.integers())
