@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -30,6 +29,10 @@ class TensorFiles:
 
     def __len__(self) -> int:
         return len(self._where)
+
+    def names(self) -> list[str]:
+        """All tensors, sorted."""
+        return sorted(self._where)
 
     def take(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
         """Read one tensor.
@@ -135,8 +138,3 @@ def _open(path: Path) -> safe_open:
             f"{path} ({path.stat().st_size:,} bytes): not a whole safetensors file ({error}). Fetch it again.",
             path=path,
         ) from error
-
-
-def is_finite(tensor: Tensor) -> bool:
-    """Whether a float tensor holds no NaN and no infinity."""
-    return bool(torch.isfinite(tensor).all())
