@@ -119,7 +119,9 @@ def plan(
     ] = None,
     memory_gib: Annotated[float | None, typer.Option("--memory-gib", help="Memory of the device instead.")] = None,
     reference: Annotated[bool, typer.Option("--reference", help="The 3B/8B/70B ladder in 4 bits.")] = False,
-    context: Annotated[int, typer.Option("--context", help="Tokens of a request, prompt and answer.")] = 4096,
+    context: Annotated[
+        int | None, typer.Option("--context", help="Tokens of a request; by default 4096 or less.")
+    ] = None,
     shares: Annotated[str | None, typer.Option("--shares", help="Requests per tier, such as 60,20,15,5.")] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from gateway.commands.failure import USAGE_STATUS, CommandError
 from gateway.commands.output import print_json, print_table
-from gateway.plan import DEVICES_BYTES, GIB, Plan, TierPlan, make_plan, planned_tiers, reference_tiers
+from gateway.plan import DEVICES_BYTES, GIB, Plan, PlannedTier, TierPlan, make_plan, planned_tiers, reference_tiers
 from gateway.settings import load_settings
+
+USUAL_CONTEXT = 4096
 
 
 def plan(
@@ -17,7 +20,7 @@ def plan(
     gpu: str | None,
     memory_gib: float | None,
     reference: bool,
-    context: int,
+    context: int | None,
     shares: str | None,
     as_json: bool,
 ) -> None:
@@ -29,13 +32,15 @@ def plan(
         An unknown device, a context or shares that are no use, or a ladder that does not fit.
     """
     device, memory_bytes = _device(gpu, memory_gib)
-    if context < 1:
+    if context is not None and context < 1:
         raise CommandError(f"--context is {context}; expected at least 1.", status=USAGE_STATUS)
     if reference:
         tiers = reference_tiers()
     else:
         settings = load_settings(config, need_secrets=False)
         tiers = planned_tiers(settings.ladder, settings.models)
+    if context is None:
+        context = _usual_context(tiers)
     try:
         parts = [float(part) for part in shares.split(",")] if shares else None
         made = make_plan(tiers, device=device, memory_bytes=memory_bytes, context_tokens=context, shares=parts)
@@ -47,6 +52,11 @@ def plan(
         _print(made)
     if not made.fits:
         raise CommandError(_why_not(made))
+
+
+def _usual_context(tiers: Sequence[PlannedTier]) -> int:
+    """A request that the shortest model of the ladder can take."""
+    return min([USUAL_CONTEXT, *(tier.footprint.context_length for tier in tiers if tier.footprint is not None)])
 
 
 def _device(gpu: str | None, memory_gib: float | None) -> tuple[str, int]:

@@ -200,24 +200,23 @@ def test_route_refuses_what_cannot_be(run: Run) -> None:
 def server(home: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """``suffice up`` as a process of its own, and its address."""
     command = [sys.executable, "-m", "gateway.cli", "up", "--port", "0"]
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env=os.environ | {"PYTHONUNBUFFERED": "1"},
-    )
+    environ = os.environ | {"PYTHONUNBUFFERED": "1"}
+    log = home / "server.log"
+    with log.open("w") as errors:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environ)
     assert process.stdout is not None
     try:
         text = "".join(_until(process.stdout, "To talk to it"))
         found = re.search(r"answers at (http://\S+)/v1", text)
-        assert found is not None, text
+        assert found is not None, log.read_text()
         process.welcome = text  # type: ignore[attr-defined]
         yield process, found[1]
     finally:
         process.kill()
         process.wait()
         process.stdout.close()
+        # Shown by pytest beside a failure.
+        sys.stderr.write(log.read_text())
 
 
 def _until(lines: Iterable[str], start: str) -> Iterator[str]:
