@@ -37,7 +37,7 @@ from gateway.store.store import Store
 from gateway.store.urls import parse_database_url
 
 _START_TIMEOUT_S = 120.0
-_PROMPT = "Say these words again, please: one two three four five six seven eight"
+_PROMPT = "What is 23 plus 45? And say these words again, please: one two three four five six seven eight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,9 @@ class ServerProcess:
         await self._process.wait()
 
 
-async def measure(command: Sequence[str], database_url: str, *, kills: int, streams: int, seed: int) -> Tally:
+async def measure(
+    command: Sequence[str], database_url: str, *, kills: int, streams: int, seed: int, model: str = "auto"
+) -> Tally:
     """Run all rounds and search the log.
 
     Parameters
@@ -104,6 +106,7 @@ async def measure(command: Sequence[str], database_url: str, *, kills: int, stre
     kills : rounds
     streams : concurrent clients
     seed : of the moments of the kills
+    model : what the clients ask for
     """
     rng = random.Random(seed)
     tally = Tally()
@@ -111,7 +114,7 @@ async def measure(command: Sequence[str], database_url: str, *, kills: int, stre
         server = ServerProcess(command, database_url)
         tally.restart_s.append(await server.start())
         try:
-            await _load_until(server, tally, streams, rng.uniform(0.2, 1.2))
+            await _load_until(server, tally, model, streams, rng.uniform(0.2, 1.2))
         finally:
             await server.kill()
     # One more start: the log is looked at as a restarted server has it, recovery done.
@@ -124,12 +127,12 @@ async def measure(command: Sequence[str], database_url: str, *, kills: int, stre
     return tally
 
 
-async def _load_until(server: ServerProcess, tally: Tally, streams: int, kill_after_s: float) -> None:
+async def _load_until(server: ServerProcess, tally: Tally, model: str, streams: int, kill_after_s: float) -> None:
     """Load the server, and kill it ``kill_after_s`` after its first finished answer of this round."""
     first = asyncio.Event()
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=streams)
     async with httpx.AsyncClient(base_url=server.url, timeout=30, limits=limits) as client:
-        clients = [asyncio.create_task(_ask_forever(client, tally, first, place)) for place in range(streams)]
+        clients = [asyncio.create_task(_ask_forever(client, tally, model, first, place)) for place in range(streams)]
         try:
             await asyncio.wait_for(first.wait(), _START_TIMEOUT_S)
             await asyncio.sleep(kill_after_s)
@@ -140,10 +143,10 @@ async def _load_until(server: ServerProcess, tally: Tally, streams: int, kill_af
                 task.cancel()
 
 
-async def _ask_forever(client: httpx.AsyncClient, tally: Tally, first: asyncio.Event, place: int) -> None:
+async def _ask_forever(client: httpx.AsyncClient, tally: Tally, model: str, first: asyncio.Event, place: int) -> None:
     """Ask until the connection dies. What was read before that counts."""
     for turn in range(1_000_000):
-        body = {"model": "auto", "messages": [{"role": "user", "content": f"{_PROMPT} {place} {turn}"}]}
+        body = {"model": model, "messages": [{"role": "user", "content": f"{_PROMPT} {place} {turn}"}]}
         try:
             if turn % 4 == 3:
                 answer = await _ask_whole(client, body)
@@ -243,18 +246,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--database-url", help="by default a new SQLite file")
+    parser.add_argument("--models", choices=("echo", "builtin"), default="echo", help="who answers")
+    parser.add_argument("--model", default="auto", help="what the clients ask for")
     parser.add_argument("--token-delay-s", type=float, default=0.005, help="of the echoing models")
     parser.add_argument("--json", action="store_true", help="print the JSON line alone")
     options = parser.parse_args(argv)
-    command = [sys.executable, "-m", "gateway.bench.echo_server", "--token-delay-s", str(options.token_delay_s)]
+    command = [sys.executable, "-m", "gateway.bench.echo_server", "--models", options.models]
+    command += ["--token-delay-s", str(options.token_delay_s)]
     facts = card()
     if not options.json:
         print_card("durability: SIGKILL under load", facts)
     with tempfile.TemporaryDirectory(prefix="suffice-durability-") as folder:
         url = options.database_url or f"sqlite:///{Path(folder) / 'log.db'}"
         load = {"kills": options.kills, "streams": options.streams, "seed": options.seed}
-        tally = asyncio.run(measure(command, url, **load))
-        figures = report(tally, url, **load)
+        tally = asyncio.run(measure(command, url, model=options.model, **load))
+        figures = {"models": options.models, "model": options.model} | report(tally, url, **load)
     print(json.dumps(figures | {"card": facts}))
     is_sound = (
         not tally.lost and not tally.wrong and tally.finished and figures["integrity"] in {"ok", "not applicable"}

@@ -1,6 +1,7 @@
 """The whole gateway with echoing models: everything is real but the tokens. A program that benches start and kill.
 
-``python -m gateway.bench.echo_server --port 8000 --database-url sqlite:////tmp/log.db``
+``python -m gateway.bench.echo_server --port 8000 --database-url sqlite:////tmp/log.db``; with ``--models builtin`` the
+tokens are real as well.
 """
 
 from __future__ import annotations
@@ -41,10 +42,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--database-url", required=True)
     parser.add_argument("--token-delay-s", type=float, default=0.0)
+    parser.add_argument("--models", choices=("echo", "builtin"), default="echo")
     options = parser.parse_args(argv)
     settings = echo_settings(options.database_url, port=options.port)
     configure_logging(settings.log)
-    make_server(echo_app(settings, token_delay_s=options.token_delay_s), settings).run()
+    is_echo = options.models == "echo"
+    app = echo_app(settings, token_delay_s=options.token_delay_s) if is_echo else create_app(settings)
+    make_server(app, settings).run()
     return 0
 
 
