@@ -31,6 +31,7 @@ model = "echo-b"
 price_per_request_usd = 0.01
 [models.echo-a]
 kind = "echo"
+token_delay_s = 0.02
 [models.echo-b]
 kind = "echo"
 """
@@ -241,6 +242,26 @@ def test_pasted_request_is_answered_and_a_signal_ends_in_order(
     assert process.wait(timeout=20) == 0
     with sqlite3.connect(home / "state" / "suffice.db") as database:
         assert database.execute("select count(*) from requests").fetchone() == (1,)
+    database.close()
+
+
+def test_a_signal_lets_a_running_answer_finish(server: tuple[subprocess.Popen[str], str], home: Path) -> None:
+    process, address = server
+    words = " ".join(f"word{number}" for number in range(50))
+    body = {"model": "small", "messages": [{"role": "user", "content": words}], "stream": True}
+    seen = ""
+    with httpx.stream("POST", f"{address}/v1/chat/completions", json=body, timeout=30) as response:
+        for line in response.iter_lines():
+            if line.startswith("data: {"):
+                for choice in json.loads(line.removeprefix("data: "))["choices"]:
+                    if choice["delta"].get("content") and not seen:
+                        process.send_signal(signal.SIGTERM)
+                    seen += choice["delta"].get("content") or ""
+    assert line == "" or line == "data: [DONE]"
+    assert seen == words
+    assert process.wait(timeout=20) == 0
+    with sqlite3.connect(home / "state" / "suffice.db") as database:
+        assert database.execute("select finish_reason from requests").fetchall() == [("stop",)]
     database.close()
 
 
