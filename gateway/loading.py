@@ -6,11 +6,11 @@ import asyncio
 import dataclasses
 import logging
 from collections.abc import Callable, Mapping
-from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from backends.protocol import Backend
 from classifier.types import Router
+from policies.derived import apply_derived
 from policies.ladder import Ladder
 from policies.policy import Policy
 
@@ -97,11 +97,4 @@ def complete_policies(policies: Mapping[str, Policy], router: Router | None) -> 
     derived: Mapping[str, Any] = getattr(router, "decision", {})
     if not derived:
         return dict(policies)
-    thresholds = {int(tier): float(least) for tier, least in derived.get("thresholds", {}).items()}
-    value = derived.get("quality_value_usd")
-    value_usd = None if value is None else Decimal(str(value))
-    most_novel = derived.get("max_novelty")
-    return {
-        name: policy.with_derived(thresholds=thresholds, quality_value_usd=value_usd, max_novelty=most_novel)
-        for name, policy in policies.items()
-    }
+    return {name: apply_derived(policy, derived) for name, policy in policies.items()}
