@@ -111,7 +111,7 @@ async def test_greedy_chat_is_what_transformers_says(backend: LocalBackend, fold
 
 async def test_a_prompt_and_its_ids_say_the_same(backend: LocalBackend) -> None:
     by_text, _ = await collect(backend, GenerateRequest("r", prompt="seven plus nine", sampling=GREEDY))
-    ids = tuple(backend._tokenizer.encode("seven plus nine"))
+    ids = tuple(backend._prompts.tokenizer.encode("seven plus nine"))
     by_ids, _ = await collect(backend, GenerateRequest("r", prompt_token_ids=ids, sampling=GREEDY))
     assert text_of(by_text) == text_of(by_ids)
     echoed, _ = await collect(backend, GenerateRequest("r", prompt="seven plus nine", sampling=GREEDY, echo=True))
@@ -139,7 +139,7 @@ async def test_logprobs_join_to_the_text_and_agree_with_scoring(backend: LocalBa
     for entry in entries:
         assert len(entry.top) == 3
         assert entry.top[0][1:] == (entry.token_id, pytest.approx(entry.logprob))
-    prompt_ids = (*backend._tokenizer.encode("seven plus"), *(entry.token_id for entry in entries))
+    prompt_ids = (*backend._prompts.tokenizer.encode("seven plus"), *(entry.token_id for entry in entries))
     scoring = SamplingParams(max_tokens=1, prompt_logprobs=0)
     _, ending = await collect(backend, GenerateRequest("s", prompt_token_ids=prompt_ids, sampling=scoring))
     assert ending.prompt_logprobs is not None
@@ -152,7 +152,7 @@ async def test_score_reads_an_answer(backend: LocalBackend, folder: Path) -> Non
     from transformers import AutoModelForCausalLM
 
     result = await backend.score(GenerateRequest("s", messages=HELLO), "The answer is 16.")
-    prompt_ids = backend._tokenizer.encode_chat([{"role": "user", "content": "hello world"}], thinking=False)
+    prompt_ids = backend._prompts.tokenizer.encode_chat([{"role": "user", "content": "hello world"}], thinking=False)
     ids = torch.tensor([[*prompt_ids, *result.token_ids]])
     logits = torch.log_softmax(AutoModelForCausalLM.from_pretrained(folder)(ids).logits[0], -1)
     for place, (token, logprob, rank) in enumerate(
@@ -160,7 +160,7 @@ async def test_score_reads_an_answer(backend: LocalBackend, folder: Path) -> Non
     ):
         assert logprob == pytest.approx(float(logits[place, token].detach()), abs=1e-4)
         assert rank == int((logits[place] > logits[place, token]).sum())
-    assert backend._tokenizer.decode(result.token_ids) == "The answer is 16."
+    assert backend._prompts.tokenizer.decode(result.token_ids) == "The answer is 16."
     assert (await backend.score(GenerateRequest("s", messages=HELLO), "")).token_ids == ()
 
 

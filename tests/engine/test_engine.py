@@ -461,7 +461,7 @@ kinds = st.sampled_from(["greedy", "seeded", "penalised", "scored", "pooled", "e
     cancelled=st.sets(st.integers(0, 7), max_size=2),
     seed=st.integers(0, 2),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_any_mixture_serves_each_as_if_alone(
     arrivals: list[tuple[list[int], str, int, Priority]], drafting: str | None, cancelled: set[int], seed: int
 ) -> None:

@@ -1,0 +1,1 @@
+"""What stands between a tier's text and the engine's token ids."""

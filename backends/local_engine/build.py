@@ -1,0 +1,108 @@
+"""From a model's table to an engine that serves it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from backends.config import LocalModelConfig
+from backends.errors import ModelLoadError
+from backends.weights import Checkpoint, Progress, WeightPool
+from engine.config import EngineConfig
+from engine.draft import Drafter, ModelDrafter, NGramDrafter
+from engine.engine import Engine
+from engine.errors import LoadError
+from engine.kv_cache import KVCache
+from engine.speculator import Speculator
+
+# The drafter's pool holds this many whole contexts; more sequences than that at once are seldom worth drafting for.
+_DRAFTED_CONTEXTS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """An engine and the checkpoints it keeps in memory, the target first."""
+
+    engine: Engine
+    checkpoints: tuple[Checkpoint, ...]
+
+
+def build(
+    model_id: str,
+    config: LocalModelConfig,
+    weights: WeightPool,
+    *,
+    drafter_path: str | None,
+    on_progress: Progress | None,
+) -> Served:
+    """Load what a table names and start its engine; blocks for as long as reading the files takes.
+
+    Raises
+    ------
+    ModelLoadError
+        The checkpoint, its drafter or its KV cache cannot be loaded; says which file or how many bytes.
+    """
+    device = pick_device(config.device)
+    acquire = partial(weights.acquire, dtype=config.dtype, device=device, progress=on_progress)
+    checkpoints = [acquire(config.path)]
+    try:
+        if config.speculation.mode == "draft":
+            assert drafter_path is not None
+            checkpoints.append(acquire(drafter_path))
+            _check_drafter(config.path, drafter_path, *checkpoints)
+        engine_config = _engine_config(config)
+        drafter = _drafter(config, engine_config, checkpoints)
+        engine = Engine(
+            checkpoints[0].model,
+            engine_config,
+            eos_token_ids=checkpoints[0].tokenizer.eos_token_ids,
+            loop=weights.loop_for(device),
+            speculator=drafter and Speculator(drafter, max_draft_tokens=config.speculation.max_draft_tokens),  # type: ignore[arg-type]
+            name=model_id,
+        )
+    except (LoadError, ValueError, ModelLoadError) as error:
+        for checkpoint in checkpoints:
+            weights.release(checkpoint)
+        if isinstance(error, ModelLoadError):
+            raise
+        raise ModelLoadError(f"{model_id} cannot be served: {error}") from error
+    return Served(engine, tuple(checkpoints))
+
+
+def _engine_config(config: LocalModelConfig) -> EngineConfig:
+    return EngineConfig(
+        kv_cache_bytes=config.kv_cache_bytes,
+        context_length=config.context_length,
+        max_num_seqs=config.max_num_seqs,
+        max_batch_tokens=max(config.max_batch_tokens, config.max_num_seqs),
+        max_draft_tokens=config.speculation.max_draft_tokens,
+        threads=config.threads or 1,
+    )
+
+
+def _drafter(config: LocalModelConfig, engine_config: EngineConfig, checkpoints: list[Checkpoint]) -> Drafter | None:
+    if config.speculation.mode == "off":
+        return None
+    if config.speculation.mode == "ngram":
+        return NGramDrafter()
+    target, draft = (checkpoint.model for checkpoint in checkpoints)
+    context_length = min(engine_config.context_length or target.config.context_length, draft.config.context_length)
+    num_contexts = min(engine_config.max_num_seqs, _DRAFTED_CONTEXTS)
+    num_blocks = -(-context_length // engine_config.block_size) * num_contexts
+    kv = KVCache(draft.config, num_blocks, engine_config.block_size, dtype=draft.dtype, device=draft.device)
+    return ModelDrafter(draft, kv, vocab_size=target.config.vocab_size)
+
+
+def _check_drafter(path: str, drafter_path: str, target: Checkpoint, draft: Checkpoint) -> None:
+    if draft.tokenizer.fingerprint != target.tokenizer.fingerprint:
+        raise ModelLoadError(
+            f"{drafter_path} cannot draft for {path}: their tokenizers give tokens different ids. "
+            "Use a drafter of the same family, or speculation.mode = 'ngram'."
+        )
+
+
+def pick_device(name: str) -> str:
+    """``auto`` is the first GPU, else the CPU."""
+    return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name

@@ -1,0 +1,140 @@
+"""One generation, from the engine's events to the protocol's."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import AsyncIterator
+
+from backends.local_engine.errors import translate
+from backends.protocol import Event, Finished, FinishReason, Timings, TokenDelta, TokenLogprob, Usage
+from engine import request as engine_request
+from engine.detokenize import TokenBytes
+from engine.errors import EngineClosed
+from engine.sequence import Sequence
+from engine.sink import AsyncSink
+from engine.text import TextStream
+
+_REASON = {
+    engine_request.FinishReason.STOP: FinishReason.STOP,
+    engine_request.FinishReason.LENGTH: FinishReason.LENGTH,
+    engine_request.FinishReason.CANCELLED: FinishReason.CANCELLED,
+    engine_request.FinishReason.ERROR: FinishReason.ERROR,
+}
+
+
+class Call:
+    """Reads one request's sink.
+
+    Parameters
+    ----------
+    request : as submitted
+    sink : where its events arrive
+    text : turns its tokens into text
+    tokens : the tokenizer's bytes, for log-probabilities
+
+    Attributes
+    ----------
+    failed : an error was raised, so nothing is left to cancel
+    """
+
+    def __init__(
+        self, model_id: str, request: engine_request.Request, sink: AsyncSink, text: TextStream, tokens: TokenBytes
+    ) -> None:
+        self.request = request
+        self.sink = sink
+        self.failed = False
+        self._model_id = model_id
+        self._text = text
+        self._tokens = tokens
+        self._num_pending = 0
+        self._logprobs: list[TokenLogprob] = []
+
+    async def events(self) -> AsyncIterator[Event]:
+        """Deltas, then the ending; raises if the first thing to happen is an error."""
+        began = False
+        while True:
+            event = await self.sink.get()
+            if isinstance(event, engine_request.Ending):
+                break
+            self._take(event)
+            delta = self._delta()
+            if delta is not None:
+                began = True
+                yield delta
+        if event.error is not None and not began and not isinstance(event.error, EngineClosed):
+            self.failed = True
+            raise translate(event.error, self._model_id) from event.error
+        self._text.finish()
+        delta = self._delta(last=True)
+        if delta is not None:
+            yield delta
+        yield self.finished(event)
+
+    async def drain(self) -> engine_request.Ending:
+        """The ending, whatever comes before it."""
+        while True:
+            event = await self.sink.get()
+            if isinstance(event, engine_request.Ending):
+                return event
+
+    def _take(self, chunk: engine_request.Chunk) -> None:
+        wants = self.request.sampling.logprobs is not None
+        for index, token_id in enumerate(chunk.token_ids):
+            self._num_pending += 1
+            self._text.push(token_id)
+            if wants and self._text.in_answer and not self._text.is_silent(token_id):
+                self._logprobs.append(self._logprob(chunk.logprobs[index]))
+
+    def _delta(self, *, last: bool = False) -> TokenDelta | None:
+        """What can be shown now; tokens without visible text are counted with the next that has some."""
+        reasoning, text = self._text.take()
+        if not (reasoning or text or (last and self._num_pending)):
+            return None
+        delta = TokenDelta(text, reasoning, self._num_pending, tuple(self._logprobs))
+        self._num_pending = 0
+        self._logprobs = []
+        return delta
+
+    def finished(self, ending: engine_request.Ending) -> Finished:
+        """The protocol's ending. An engine that was closed cancelled what ran."""
+        closed = isinstance(ending.error, EngineClosed)
+        prompt_logprobs = None
+        if self.request.sampling.prompt_logprobs is not None:
+            prompt_logprobs = (None, *(self._logprob(scored) for scored in ending.prompt_logprobs))
+        return Finished(
+            reason=FinishReason.CANCELLED if closed else _REASON[ending.reason],
+            usage=Usage(
+                prompt_tokens=ending.num_prompt_tokens,
+                completion_tokens=ending.num_output_tokens,
+                cached_tokens=ending.num_cached_tokens,
+                reasoning_tokens=min(self._text.num_reasoning_tokens, ending.num_output_tokens),
+                draft_tokens=ending.num_draft_tokens,
+                accepted_draft_tokens=ending.num_accepted_tokens,
+            ),
+            timings=Timings(ending.queue_s, ending.ttft_s, ending.itl_s, ending.total_s),
+            compute_s=ending.compute_s,
+            compute_measured=True,
+            error=None if ending.error is None else str(translate(ending.error, self._model_id)),
+            prompt_logprobs=prompt_logprobs,
+        )
+
+    def abandoned(self, sequence: Sequence, ending: engine_request.Ending | None) -> Finished:
+        """The bill of a request nobody reads any more; without its ending, from what the engine has counted so far."""
+        if ending is None:
+            ending = engine_request.Ending(
+                engine_request.FinishReason.CANCELLED,
+                num_prompt_tokens=sequence.num_prompt,
+                num_output_tokens=sequence.num_output,
+                num_cached_tokens=sequence.num_cached,
+                compute_s=sequence.compute_s,
+            )
+        return dataclasses.replace(self.finished(ending), reason=FinishReason.CANCELLED)
+
+    def _logprob(self, scored: engine_request.TokenLogprob) -> TokenLogprob:
+        text_of = self._tokens.text_of
+        return TokenLogprob(
+            text_of(scored.token_id),
+            scored.token_id,
+            scored.logprob,
+            tuple((text_of(token), token, logprob) for token, logprob in scored.top),
+        )

@@ -1,0 +1,40 @@
+"""The engine's errors in this room's words: the one table at the border."""
+
+from __future__ import annotations
+
+from backends.errors import (
+    BackendError,
+    BackendFailure,
+    BackendOverloaded,
+    BackendUnavailable,
+    ContextLengthExceeded,
+    RequestRejected,
+    UnsupportedByBackend,
+)
+from engine import errors
+
+
+def translate(error: Exception, model_id: str, *, param: str = "messages") -> BackendError:
+    """Most specific first; what is not in the table is a failure of ours.
+
+    Parameters
+    ----------
+    param : the request's field that text came from
+    """
+    match error:
+        case errors.RequestTooLong():
+            return ContextLengthExceeded(error.num_prompt_tokens, error.limit, error.max_tokens)
+        case errors.InvalidRequest():
+            return RequestRejected(str(error), status=400, param=error.param)
+        case errors.EngineOverloaded():
+            return BackendOverloaded(f"{model_id}: {error}", retry_after_s=max(error.retry_after_s, 1.0))
+        case errors.EngineClosed():
+            return BackendUnavailable(f"{model_id}: {error}")
+        case errors.NoChatTemplate():
+            return UnsupportedByBackend("messages", model_id)
+        case errors.TokenizerError():
+            return RequestRejected(str(error), status=400, param=param)
+        case errors.NothingAllowed():
+            return RequestRejected(str(error), status=400, param="logit_bias")
+        case _:
+            return BackendFailure(f"{model_id}: {error}")

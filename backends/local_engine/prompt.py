@@ -1,0 +1,157 @@
+"""A text-level request as the engine takes it."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections import OrderedDict
+from typing import Any
+
+from backends.errors import RequestRejected
+from backends.local_engine.errors import translate
+from backends.protocol import GenerateRequest, Priority
+from engine import request as engine_request
+from engine.errors import EngineError
+from engine.stop import StopAutomaton
+from engine.text import TextStream
+from engine.tokenize import Tokenizer
+
+# Encoding runs at about 1 MB/s; longer prompts leave the event loop to others meanwhile.
+_LONG_TEXT = 16_384
+# Of what an answer may have, the part that reasoning may take before it is closed, so that an answer follows.
+_THINKING_SHARE = 0.75
+# A prompt is usually counted before it is served, so the latest encodings are kept.
+_NUM_KEPT = 64
+
+_COPIED = tuple(f.name for f in dataclasses.fields(engine_request.SamplingParams))
+_PRIORITY = {Priority.LIVE: engine_request.Priority.LIVE, Priority.BACKGROUND: engine_request.Priority.BACKGROUND}
+
+
+class PromptBuilder:
+    """Encodes prompts and lays out engine requests for one served model.
+
+    Parameters
+    ----------
+    tokenizer : the checkpoint's
+    thinking : whether the model reasons unless a request says otherwise
+    """
+
+    def __init__(self, model_id: str, tokenizer: Tokenizer, *, thinking: bool) -> None:
+        self.model_id = model_id
+        self.tokenizer = tokenizer
+        self._thinking = thinking
+        self._kept: OrderedDict[tuple[Any, ...], tuple[int, ...]] = OrderedDict()
+
+    async def encode(self, request: GenerateRequest) -> tuple[int, ...]:
+        """Token ids of the whole prompt, after the chat template for messages.
+
+        Raises
+        ------
+        RequestRejected, UnsupportedByBackend
+        """
+        if request.prompt_token_ids is not None:
+            return tuple(request.prompt_token_ids)
+        length = len(request.prompt or "") + sum(len(message.content) for message in request.messages or ())
+        if length > _LONG_TEXT:
+            return await asyncio.to_thread(self._encode, request)
+        key = (request.prompt, request.messages, request.thinking)
+        ids = self._kept.pop(key, None)
+        if ids is None:
+            ids = self._encode(request)
+            if len(self._kept) >= _NUM_KEPT:
+                self._kept.popitem(last=False)
+        self._kept[key] = ids
+        return ids
+
+    def _encode(self, request: GenerateRequest) -> tuple[int, ...]:
+        param = "messages" if request.prompt is None else "prompt"
+        try:
+            if request.prompt is not None:
+                return tuple(self.tokenizer.encode(request.prompt))
+            return tuple(self._encode_chat(request))
+        except EngineError as error:
+            raise translate(error, self.model_id, param=param) from error
+
+    def _encode_chat(self, request: GenerateRequest) -> list[int]:
+        if request.messages is None:
+            raise RequestRejected("Give messages, prompt or prompt_token_ids.", status=400, param="messages")
+        messages = [
+            # Templates know the older word.
+            {"role": "system" if each.role == "developer" else each.role, "content": each.content}
+            | ({} if each.name is None else {"name": each.name})
+            for each in request.messages
+        ]
+        thinking = self._thinking if request.thinking is None else request.thinking
+        return self.tokenizer.encode_chat(messages, thinking=thinking if self.tokenizer.has_thinking_switch else None)
+
+    def encode_input(self, text: str) -> tuple[int, ...]:
+        """Token ids of a text to embed."""
+        try:
+            return tuple(self.tokenizer.encode(text))
+        except EngineError as error:
+            raise translate(error, self.model_id, param="input") from error
+
+    def text_stream(self, request: GenerateRequest, prompt_ids: tuple[int, ...], eos: tuple[int, ...]) -> TextStream:
+        """Where the answer's tokens become what the caller sees. Raises the engine's ``InvalidRequest``."""
+        sampling = request.sampling
+        chat = request.messages is not None
+        return TextStream(
+            self.tokenizer.bytes,
+            stop=StopAutomaton(sampling.stop) if sampling.stop else None,
+            stop_ids=frozenset((*(() if sampling.ignore_eos else eos), *sampling.stop_token_ids)),
+            tags=self.tokenizer.think_tags if chat else None,
+            thinking=chat and self.tokenizer.is_thinking_open(prompt_ids),
+        )
+
+    def to_engine(
+        self,
+        request: GenerateRequest,
+        prompt_ids: tuple[int, ...],
+        *,
+        context_length: int,
+        stop_check: TextStream | None,
+    ) -> engine_request.Request:
+        """The same request in token ids. Raises the engine's ``InvalidRequest`` on an option out of range."""
+        sampling = request.sampling
+        opened = request.messages is not None and self.tokenizer.is_thinking_open(prompt_ids)
+        return engine_request.Request(
+            request.request_id,
+            prompt_ids,
+            engine_request.SamplingParams(**{name: getattr(sampling, name) for name in _COPIED}),
+            _PRIORITY[request.priority],
+            score_from=1 if sampling.prompt_logprobs is not None and len(prompt_ids) > 1 else None,
+            thinking=self._thinking_limit(request, context_length - len(prompt_ids)) if opened else None,
+            speculate=request.extra.get("speculate") is not False,
+            cache_salt=str(request.extra.get("cache_salt", "")),
+            stop_check=stop_check,
+        )
+
+    def _thinking_limit(self, request: GenerateRequest, room: int) -> engine_request.Thinking:
+        """The budget a request asks for, else a share of the answer's room; then the closing tag is written for it."""
+        tags = self.tokenizer.think_tags
+        assert tags is not None
+        if request.sampling.max_tokens is not None:
+            room = min(room, request.sampling.max_tokens)
+        budget = request.extra.get("thinking_budget")
+        if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int) or budget < 0):
+            raise RequestRejected(
+                f"thinking_budget is {budget!r}; expected a number of tokens, 0 or more.",
+                status=400,
+                param="thinking_budget",
+            )
+        limit = int(room * _THINKING_SHARE) if budget is None else budget
+        close_ids = tuple(self.tokenizer.encode("\n</think>\n\n", add_special_tokens=False))
+        return engine_request.Thinking(tags.close_id, close_ids, max(limit, 1))
+
+    def score_request(
+        self, prompt: GenerateRequest, prompt_ids: tuple[int, ...], answer_ids: tuple[int, ...]
+    ) -> engine_request.Request:
+        """One prefill of prompt and answer that keeps the answer's log-probabilities."""
+        return engine_request.Request(
+            prompt.request_id,
+            (*prompt_ids, *answer_ids),
+            engine_request.SamplingParams(max_tokens=0),
+            _PRIORITY[prompt.priority],
+            score_from=len(prompt_ids),
+            cache_salt=str(prompt.extra.get("cache_salt", "")),
+        )
