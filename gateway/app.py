@@ -37,6 +37,7 @@ from gateway.metrics import Gauges, Metrics
 from gateway.pages import Pages, error_response, guarded
 from gateway.predictor import Predictor
 from gateway.recording import Recorder
+from gateway.request_log import RequestLog
 from gateway.service import Service
 from gateway.sessions import Sessions
 from gateway.store.store import Store
@@ -131,7 +132,10 @@ class _Parts:
         recorder = Recorder(ladder, settings.config_hash, settings.log.prompts, self.store.digest, self._rng)
         predictor = Predictor(self._router, timeout_s=settings.router.timeout_s)
         sessions = Sessions(self.store)
-        self.service = Service(self.catalog, predictor, recorder, self.store, sessions, self.metrics, self._rng)
+        request_log = RequestLog(settings.log)
+        self.service = Service(
+            self.catalog, predictor, recorder, self.store, sessions, self.metrics, request_log, self._rng
+        )
         self.metrics.gauges = Gauges(
             loads=lambda: {(str(t.index), t.model): self.catalog.backend(t).load() for t in ladder},
             num_running=lambda: self.admission.num_running,

@@ -10,6 +10,8 @@ from backends.protocol import Finished, Usage
 from policies.pricing import measured_cost_usd, price_usd
 from policies.types import Tier
 
+_NANO_USD = Decimal("0.000000001")
+
 
 @dataclass(frozen=True, slots=True)
 class Bill:
@@ -54,11 +56,16 @@ def make_bill(tier: Tier, endings: Sequence[Finished], answers_per_prompt: int) 
     return Bill(
         usage=usage,
         shown_usage=shown,
-        cost_usd=cost_usd,
+        cost_usd=_whole_nano(cost_usd),
         compute_s=compute_s,
-        measured_cost_usd=None if compute_s is None else measured_cost_usd(tier, compute_s),
+        measured_cost_usd=None if compute_s is None else _whole_nano(measured_cost_usd(tier, compute_s)),
         queue_s=max([each.timings.queue_s for each in endings]),
     )
+
+
+def _whole_nano(amount_usd: Decimal) -> Decimal:
+    """The amount as the log keeps it, so that what the caller is told and what is stored are the same number."""
+    return amount_usd.quantize(_NANO_USD).normalize()
 
 
 def _sum(usages: Sequence[Usage]) -> Usage:

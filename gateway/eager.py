@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import types
 from collections.abc import Awaitable, Generator
+from contextlib import suppress
 from typing import Any, Generic, TypeVar, cast
 
 T = TypeVar("T")
@@ -41,7 +42,8 @@ class Eager(Generic[T]):
             yielded = self._running.throw(asyncio.CancelledError())
         except (StopIteration, StopAsyncIteration, asyncio.CancelledError):
             return
-        await _drive(self._running, yielded)
+        with suppress(StopAsyncIteration, asyncio.CancelledError):
+            await _drive(self._running, yielded)
 
 
 @types.coroutine

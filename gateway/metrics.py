@@ -141,7 +141,7 @@ class Metrics(Collector):
         labels = _OTEL_LABELS if is_otel else _MODEL_LABELS
         family = HistogramMetricFamily(name, help_text, labels=labels)
         for (tier, model), each in self.models.items():
-            values = _otel_values(model) if is_otel else [tier, model]
+            values = _otel_values(tier, model) if is_otel else [tier, model]
             _add(family, values, pick(each))
         return family
 
@@ -149,9 +149,9 @@ class Metrics(Collector):
         family = HistogramMetricFamily(
             "gen_ai_client_token_usage", "Tokens per request.", labels=[*_OTEL_LABELS, "gen_ai_token_type"]
         )
-        for (_, model), each in self.models.items():
-            _add(family, [*_otel_values(model), "input"], each.input_tokens)
-            _add(family, [*_otel_values(model), "output"], each.output_tokens)
+        for (tier, model), each in self.models.items():
+            _add(family, [*_otel_values(tier, model), "input"], each.input_tokens)
+            _add(family, [*_otel_values(tier, model), "output"], each.output_tokens)
         return family
 
     def _own(self) -> Iterable[Metric]:
@@ -185,7 +185,7 @@ class Metrics(Collector):
 
 
 _MODEL_LABELS = ["tier", "model_name"]
-_OTEL_LABELS = ["gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_response_model"]
+_OTEL_LABELS = ["gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_response_model", "tier"]
 
 _HISTOGRAMS: Sequence[tuple[tuple[str, ...], str, Callable[[ModelMetrics], Distribution]]] = (
     (
@@ -233,8 +233,8 @@ _GAUGES: Sequence[tuple[str, str, Callable[[Load], float]]] = (
 )
 
 
-def _otel_values(model: str) -> list[str]:
-    return ["chat", "suffice", model]
+def _otel_values(tier: str, model: str) -> list[str]:
+    return ["chat", "suffice", model, tier]
 
 
 def _add(family: HistogramMetricFamily, labels: Sequence[str], distribution: Distribution) -> None:

@@ -1,9 +1,9 @@
-"""From a finished exchange to its row, its log line and the note its caller gets."""
+"""From a finished exchange to its row, and to the note and the headers its caller gets."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -118,39 +118,6 @@ def prompt_text(prompt: Prompt) -> str:
     if isinstance(prompt, str):
         return prompt
     return "\n".join(str(each) if isinstance(each, int) else f"{each.role}: {each.content}" for each in prompt)
-
-
-def log_fields(record: RequestRecord) -> Mapping[str, Any]:
-    """What the one log line of a request says; nothing the caller wrote is in it."""
-    return {
-        "request_id": record.request_id,
-        "endpoint": record.endpoint,
-        "tenant": record.tenant,
-        "key_id": record.key_id,
-        "status": record.status_code,
-        "ending": record.finish_reason.value,
-        "error": record.error_code,
-        "tier": record.final_tier,
-        "decided_tier": record.decided_tier,
-        "model": record.model_served,
-        "reason": record.reason,
-        "propensity": record.propensity,
-        "confidence": record.confidence,
-        "policy": record.policy_name,
-        "policy_version": record.policy_version,
-        "router_version": record.router_version,
-        "attempts": len(record.attempts),
-        "stream": record.stream,
-        "prompt_tokens": record.prompt_tokens,
-        "completion_tokens": record.completion_tokens,
-        "cost_usd": str(record.cost_usd),
-        "compute_s": record.compute_s,
-        "ttft_s": record.ttft_s,
-        "itl_s": record.itl_s,
-        "total_s": record.total_s,
-        "overhead_s": record.overhead_s,
-        "traceparent": record.traceparent,
-    }
 
 
 def note(exchange: Exchange) -> dict[str, Any]:

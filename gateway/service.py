@@ -15,7 +15,8 @@ from gateway.errors import InvalidRequest, UnsupportedOption, row_of
 from gateway.exchange import Exchange
 from gateway.metrics import Metrics
 from gateway.predictor import Predictor
-from gateway.recording import Recorder, log_fields
+from gateway.recording import Recorder
+from gateway.request_log import RequestLog
 from gateway.serving import probe_request, prompt_size
 from gateway.sessions import Sessions
 from gateway.store.errors import StoreError
@@ -25,7 +26,6 @@ from policies.policy import Policy
 from policies.types import Overrides, RequestFacts, TierEstimate
 
 _log = logging.getLogger("suffice.service")
-_request_log = logging.getLogger("suffice.request")
 
 # Bytes of text bound tokens from above; a chat template adds its own few per message.
 _TEMPLATE_TOKENS_PER_TURN = 16
@@ -55,6 +55,7 @@ class Service:
         rows: RowWriter,
         sessions: Sessions,
         metrics: Metrics,
+        request_log: RequestLog,
         rng: random.Random,
     ) -> None:
         self.catalog = catalog
@@ -65,6 +66,7 @@ class Service:
         self._recorder = recorder
         self._rows = rows
         self._sessions = sessions
+        self._request_log = request_log
         self._rng = rng
         contexts = [tier.context_length for tier in catalog.ladder if tier.context_length is not None]
         self._shortest_context = min(contexts) if len(contexts) == len(catalog.ladder) else None
@@ -214,5 +216,4 @@ class Service:
     def _note(self, record: RequestRecord) -> None:
         self.metrics.observe(record)
         self._sessions.note(record)
-        if _request_log.isEnabledFor(logging.INFO):
-            _request_log.info("request", extra={"fields": log_fields(record)})
+        self._request_log.write(record)

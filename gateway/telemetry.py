@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
@@ -12,11 +11,9 @@ import orjson
 
 from gateway.config_sections import LogConfig
 
-_SHOWN_ON_CONSOLE = ("tier", "model", "reason", "ending", "error", "prompt_tokens", "completion_tokens", "cost_usd")
-
 
 class JsonFormatter(logging.Formatter):
-    """One object a line; ``extra={"fields": {...}}`` adds its entries, those that are None left out."""
+    """One object a line."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -25,11 +22,9 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        fields: Mapping[str, Any] = getattr(record, "fields", {})
-        line |= {name: value for name, value in fields.items() if value is not None}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return orjson.dumps(line, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
+        return orjson.dumps(line).decode()
 
 
 class ConsoleFormatter(logging.Formatter):
@@ -37,9 +32,7 @@ class ConsoleFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         moment = datetime.fromtimestamp(record.created).strftime("%H:%M:%S")
-        fields: Mapping[str, Any] = getattr(record, "fields", {})
-        shown = [f"{name}={fields[name]}" for name in _SHOWN_ON_CONSOLE if fields.get(name) is not None]
-        text = " ".join([moment, record.levelname.lower(), record.name, record.getMessage(), *shown])
+        text = f"{moment} {record.levelname.lower()} {record.name} {record.getMessage()}"
         return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
 
 
