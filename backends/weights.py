@@ -12,7 +12,7 @@ import torch
 
 from backends.builtin.paths import model_dir
 from backends.errors import ModelLoadError
-from engine.errors import LoadError
+from engine.errors import LoadError, TokenizerError
 from engine.load.model import load_model
 from engine.load.source import resolve_checkpoint
 from engine.loop import StepLoop
@@ -107,7 +107,7 @@ def load_checkpoint(path: str, *, dtype: str, device: str, progress: Progress | 
         folder = model_dir(_builtin_tier(path)) if path.startswith("builtin:") else resolve_checkpoint(path)
         model = load_model(folder, dtype=dtype, device=device, progress=report)
         return Checkpoint(folder, model, Tokenizer(folder))
-    except (LoadError, OSError) as error:
+    except (LoadError, TokenizerError, OSError) as error:
         raise ModelLoadError(f"{path} could not be loaded: {error}") from error
 
 

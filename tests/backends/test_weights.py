@@ -1,0 +1,72 @@
+"""Damaged checkpoints: each is refused at start with its path and what is wrong, never with a traceback of ours."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backends.builtin.paths import model_dir
+from backends.errors import ModelLoadError
+from backends.weights import load_checkpoint
+
+
+def edit(name: str, **changes: Any) -> Callable[[Path], None]:
+    """Damage that changes keys of a JSON file."""
+
+    def damage(folder: Path) -> None:
+        path = folder / name
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+    return damage
+
+
+def cut_weights(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def garble_weights(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(b"\xff" * 8 + path.read_bytes()[8:])
+
+
+def garble(name: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).write_text('{"broken"') and None
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
+    "no config": (lambda folder: (folder / "config.json").unlink(), "config.json"),
+    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "safetensors"),
+    "half the weights": (cut_weights, "not a whole safetensors file"),
+    "garbled weights": (garble_weights, "not a whole safetensors file"),
+    "garbled config": (garble("config.json"), "not readable as JSON"),
+    "garbled tokenizer": (garble("tokenizer.json"), "tokenizer.json"),
+    "garbled generation config": (garble("generation_config.json"), "generation_config.json"),
+    "unknown quantisation": (edit("config.json", quantization_config={"quant_method": "magic"}), "magic"),
+    "unknown architecture": (edit("config.json", architectures=["FooForCausalLM"]), "FooForCausalLM"),
+    "misshapen": (edit("config.json", vocab_size=999_999), "embed_tokens"),
+    "missing layers": (edit("config.json", num_hidden_layers=99), "is missing"),
+    "no heads": (edit("config.json", num_attention_heads=0), "num_attention_heads"),
+    "broken template": (edit("tokenizer_config.json", chat_template="{% for m in messages %}{{ m"), "not valid Jinja"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_damaged_checkpoint_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    damage, expected = DAMAGES[name]
+    folder = tmp_path / "model"
+    shutil.copytree(model_dir(1), folder)
+    damage(folder)
+    with pytest.raises(ModelLoadError, match=expected) as refused:
+        load_checkpoint(str(folder), dtype="float32", device="cpu")
+    assert str(folder) in str(refused.value)
+
+
+def test_an_absent_folder_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match="no such folder"):
+        load_checkpoint(str(tmp_path / "absent"), dtype="float32", device="cpu")
