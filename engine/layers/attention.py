@@ -1,7 +1,7 @@
 """Attention over the paged cache in plain torch, the same on CPU and CUDA.
 
-A step's sequences are sorted into groups that share a query length; a group gathers its blocks, pads to the longest
-and runs one scaled-dot-product attention. What depends only on the batch (gather indices, masks) is planned once a
+A step's sequences are sorted into groups of one query length and similar context; a group gathers its blocks, pads to
+the longest and runs one scaled-dot-product attention. What depends only on the batch (gather indices, masks) is planned once a
 step and used by every layer.
 
 Padding is masked and its softmax weight is exactly 0, so neighbours change a row only through the order of a sum.
@@ -19,6 +19,9 @@ from engine.batch import Batch
 
 # Queries at least this long are attended alone: their own work outweighs a launch, padding would not be free.
 LONG_QUERY = 32
+
+# A group is split when that spares this much padding per layer: about what one more launch costs a CPU core (20 us).
+SPLIT_BYTES = 1 << 18
 
 
 @dataclass(slots=True)
@@ -46,9 +49,16 @@ class AttentionGroup:
 
 
 def plan_attention(
-    batch: Batch, block_size: int, windows: frozenset[int | None], dtype: torch.dtype
+    batch: Batch, block_size: int, windows: frozenset[int | None], dtype: torch.dtype, token_bytes: int
 ) -> list[AttentionGroup]:
-    """Sort a batch's sequences into groups, with their gather indices and masks."""
+    """Sort a batch's sequences into groups, with their gather indices and masks.
+
+    Parameters
+    ----------
+    windows : the windows that the model's layers use
+    dtype : of masks, which is that of queries
+    token_bytes : keys and values of one token in one layer
+    """
     by_length: dict[int, list[int]] = {}
     singles: list[list[int]] = []
     starts: list[int] = []
@@ -60,9 +70,22 @@ def plan_attention(
             singles.append([index])
         else:
             by_length.setdefault(query_len, []).append(index)
-    groups = [*by_length.values(), *singles]
+    lengths = batch.context_lens_host
+    groups = [part for group in by_length.values() for part in _split(group, lengths, token_bytes)] + singles
     whole = len(groups) == 1
     return [_plan_group(batch, members, None if whole else starts, block_size, windows, dtype) for members in groups]
+
+
+def _split(members: list[int], lengths: list[int], token_bytes: int) -> list[list[int]]:
+    """Part sequences of unlike length while the padding saved is worth a launch."""
+    if len(members) == 1 or len(members) * max(lengths[i] for i in members) * token_bytes <= SPLIT_BYTES:
+        return [members]
+    ordered = sorted(members, key=lengths.__getitem__)
+    longest = lengths[ordered[-1]]
+    saved, cut = max((n * (longest - lengths[ordered[n - 1]]), n) for n in range(1, len(ordered)))
+    if saved * token_bytes <= SPLIT_BYTES:
+        return [members]
+    return _split(ordered[:cut], lengths, token_bytes) + _split(ordered[cut:], lengths, token_bytes)
 
 
 def _plan_group(

@@ -66,6 +66,7 @@ class DecoderModel:
         self.rotary = RotaryTable(config, dtype=dtype, device=device)
         self._windows = frozenset(config.windows)
         self._scale = config.head_dim**-0.5
+        self._token_bytes = 2 * config.kv_size * dtype.itemsize
 
     @property
     def weight_bytes(self) -> int:
@@ -86,7 +87,7 @@ class DecoderModel:
         -------
         (T, hidden_size) in ``dtype``
         """
-        groups = plan_attention(batch, kv.block_size, self._windows, self.dtype)
+        groups = plan_attention(batch, kv.block_size, self._windows, self.dtype, self._token_bytes)
         cos, sin = self.rotary.at(batch.positions)
         hidden = self.embedding.index_select(0, batch.token_ids).to(self.dtype)
         for index, layer in enumerate(self.layers):
@@ -111,7 +112,7 @@ class DecoderModel:
         num_heads, num_kv_heads = config.num_heads, config.num_kv_heads
         heads = layer.qkv(x).view(-1, num_heads + 2 * num_kv_heads, config.head_dim)
         if layer.q_norm is not None and layer.k_norm is not None:
-            query, key, value = torch.split(heads, (num_heads, num_kv_heads, num_kv_heads), dim=1)
+            query, key, value = torch.split(heads, [num_heads, num_kv_heads, num_kv_heads], dim=1)
             heads = torch.cat((layer.q_norm(query), layer.k_norm(key), value), dim=1)
         heads = rotate(heads, cos, sin)
         kv.slots[index].index_copy_(0, batch.slot_mapping, heads[:, num_heads:])
