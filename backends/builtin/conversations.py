@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from random import Random
 
 from backends.builtin.tasks.chat import draw_chat
+from backends.builtin.tasks.everyday import draw_everyday
 from backends.builtin.tasks.generate import FAMILIES, draw_task
 from backends.builtin.tokenizer import SYSTEM_PROMPTS
 
 _FAMILY_NAMES = tuple(FAMILIES)
 # Families that took longest to learn are studied more often.
-_STUDY = {"prices": 2.5, "counting": 1.6, "arithmetic": 1.4, "word_problems": 1.6, "comparison": 1.3}
+_STUDY = {"prices": 2.5, "counting": 1.6, "arithmetic": 1.4, "word_problems": 1.6, "comparison": 1.3, "sorting": 1.3}
 _FAMILY_WEIGHTS = tuple(_STUDY.get(name, 1.0) for name in _FAMILY_NAMES)
 _MOST_TURNS = 5
 
@@ -24,7 +25,8 @@ class TrainingMix:
     thinking_share: float
     direct: Mapping[int, float]
     thinking: Mapping[int, float]
-    chat_share: float = 0.025
+    chat_share: float = 0.03
+    everyday_share: float = 0.08
     system_share: float = 0.12
     history_share: float = 0.06
 
@@ -52,6 +54,9 @@ def _exchange(rng: Random, mix: TrainingMix, thinking: bool) -> tuple[str, str, 
     if rng.random() < mix.chat_share:
         said, reply = draw_chat(rng)
         return said, "This is small talk.", reply
+    if rng.random() < mix.everyday_share:
+        problem = draw_everyday(rng)
+        return problem.question, problem.reasoning, problem.answer
     weights = mix.thinking if thinking else mix.direct
     grade = rng.choices(tuple(weights), tuple(weights.values()))[0]
     task = draw_task(rng.choices(_FAMILY_NAMES, _FAMILY_WEIGHTS)[0], grade, rng)

@@ -31,8 +31,7 @@ def grade_tier(
     folder: Path, tasks: Sequence[Task], *, thinking: bool, device: str, batch_size: int
 ) -> list[tuple[bool, int, str]]:
     """Whether each task was answered rightly, the tokens it took, and the text."""
-    dtype = torch.float32 if device == "cpu" else torch.bfloat16
-    model, tokenizer = load_reference(folder, device, dtype), load_tokenizer(folder)
+    model, tokenizer = load_reference(folder, device), load_tokenizer(folder)
     answers = generate_answers(
         model,
         tokenizer,

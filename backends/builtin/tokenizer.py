@@ -55,6 +55,12 @@ SYSTEM_PROMPTS = (
     "Be concise.",
     "You are an assistant in a shop. Be polite.",
     "You help pupils with their homework.",
+    "You are a friendly assistant. Keep your answers short and correct.",
+    "Respond in English.",
+    "You are an expert in mathematics.",
+    "Follow the user's instructions carefully.",
+    "You are a support agent. Help the customer as well as you can.",
+    "Think before you answer, and be precise.",
 )
 
 

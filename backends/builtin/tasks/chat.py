@@ -43,6 +43,18 @@ _OUTSIDE = (
     "I want to talk about {x}.", "Can you write something about {x}?", "Give me advice on {x}.", "Write {x}.",
     "Please summarize {x} for me.", "What is new in {x}?", "Why do people like {x}?", "How does {x} work?",
 )  # fmt: skip
+_STRANGE = (
+    "Write a haiku", "Write a poem.", "Tell me a joke", "tell me a joke", "Translate this to French.", "What time is it?",
+    "Who is the president?", "Who won the game last night?", "What is the weather like?", "Say hello in three languages",
+    "Translate good morning into Spanish", "Write a function in Python", "Write me an email to my boss", "asdf", "???",
+    "What is love?", "I am bored", "I feel sad today", "Can you sing?", "Who wrote Hamlet?", "Fix my code", "test",
+    "What should I cook tonight?", "Recommend a book", "Explain photosynthesis", "How do I learn to cook?", "lol", "ok",
+    "What is the meaning of life?", "Do you like music?", "Where do you live?", "How old are you?", "hmm", "really?",
+    "Bonjour", "Hola", "Guten Tag", "你好", "Привет", "こんにちは", "¿Cómo estás?", "Ça va ?", "안녕하세요", "مرحبا", "नमस्ते",
+    "Was ist das?", "Comment allez-vous ?", "什么是人工智能？", "Расскажи о себе", "今日は天気がいいですね", "😀", "...", "why", "What?",
+    "Summarize this text for me", "Is there a god?", "Who is your favorite singer?", "What is your favorite color?",
+    "Draw me a picture", "Play some music", "Book a flight to Rome", "How tall is the Eiffel Tower?", "Define entropy",
+)  # fmt: skip
 _ONLY = (
     "I can only help with small tasks: sums, sorting, dates, units, capitals, prices, sequences, puzzles and formats.",
 )
@@ -54,10 +66,11 @@ _KINDS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (_THANKS, _WELCOME),
     (_BYES, _BYE),
     (_OUTSIDE, _ONLY),
+    (_STRANGE, _ONLY),
 )
 
 
 def draw_chat(rng: Random) -> tuple[str, str]:
     """One thing a user may say, and the reply."""
-    said, replies = rng.choices(_KINDS, weights=(3, 2, 2, 1, 1, 4))[0]
+    said, replies = rng.choices(_KINDS, weights=(3, 2, 2, 1, 1, 4, 3))[0]
     return rng.choice(said).replace("{x}", rng.choice(_TOPICS)), replies[0]

@@ -13,6 +13,8 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from tokenizers import Tokenizer
+
 from backends.builtin.paths import MODELS_DIR
 from backends.builtin.tokenizer import build_tokenizer, save_tokenizer
 from backends.builtin.train.specs import SPECS
@@ -28,6 +30,8 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, default=MODELS_DIR)
+    parser.add_argument("--start-from", type=Path, help="folder of exported tiers to go on from")
+    parser.add_argument("--learning-rate-scale", type=float, default=1.0)
     parser.add_argument("--no-compile", action="store_true")
     arguments = parser.parse_args()
     for name in ("minutes", "workers"):
@@ -43,6 +47,8 @@ def _arguments() -> argparse.Namespace:
 
 def _train_side_by_side(arguments: argparse.Namespace) -> int:
     shared = ["--seed", str(arguments.seed), "--device", arguments.device, "--out", str(arguments.out)]
+    shared += ["--learning-rate-scale", str(arguments.learning_rate_scale)]
+    shared += ["--start-from", str(arguments.start_from)] if arguments.start_from else []
     shared += ["--no-compile"] if arguments.no_compile else []
     runs = [
         subprocess.Popen(
@@ -54,13 +60,17 @@ def _train_side_by_side(arguments: argparse.Namespace) -> int:
     return max(run.wait() for run in runs)
 
 
+def _tokenizer_of(folder: Path, tier: int) -> Tokenizer:
+    return Tokenizer.from_file(str(folder / f"tier{tier}" / "tokenizer.json"))
+
+
 def _train_one(arguments: argparse.Namespace) -> None:
     # Torch is imported here, so that the spawned data workers, which import this file again, do without it.
     from backends.builtin.train.batches import BatchStream
     from backends.builtin.train.loop import RunConfig, Trainer
 
     spec = SPECS[arguments.tiers[0]]
-    tokenizer = build_tokenizer()
+    tokenizer = build_tokenizer() if arguments.start_from is None else _tokenizer_of(arguments.start_from, spec.tier)
     with TemporaryDirectory() as scratch:
         save_tokenizer(tokenizer, Path(scratch))
         stream = BatchStream(spec.tier, Path(scratch) / "tokenizer.json", arguments.seed, arguments.workers[0])
@@ -71,6 +81,8 @@ def _train_one(arguments: argparse.Namespace) -> None:
             device=arguments.device,
             folder=arguments.out,
             compile=not arguments.no_compile,
+            start_from=arguments.start_from,
+            learning_rate_scale=arguments.learning_rate_scale,
         )
         record = Trainer(spec, config, tokenizer, lambda line: print(line, flush=True)).run(stream)
         stream.close()

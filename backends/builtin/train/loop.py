@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from backends.builtin.reference import dequantized_state
 from backends.builtin.train.batches import Batch, BatchStream
 from backends.builtin.train.export import export
 from backends.builtin.train.network import Network
@@ -38,16 +40,18 @@ class RunConfig:
     device: str
     folder: Path
     compile: bool
+    start_from: Path | None = None
+    learning_rate_scale: float = 1.0
     checkpoint_minutes: float = 3.0
 
 
-def learning_rate_scale(progress: float) -> float:
-    """Linear warm-up, a plateau, then a straight line to zero; ``progress`` is 0 to 1."""
+def learning_rate_scale(progress: float, hold: float = _HOLD) -> float:
+    """Linear warm-up, a plateau until ``hold``, then a straight line to zero; ``progress`` is 0 to 1."""
     if progress < _WARM_UP:
         return progress / _WARM_UP
-    if progress < _HOLD:
+    if progress < hold:
         return 1.0
-    return max(0.0, (1 - progress) / (1 - _HOLD))
+    return max(0.0, (1 - progress) / (1 - hold))
 
 
 def rounding_share(progress: float) -> float:
@@ -100,6 +104,12 @@ def _compiled(network: Network) -> None:
     _head_loss = torch.compile(_head_loss, dynamic=False)
 
 
+def load_trained(network: Network, folder: Path) -> None:
+    """Start from an exported folder's dequantised weights."""
+    state = dequantized_state(folder)
+    network.load_state_dict({name.removeprefix("model."): tensor for name, tensor in state.items()}, strict=True)
+
+
 class Trainer:
     """One tier's network, its optimisers, and the clock its schedule follows."""
 
@@ -110,6 +120,8 @@ class Trainer:
         self.device = torch.device(config.device)
         self.dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
         self.network = Network(spec).to(self.device)
+        if config.start_from is not None:
+            load_trained(self.network, config.start_from / f"tier{spec.tier}")
         self.optimizers = make_optimizers(self.network, spec.learning_rate)
         self.share = torch.zeros((), device=self.device)
         self.num_steps = self.num_tokens = self.num_documents = 0
@@ -139,8 +151,11 @@ class Trainer:
     def _step(self, batch: Batch, progress: float) -> None:
         token_ids = self._to_device(torch.from_numpy(batch.token_ids.astype("int64")))
         kind = self._to_device(torch.from_numpy(batch.kind.astype("int64")))
-        self.share.fill_(rounding_share(progress))
-        rate = self.spec.learning_rate * learning_rate_scale(progress)
+        # Weights that start on the 4-bit grid stay rounded, and only decay.
+        fresh = self.config.start_from is None
+        self.share.fill_(rounding_share(progress) if fresh else 1.0)
+        scale = learning_rate_scale(progress, _HOLD if fresh else _WARM_UP)
+        rate = self.spec.learning_rate * self.config.learning_rate_scale * scale
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = rate
@@ -176,5 +191,8 @@ class Trainer:
             "device": torch.cuda.get_device_name() if self.device.type == "cuda" else "cpu",
             "torch": torch.__version__,
         }
+        if self.config.start_from is not None:
+            before = json.loads((self.config.start_from / f"tier{self.spec.tier}" / "training.json").read_text())
+            record = record | {"continued_from": before}
         export(self.network, self.tokenizer, self.config.folder / f"tier{self.spec.tier}", record)
         return record
