@@ -171,6 +171,9 @@ class RemoteModelConfig:
     max_tokens_parameter: MaxTokensParameter = _option(
         "max_tokens", "The name the server gives the limit on an answer.", choices=get_args(MaxTokensParameter)
     )
+    max_stop: int = _option(
+        4, "Most stop strings the server takes (OpenAI: 4); the others are applied here.", at_least=1
+    )
     score_api: ScoreApi = _option(
         "none",
         "How the server scores a given text: vLLM's `prompt_logprobs`, or `echo` with `logprobs`.",

@@ -115,6 +115,13 @@ async def no_done(call: Call) -> None:
 
 
 @_named
+async def ignores_stop(call: Call) -> None:
+    """Know no stop strings, as transformers' server does."""
+    call.seen.body.pop("stop", None)
+    await ok(call)
+
+
+@_named
 async def after_done(call: Call) -> None:
     """Go on after ``[DONE]``, and keep the connection open."""
     await call.stream()

@@ -16,6 +16,7 @@ from backends.protocol import (
     Usage,
 )
 from backends.remote.chunks import Chunk
+from backends.remote.stops import StopCutter
 
 # English prose in common vocabularies; only used where a server does not count.
 _BYTES_PER_TOKEN = 4
@@ -33,6 +34,7 @@ class Answer:
         self._unknown_reason: str | None = None
         self._usage: Usage | None = None
         self._prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+        self._cutter = StopCutter(request.sampling.stop)
         self.num_tokens = 0
         self.num_reasoning_tokens = 0
 
@@ -47,13 +49,18 @@ class Answer:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the server has said why the answer ended."""
-        return self._reason is not None
+        """Whether it is known why the answer ended."""
+        return self._reason is not None or self.is_stopped
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a stop string came that the server should have cut off: what follows is not wanted."""
+        return self._cutter.is_stopped
 
     @property
     def is_unreadable(self) -> bool:
         """Whether the server gave a reason for ending that nobody documented."""
-        return self._unknown_reason is not None
+        return self._unknown_reason is not None and not self.is_stopped
 
     @property
     def has_usage(self) -> bool:
@@ -71,20 +78,25 @@ class Answer:
         num_tokens = 0
         for chunk in chunks:
             self._note(chunk)
-            if not chunk.has_content:
+            if not chunk.has_content or self.is_stopped:
                 continue
             if text and chunk.reasoning:
                 deltas.append(TokenDelta(text, reasoning, num_tokens, logprobs))
                 text, reasoning, logprobs, num_tokens = "", "", (), 0
-            text += chunk.text
+            text += self._cutter.feed(chunk.text) if chunk.text else ""
             reasoning += chunk.reasoning
             logprobs += chunk.logprobs
             num_tokens += self._count(chunk)
-        if text or reasoning or logprobs:
+        if num_tokens:
             deltas.append(TokenDelta(text, reasoning, num_tokens, logprobs))
-        if deltas and self._first_s is None:
-            self._first_s = self._clock()
+            if self._first_s is None:
+                self._first_s = self._clock()
         return deltas
+
+    def rest(self) -> list[TokenDelta]:
+        """Return the text that was held back in case a stop string had begun, once the answer is over."""
+        held = self._cutter.flush()
+        return [TokenDelta(held)] if held else []
 
     def _note(self, chunk: Chunk) -> None:
         if chunk.reason is not None and self._reason is None:
@@ -110,6 +122,8 @@ class Answer:
         ------
         BackendFailure : it ended without saying why, or for a reason nobody documented
         """
+        if self.is_stopped:
+            return self.ending(FinishReason.STOP)
         if self._unknown_reason is not None:
             raise BackendFailure(f"{where} ended the answer with finish_reason {self._unknown_reason!r}.")
         if self._reason is None:
@@ -119,9 +133,11 @@ class Answer:
 
     def ending(self, reason: FinishReason | None = None, error: str | None = None) -> Finished:
         """Return the ending: the server's, unless another reason is given."""
-        assert reason is not None or self._reason is not None, "an answer without an ending needs a reason"
+        if reason is None:
+            reason = FinishReason.STOP if self.is_stopped else self._reason
+        assert reason is not None, "an answer that has not ended needs a reason"
         return Finished(
-            reason=reason or self._reason or FinishReason.ERROR,
+            reason=reason,
             usage=self._usage if self._usage is not None else self._estimate(),
             timings=self._timings(),
             error=error,

@@ -162,11 +162,15 @@ class OpenAIBackend:
                         for delta in answer.take(chunks):
                             lease.progress(delta.num_tokens)
                             yield delta
+                        if answer.is_stopped:
+                            break
                         exchange.expect(answer)
                 ending = answer.whole(replica.url)
                 lease.succeed()
             except (BackendError, BackendClosed) as error:
                 ending = self._broken(lease, answer, error)
+        for delta in answer.rest():
+            yield delta
         yield ending
 
     def _broken(self, lease: Lease, answer: Answer, error: BackendError | BackendClosed) -> Finished:

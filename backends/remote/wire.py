@@ -108,7 +108,8 @@ def _sampling(request: GenerateRequest, config: RemoteModelConfig) -> dict[str, 
         name = config.max_tokens_parameter if is_chat(request) else "max_tokens"
         body[name] = sampling.max_tokens
     if sampling.stop:
-        body["stop"] = list(sampling.stop)
+        # The answer is cut here in any case (backends.remote.stops); a server that cuts too spares tokens.
+        body["stop"] = list(sampling.stop[: config.max_stop])
     if sampling.stop_token_ids:
         body["stop_token_ids"] = list(sampling.stop_token_ids)
     if sampling.logit_bias:

@@ -110,6 +110,7 @@ WHOLE = [
     "no_stream_options",
     "usage_never",
     "two_endings",
+    "ignores_stop",
 ]
 
 
@@ -287,6 +288,23 @@ async def test_logprobs_of_both_apis_read_the_same(server: ProviderServer, opene
         assert all(len(entry.top) == 2 for entry in entries)
         found.append(entries)
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("behaviour", ["ignores_stop", "ok"])
+async def test_stop_strings_are_kept_whatever_the_server_does(
+    server: ProviderServer, transport: str, behaviour: str, opened: list[OpenAIBackend]
+) -> None:
+    backend = make(server, behaviour, transport=transport)
+    opened.append(backend)
+    for stop in ("ïve 🦊 s", "2", " 不", ANSWER[-1], "T", ANSWER, "never"):
+        deltas, ending = await collect(backend, chat(stop=("a", "b", "c", "d", stop)[-1:]))
+        assert text_of(deltas) == ANSWER.partition(stop)[0]
+        assert (ending.reason, ending.error) == (FinishReason.STOP, None)
+    many = chat(stop=(*(f"never {number}" for number in range(9)), "says"))
+    deltas, ending = await collect(backend, many)
+    assert text_of(deltas) == ANSWER.partition("says")[0]
+    assert len(server.requests[-1].body.get("stop", [None] * 4)) == 4
+    assert await server.settled()
 
 
 async def test_reasoning_arrives_apart_and_is_counted(opened: list[OpenAIBackend]) -> None:
@@ -482,26 +500,27 @@ async def test_closing_ends_what_runs_and_refuses_what_comes(server: ProviderSer
     events: list[object] = []
 
     async def consume() -> None:
-        events.extend([event async for event in backend.generate(chat())])
+        async for event in backend.generate(chat()):
+            events.append(event)
 
-    before = server.num_active
     task = asyncio.create_task(consume())
-    await until(lambda: server.num_active > before)
-    await asyncio.sleep(0.05)
+    await until(lambda: bool(events))
     await backend.close()
     await backend.close()
     await task
     ending = events[-1]
     assert isinstance(ending, Finished)
     assert ending.reason is FinishReason.CANCELLED
+    assert not (await backend.health()).ok
     with pytest.raises(BackendUnavailable, match="closed"):
         await collect(backend, chat())
+    assert await server.settled()
 
 
 async def test_closing_before_the_first_token_raises(server: ProviderServer, transport: str) -> None:
     backend = make(server, "hang", transport=transport, timeouts=TimeoutConfig())
-    task = asyncio.create_task(_drain(backend, chat()))
     before = server.count("hang")
+    task = asyncio.create_task(_drain(backend, chat()))
     await until(lambda: server.count("hang") > before)
     await backend.close()
     with pytest.raises(BackendUnavailable, match="closed"):

@@ -15,6 +15,7 @@ from backends.config import BreakerConfig, RetryConfig
 from backends.remote.breaker import Breaker, BreakerState
 from backends.remote.retry import full_jitter_s, parse_retry_after_s
 from backends.remote.sse import EventTooLarge, SSEParser, SSEvent
+from backends.remote.stops import StopCutter
 
 # --- server-sent events ----------------------------------------------------------------------------------------------
 
@@ -63,6 +64,34 @@ def test_a_line_that_never_ends_is_refused() -> None:
             assert parser.feed(piece) == []
         with pytest.raises(EventTooLarge):
             parser.feed(piece)
+
+
+# --- stop strings ---------------------------------------------------------------------------------------------------
+
+FEW = st.text("ab", max_size=12)
+
+
+@given(FEW, st.lists(st.text("ab", min_size=1, max_size=4), max_size=3), st.lists(st.integers(0, 12)))
+def test_text_is_cut_at_the_first_stop_string_wherever_it_is_split(
+    text: str, stops: list[str], places: list[int]
+) -> None:
+    cutter = StopCutter(stops)
+    pieces = [piece.decode() for piece in cut(text.encode(), places)]
+    shown = "".join(cutter.feed(piece) for piece in pieces) + cutter.flush()
+    ends = [text.index(stop) for stop in stops if stop in text]
+    assert cutter.is_stopped == bool(ends)
+    # Reading piece by piece, the stop string that is complete first wins; it may begin later than a longer one.
+    first_end = min((text.index(stop) + len(stop) for stop in stops if stop in text), default=len(text))
+    assert len(shown) <= first_end
+    assert text.startswith(shown)
+    assert not any(stop in shown for stop in stops)
+    if not ends:
+        assert shown == text
+
+
+def test_no_more_is_held_back_than_may_begin_a_stop_string() -> None:
+    cutter = StopCutter(["END", "\n\n"])
+    assert [cutter.feed(piece) for piece in ("a E", "N", "x\n", "b")] == ["a ", "", "ENx", "\nb"]
 
 
 # --- breaker ---------------------------------------------------------------------------------------------------------

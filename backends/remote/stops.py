@@ -1,0 +1,50 @@
+"""Stop strings, kept here too: some servers ignore ``stop``, some take four, some leave the stop string in the text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class StopCutter:
+    """Pass text through up to the first stop string, holding back only what may be the beginning of one.
+
+    Examples
+    --------
+    >>> cutter = StopCutter(["END"])
+    >>> cutter.feed("the E"), cutter.feed("NDs")
+    ('the ', '')
+    >>> cutter.is_stopped
+    True
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = [stop for stop in stops if stop]
+        self._held = ""
+        self.is_stopped = False
+
+    def feed(self, text: str) -> str:
+        """Take more text and return what may be shown now; nothing once stopped."""
+        if not self._stops or self.is_stopped:
+            return "" if self.is_stopped else text
+        text = self._held + text
+        found = [at for stop in self._stops if (at := text.find(stop)) >= 0]
+        if found:
+            self.is_stopped = True
+            self._held = ""
+            return text[: min(found)]
+        num_held = max(_overlap(text, stop) for stop in self._stops)
+        self._held = text[len(text) - num_held :]
+        return text[: len(text) - num_held]
+
+    def flush(self) -> str:
+        """Return what is still held back: the text has ended without a stop string."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Return the length of the longest end of ``text`` that begins, but does not complete, ``stop``."""
+    for size in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:size]):
+            return size
+    return 0

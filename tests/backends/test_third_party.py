@@ -1,0 +1,70 @@
+"""The remote backend against servers that are not ours: what applies of the protocol holds there too."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+
+import pytest
+
+from backends.builtin.paths import model_dir
+from backends.config import RemoteModelConfig
+from backends.conformance import Check, Subject, checks_for
+from backends.peers import Peer, has_llama_cpp, has_transformers_server, llama_cpp_server, transformers_server
+from backends.protocol import Backend
+from backends.remote.openai import OpenAIBackend
+from backends.testing import EchoBackend
+
+pytestmark = pytest.mark.slow
+
+# What each server keeps of the protocol. transformers counts no logprobs and takes one request at a time.
+TRAITS = {
+    "transformers": frozenset({"generate", "long_answers"}),
+    "llama.cpp": frozenset({"generate", "long_answers", "logprobs", "embed"}),
+}
+
+
+@pytest.fixture(scope="module")
+def transformers_peer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peer]:
+    if not has_transformers_server():
+        pytest.skip("transformers serve needs fastapi: pip install fastapi")
+    from backends.builtin.reference import load_reference
+
+    folder = tmp_path_factory.mktemp("dense")
+    load_reference(model_dir(1)).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        shutil.copy(model_dir(1) / name, folder / name)
+    with transformers_server(folder) as peer:
+        yield peer
+
+
+@pytest.fixture(scope="module")
+def llama_cpp_peer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peer]:
+    if not has_llama_cpp():
+        pytest.skip("llama.cpp's server is not installed: pip install 'llama-cpp-python[server]' gguf")
+    from backends.builtin.gguf_export import export_gguf
+
+    path = tmp_path_factory.mktemp("gguf") / "tier1.gguf"
+    export_gguf(model_dir(1), path)
+    with llama_cpp_server(path) as peer:
+        yield peer
+
+
+def applicable(name: str) -> list[Check]:
+    return checks_for(Subject(EchoBackend, TRAITS[name]))
+
+
+@pytest.mark.parametrize(
+    ("name", "check"),
+    [pytest.param(name, check, id=f"{name}-{check}") for name in TRAITS for check in applicable(name)],
+)
+async def test_a_server_that_is_not_ours_conforms(name: str, check: Check, request: pytest.FixtureRequest) -> None:
+    fixture = {"transformers": "transformers_peer", "llama.cpp": "llama_cpp_peer"}[name]
+    peer: Peer = request.getfixturevalue(fixture)
+
+    def make() -> Backend:
+        capabilities = ("generate", "logprobs") if "logprobs" in TRAITS[name] else ("generate",)
+        config = RemoteModelConfig(urls=(peer.url,), model=peer.model, capabilities=capabilities)  # type: ignore[arg-type]
+        return OpenAIBackend("peer", config)
+
+    await check(Subject(make, TRAITS[name]))
