@@ -175,19 +175,22 @@ class Connection:
         return {"type": "http.disconnect"}
 
 
+async def hold(connection: Connection, *, timeout_s: float = 5, stall_timeout_s: float = 5) -> None:
+    """A request that would go on for long, its client slow to take what is sent."""
+    async with Lifeline(connection.receive, timeout_s=timeout_s, stall_timeout_s=stall_timeout_s) as lifeline:
+        lifeline.sending()
+        await asyncio.sleep(10)
+
+
 async def test_the_lifeline_tells_why_it_cut() -> None:
     connection = Connection()
+    asyncio.get_running_loop().call_later(0.02, connection.gone.set)
     with pytest.raises(ClientGone):
-        async with Lifeline(connection.receive, timeout_s=5, stall_timeout_s=5):
-            asyncio.get_running_loop().call_later(0.02, connection.gone.set)
-            await asyncio.sleep(5)
+        await hold(connection)
     with pytest.raises(DeadlineExceeded):
-        async with Lifeline(Connection().receive, timeout_s=0.03, stall_timeout_s=5):
-            await asyncio.sleep(5)
+        await hold(Connection(), timeout_s=0.03)
     with pytest.raises(ClientStalled):
-        async with Lifeline(Connection().receive, timeout_s=5, stall_timeout_s=0.03) as lifeline:
-            lifeline.sending()
-            await asyncio.sleep(5)
+        await hold(Connection(), stall_timeout_s=0.03)
 
 
 async def test_the_lifeline_leaves_no_trace() -> None:
