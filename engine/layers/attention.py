@@ -1,8 +1,8 @@
 """Attention over the paged cache in plain torch, the same on CPU and CUDA.
 
 A step's sequences are sorted into groups of one query length and similar context; a group gathers its blocks, pads to
-the longest and runs one scaled-dot-product attention. What depends only on the batch (gather indices, masks) is planned once a
-step and used by every layer.
+the longest and runs one scaled-dot-product attention. What depends only on the batch (gather indices, masks) is planned
+once a step and used by every layer.
 
 Padding is masked and its softmax weight is exactly 0, so neighbours change a row only through the order of a sum.
 """
