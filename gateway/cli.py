@@ -200,6 +200,27 @@ def db_current(config: ConfigOption = None, as_json: JsonOption = False) -> None
     current(config, as_json=as_json)
 
 
+@db_app.command("prune")
+def db_prune(
+    config: ConfigOption = None,
+    texts_days: Annotated[
+        int | None, typer.Option("--texts-days", min=0, max=36500, help="Forget prompts and answers older than this.")
+    ] = None,
+    rows_days: Annotated[
+        int | None, typer.Option("--rows-days", min=0, max=36500, help="Forget whole rows older than this.")
+    ] = None,
+    sessions_days: Annotated[
+        int | None,
+        typer.Option("--sessions-days", min=0, max=36500, help="Forget conversations that rest longer than this."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Forget what is older than told; a server may run meanwhile."""
+    from gateway.commands.database import prune
+
+    prune(config, texts_days=texts_days, rows_days=rows_days, sessions_days=sessions_days, as_json=as_json)
+
+
 @config_app.command("show")
 def config_show(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """Print every setting, its value and where that was written; passwords are hidden."""

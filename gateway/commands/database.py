@@ -1,14 +1,18 @@
-"""``suffice db``: the schema's revision."""
+"""``suffice db``: the schema's revision, and forgetting what is old."""
 
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from gateway.commands.failure import USAGE_STATUS, CommandError
 from gateway.commands.output import print_json
 from gateway.config_show import shown_value
 from gateway.settings import load_settings
 from gateway.store import migrate
+from gateway.store.config import StoreConfig
+from gateway.store.store import Store
 
 
 def upgrade(config: Path | None) -> None:
@@ -27,3 +31,38 @@ def current(config: Path | None, *, as_json: bool) -> None:
     else:
         state = "current" if found == needed else f"this version needs {needed}: run `suffice db upgrade`"
         print(f"{shown_value(url)} is at revision {found or 'none'}: {state}")
+
+
+def prune(
+    config: Path | None, *, texts_days: int | None, rows_days: int | None, sessions_days: int | None, as_json: bool
+) -> None:
+    """Forget old texts, rows and sessions, and say how many.
+
+    Raises
+    ------
+    CommandError
+        Nothing was named.
+    """
+    if texts_days is None and rows_days is None and sessions_days is None:
+        raise CommandError("name --texts-days, --rows-days or --sessions-days.", status=USAGE_STATUS)
+    settings = load_settings(config, need_secrets=False)
+    forgotten = asyncio.run(_prune(settings.database, texts_days, rows_days, sessions_days))
+    if as_json:
+        print_json(forgotten)
+    else:
+        print(", ".join(f"{num} {name}" for name, num in forgotten.items()) + " forgotten")
+
+
+async def _prune(
+    config: StoreConfig, texts_days: int | None, rows_days: int | None, sessions_days: int | None
+) -> dict[str, int]:
+    now = datetime.now(UTC)
+    forgotten: dict[str, int] = {}
+    async with Store(config) as store:
+        if texts_days is not None:
+            forgotten["texts"] = await store.delete_texts_before(now - timedelta(days=texts_days))
+        if rows_days is not None:
+            forgotten["rows"] = await store.delete_requests_before(now - timedelta(days=rows_days))
+        if sessions_days is not None:
+            forgotten["sessions"] = await store.delete_sessions_before(now - timedelta(days=sessions_days))
+    return forgotten

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import secrets as random_secrets
 from collections.abc import Mapping
@@ -9,7 +10,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
 
-from sqlalchemy import Select, delete, func, select, text, update
+from sqlalchemy import ColumnElement, Select, Table, delete, func, select, text, update
 from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.exc import SQLAlchemyError
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 _DIGEST_KEY = "digest_key"
 # ``last_used_at`` of a key is this coarse: one update a minute a key, not one a request.
 _KEY_USE_EVERY = timedelta(minutes=1)
+_DELETE_AT_ONCE = 1000
+_DELETE_PAUSE_S = 0.01
 
 
 class Store:
@@ -150,12 +153,14 @@ class Store:
 
     async def delete_texts_before(self, moment: datetime) -> int:
         """Forget prompts and answers of requests before ``moment``; their rows stay. Returns how many."""
-        old = select(requests.c.request_id).where(requests.c.created_at < moment)
-        return await self._change(delete(request_texts).where(request_texts.c.request_id.in_(old)))
+        with_text = request_texts.join(requests, requests.c.request_id == request_texts.c.request_id)
+        old = select(request_texts.c.request_id).select_from(with_text).where(requests.c.created_at < moment)
+        return await self._delete_slowly(request_texts, request_texts.c.request_id, old)
 
     async def delete_requests_before(self, moment: datetime) -> int:
         """Forget whole rows, with their texts. Returns how many."""
-        return await self._change(delete(requests).where(requests.c.created_at < moment))
+        old = select(requests.c.request_id).where(requests.c.created_at < moment)
+        return await self._delete_slowly(requests, requests.c.request_id, old)
 
     # ---- keys
 
@@ -189,6 +194,7 @@ class Store:
         return decode_session(rows[0]) if rows else None
 
     async def delete_sessions_before(self, moment: datetime) -> int:
+        """Forget conversations that rest since ``moment``; they start anew. Returns how many."""
         return await self._change(delete(sessions).where(sessions.c.updated_at < moment))
 
     # ---- policies and configurations
@@ -256,6 +262,14 @@ class Store:
     async def _change(self, statement: Any, values: dict[str, Any] | None = None) -> int:
         async with self._connection() as connection:
             return int((await connection.execute(statement, values)).rowcount)
+
+    async def _delete_slowly(self, table: Table, column: ColumnElement[str], chosen: Select[Any]) -> int:
+        """Delete in small transactions, with pauses: a serving gateway writes between them."""
+        num_deleted = 0
+        while num := await self._change(delete(table).where(column.in_(chosen.limit(_DELETE_AT_ONCE)))):
+            num_deleted += num
+            await asyncio.sleep(_DELETE_PAUSE_S)
+        return num_deleted
 
     async def _insert(self, table: Any, values: dict[str, Any], *, ignore_existing: bool = False) -> None:
         insert = sqlite_insert(table) if self._url.dialect == "sqlite" else postgres_insert(table)

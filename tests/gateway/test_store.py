@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import json
 import math
 import sqlite3
 from datetime import UTC, datetime, timedelta
@@ -15,6 +17,8 @@ from hypothesis import strategies as st
 
 from backends.protocol import FinishReason
 from classifier.types import TierSufficiency
+from gateway.commands.database import prune
+from gateway.commands.failure import CommandError
 from gateway.ids import uuid7
 from gateway.store.config import StoreConfig
 from gateway.store.errors import RecordRejected, StoreClosed
@@ -250,6 +254,21 @@ async def test_retention_forgets_texts_first_and_rows_later(store: Store) -> Non
     assert await store.recent() == []
 
 
+async def test_forgetting_many_does_not_hold_the_database(store: Store, database_url: str) -> None:
+    """More rows than are deleted at once, while another server writes with little patience."""
+    old = [make_record(prompt_text="x") for _ in range(2500)]
+    await asyncio.gather(*(store.record(record) for record in old))
+    async with Store(StoreConfig(url=database_url, busy_timeout_s=1)) as other:
+        forgetting = asyncio.create_task(store.delete_requests_before(NOW + timedelta(hours=1)))
+        num_written = 0
+        while not forgetting.done():
+            await other.record(make_record(created_at=NOW + timedelta(days=1)))
+            num_written += 1
+        assert await forgetting == 2500
+        assert num_written > 1
+        assert len(await other.recent(limit=10_000)) == num_written
+
+
 async def test_digests_match_across_restarts_and_differ_between_installations(database_url: str, tmp_path: Any) -> None:
     async with Store(StoreConfig(url=database_url)) as first:
         digest = first.digest("hello")
@@ -279,3 +298,24 @@ async def test_the_file_is_its_owners_alone(tmp_path: Any) -> None:
     with sqlite3.connect(path) as connection:
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     connection.close()
+
+
+def test_pruning_from_the_command_line(
+    database_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def fill() -> None:
+        async with Store(StoreConfig(url=database_url)) as store:
+            for age_days in (1, 40, 400):
+                created_at = datetime.now(UTC) - timedelta(days=age_days)
+                await store.record(
+                    make_record(created_at=created_at, prompt_text="p", session_id=str(age_days), final_tier=1)
+                )
+
+    asyncio.run(fill())
+    monkeypatch.setenv("SUFFICE_DATABASE__URL", database_url)
+    prune(None, texts_days=30, rows_days=365, sessions_days=90, as_json=True)
+    assert json.loads(capsys.readouterr().out) == {"texts": 2, "rows": 1, "sessions": 1}
+    prune(None, texts_days=0, rows_days=None, sessions_days=None, as_json=False)
+    assert capsys.readouterr().out == "1 texts forgotten\n"
+    with pytest.raises(CommandError, match="--texts-days"):
+        prune(None, texts_days=None, rows_days=None, sessions_days=None, as_json=False)
