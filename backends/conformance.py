@@ -13,58 +13,16 @@ rest on something a backend need not offer name it in ``needs``; :func:`checks_f
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from math import isclose, isfinite
-from typing import Any
 
-from backends.errors import BackendError, BackendUnavailable, ContextLengthExceeded, UnsupportedByBackend
-from backends.protocol import (
-    Backend,
-    Event,
-    Finished,
-    FinishReason,
-    GenerateRequest,
-    Message,
-    Priority,
-    SamplingParams,
-    TokenDelta,
-)
+from backends.errors import BackendUnavailable, ContextLengthExceeded, UnsupportedByBackend
+from backends.protocol import Backend, Finished, FinishReason, Message, Priority, TokenDelta
+from backends.subject import SETTLE_S, Subject, assert_idle, collect, refuses, started, text_of
 
 _GOOD = (FinishReason.STOP, FinishReason.LENGTH)
-_SETTLE_S = 5.0
-
-
-async def _nothing_runs(backend: Backend) -> bool:
-    return backend.load().running == 0
-
-
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """A backend to be checked.
-
-    Parameters
-    ----------
-    make : returns a fresh backend, not started
-    traits : its capabilities, and of these what it also keeps: ``seed`` (the same seed, the same answer),
-        ``ignore_eos``, ``exact_counts`` (deltas' ``num_tokens`` sum to the usage), ``context_limit`` (refuses what is
-        too long), ``long_answers`` (the question below is answered with several deltas)
-    question : a prompt whose greedy answer has at least six characters
-    is_idle : whether a backend holds nothing for requests that are over; asked until it says yes, for some seconds
-    """
-
-    make: Callable[[], Backend]
-    traits: frozenset[str]
-    question: str = "List the days of the week in order, please."
-    is_idle: Callable[[Backend], Awaitable[bool]] = _nothing_runs
-
-    def request(self, **sampling: Any) -> GenerateRequest:
-        """Return the question as a greedy chat request of at most 24 tokens, changed as asked."""
-        options = {"temperature": 0.0, "max_tokens": 24, **sampling}
-        return GenerateRequest(
-            "conformance", messages=(Message("user", self.question),), sampling=SamplingParams(**options)
-        )
 
 
 CheckFunction = Callable[[Subject], Awaitable[None]]
@@ -99,69 +57,6 @@ def _check(*needs: str) -> Callable[[CheckFunction], CheckFunction]:
 def checks_for(subject: Subject) -> list[Check]:
     """Return the checks that apply to a backend with these traits."""
     return [check for check in CHECKS if check.needs <= subject.traits]
-
-
-# --- what checks are made of -----------------------------------------------------------------------------------------
-
-
-@asynccontextmanager
-async def started(subject: Subject) -> AsyncIterator[Backend]:
-    """Make, start, hand out and close; on the way out nothing may be held."""
-    backend = subject.make()
-    await backend.start()
-    try:
-        yield backend
-        await assert_idle(subject, backend)
-    finally:
-        await backend.close()
-
-
-async def assert_idle(subject: Subject, backend: Backend) -> None:
-    """Assert that a backend lets go of everything within some seconds."""
-    async with asyncio.timeout(_SETTLE_S):
-        while not await subject.is_idle(backend):  # noqa: ASYNC110 - the engine's thread has no event of ours
-            await asyncio.sleep(0.002)
-
-
-async def collect(backend: Backend, request: GenerateRequest) -> tuple[list[TokenDelta], Finished]:
-    """Run a request to its ending and hold the stream to what every stream owes."""
-    events: list[Event] = [event async for event in backend.generate(request)]
-    assert events, "a generation yields at least its ending"
-    *deltas, ending = events
-    assert isinstance(ending, Finished), f"the last event is {ending!r}, not the ending"
-    for delta in deltas:
-        assert isinstance(delta, TokenDelta), f"{delta!r} before the last event"
-        assert delta.text or delta.reasoning or delta.logprobs or delta.num_tokens, "a delta with nothing in it"
-        delta.text.encode("utf-8")
-        delta.reasoning.encode("utf-8")
-    _assert_books(ending)
-    return [delta for delta in deltas if isinstance(delta, TokenDelta)], ending
-
-
-def _assert_books(ending: Finished) -> None:
-    usage, timings = ending.usage, ending.timings
-    assert usage.prompt_tokens > 0, usage
-    assert 0 <= usage.reasoning_tokens <= usage.completion_tokens, usage
-    assert 0 <= usage.cached_tokens <= usage.prompt_tokens, usage
-    assert 0 <= usage.accepted_draft_tokens <= usage.draft_tokens, usage
-    assert 0 <= timings.queue_s <= timings.total_s, timings
-    assert 0 <= timings.ttft_s <= timings.total_s, timings
-    assert timings.itl_s >= 0, timings
-    assert ending.compute_s >= 0
-    assert (ending.error is not None) == (ending.reason is FinishReason.ERROR), ending
-
-
-def text_of(deltas: Iterable[TokenDelta]) -> str:
-    """Return the visible text of some deltas."""
-    return "".join(delta.text for delta in deltas)
-
-
-async def _refuses(backend: Backend, request: GenerateRequest, kind: type[BackendError]) -> BackendError:
-    try:
-        await collect(backend, request)
-    except kind as error:
-        return error
-    raise AssertionError(f"expected {kind.__name__}, got an answer")
 
 
 # --- one answer ------------------------------------------------------------------------------------------------------
@@ -346,11 +241,11 @@ async def too_long_a_prompt_is_refused_with_the_numbers(subject: Subject) -> Non
         limit = backend.context_length
         assert limit is not None
         long = replace(subject.request(), messages=(Message("user", "word and " * limit),))
-        error = await _refuses(backend, long, ContextLengthExceeded)
+        error = await refuses(backend, long, ContextLengthExceeded)
         assert isinstance(error, ContextLengthExceeded)
         assert error.context_length == limit
         assert error.num_prompt_tokens > limit
-        error = await _refuses(backend, subject.request(max_tokens=limit + 1), ContextLengthExceeded)
+        error = await refuses(backend, subject.request(max_tokens=limit + 1), ContextLengthExceeded)
         assert not error.retryable
         _, ending = await collect(backend, subject.request())
         assert ending.reason in _GOOD
@@ -367,7 +262,7 @@ async def what_is_not_offered_is_refused_by_name(subject: Subject) -> None:
         }
         for capability, request in requests.items():
             if capability not in offered:
-                error = await _refuses(backend, request, UnsupportedByBackend)
+                error = await refuses(backend, request, UnsupportedByBackend)
                 assert isinstance(error, UnsupportedByBackend)
                 assert error.option == capability
 
@@ -454,7 +349,7 @@ async def closing_is_final_and_repeatable(subject: Subject) -> None:
     await backend.start()
     await backend.close()
     await backend.close()
-    await _refuses(backend, subject.request(), BackendUnavailable)
+    await refuses(backend, subject.request(), BackendUnavailable)
     assert not (await backend.health()).ok
 
 
@@ -466,7 +361,7 @@ async def closing_ends_what_runs(subject: Subject) -> None:
     stream = backend.generate(subject.request(max_tokens=200))
     await anext(stream)
     closing = asyncio.create_task(backend.close())
-    async with asyncio.timeout(_SETTLE_S):
+    async with asyncio.timeout(SETTLE_S):
         rest = [event async for event in stream]
         await closing
     assert isinstance(rest[-1], Finished)

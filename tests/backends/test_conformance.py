@@ -7,11 +7,12 @@ from collections.abc import Iterator
 import pytest
 
 from backends.config import LocalModelConfig, RemoteModelConfig, SpeculationConfig
-from backends.conformance import CHECKS, Check, Subject, checks_for
+from backends.conformance import CHECKS, Check, checks_for
 from backends.local import LocalBackend
 from backends.protocol import Backend
 from backends.provider.server import ProviderServer
 from backends.remote.openai import OpenAIBackend
+from backends.subject import Subject
 from backends.testing import EchoBackend, Script
 from backends.weights import WeightPool
 

@@ -9,10 +9,11 @@ import pytest
 
 from backends.builtin.paths import model_dir
 from backends.config import RemoteModelConfig
-from backends.conformance import Check, Subject, checks_for
+from backends.conformance import Check, checks_for
 from backends.peers import Peer, has_llama_cpp, has_transformers_server, llama_cpp_server, transformers_server
 from backends.protocol import Backend
 from backends.remote.openai import OpenAIBackend
+from backends.subject import Subject
 from backends.testing import EchoBackend
 
 pytestmark = pytest.mark.slow
