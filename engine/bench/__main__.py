@@ -16,6 +16,7 @@ import torch
 
 from engine.bench.card import machine_card
 from engine.bench.ours import Run, run_ours
+from engine.bench.peer_server import ServerPeer
 from engine.bench.peer_transformers import load_peer, run_one_after_another, run_padded_batch
 from engine.bench.workload import Job, describe, mixed_jobs
 from engine.load.model import load_model
@@ -48,8 +49,12 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--no-peer", action="store_true", help="leave transformers out")
+    parser.add_argument("--server", help="URL of an OpenAI-compatible server of the one --model, to compare with too")
     parser.add_argument("--out", type=Path, help="also write the JSON line here")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if args.server and len(args.model or ()) != 1:
+        parser.error("--server needs exactly one --model, the checkpoint that it serves")
+    return args
 
 
 def _bench_model(source: str, args: argparse.Namespace, read_gb_per_s: float) -> dict[str, object]:
@@ -72,6 +77,8 @@ def _bench_model(source: str, args: argparse.Namespace, read_gb_per_s: float) ->
             contenders["transformers"] = lambda jobs: run_one_after_another(peer, jobs)
             if len(jobs) > 1:
                 contenders["transformers_padded"] = lambda jobs: run_padded_batch(peer, jobs)
+        if args.server:
+            contenders["server"] = ServerPeer(args.server, source).run
         runs = _measure(contenders, jobs, args.repeats)
         report[name] = {**describe(jobs), **_compare(runs)}
     decode = report["one"]
@@ -114,6 +121,7 @@ def _compare(runs: dict[str, Run]) -> dict[str, object]:
             row["itl_ms"] = _percentiles(run.itl_s)
         if name != "ours":
             row["ratio"] = round(ours.tokens_per_s / run.tokens_per_s, 2)
+        if name != "ours" and run.answers:
             row["same_tokens"] = round(_share_of_equal_prefix(ours.answers, run.answers), 3)
         out[name] = row
     return out
@@ -140,7 +148,7 @@ def _print_table(report: dict[str, object]) -> None:
         section = report[name]
         assert isinstance(section, dict)
         print(f"  {section['requests']} request(s), {section['prompt_tokens']} in, {section['output_tokens']} out")
-        for contender in ("ours", "transformers", "transformers_padded"):
+        for contender in ("ours", "transformers", "transformers_padded", "server"):
             row = section.get(contender)
             if row is not None:
                 beside = f"   ours / this = {row['ratio']:.2f}" if "ratio" in row else ""

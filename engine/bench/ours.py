@@ -16,16 +16,17 @@ from engine.request import Chunk, Event, Request, SamplingParams
 
 @dataclass(slots=True)
 class Run:
-    """One pass over the jobs: seconds, the tokens of each answer, and when each token came."""
+    """One pass over the jobs: seconds, tokens written per job, and where they are known the tokens and their times."""
 
     total_s: float
-    answers: list[list[int]]
+    counts: list[int]
+    answers: list[list[int]] = field(default_factory=list)
     ttft_s: list[float] = field(default_factory=list)
     itl_s: list[float] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:
-        return sum(map(len, self.answers))
+        return sum(self.counts)
 
     @property
     def tokens_per_s(self) -> float:
@@ -78,6 +79,7 @@ def run_ours(model: DecoderModel, jobs: list[Job], *, threads: int) -> Run:
             raise sink.error
     return Run(
         total_s,
+        [len(sink.token_ids) for sink in sinks],
         [sink.token_ids for sink in sinks],
         ttft_s=[sink.times_s[0] - began_s for sink in sinks],
         itl_s=[b - a for sink in sinks for a, b in zip(sink.times_s, sink.times_s[1:], strict=False)],

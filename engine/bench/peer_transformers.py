@@ -33,7 +33,7 @@ def run_one_after_another(model: Any, jobs: list[Job]) -> Run:
     """Each job alone, as ``generate`` in a loop serves them."""
     began_s = time.perf_counter()
     answers = [_generate(model, [job], job.num_output)[0] for job in jobs]
-    return Run(time.perf_counter() - began_s, answers)
+    return Run(time.perf_counter() - began_s, [len(answer) for answer in answers], answers)
 
 
 def run_padded_batch(model: Any, jobs: list[Job]) -> Run:
@@ -41,7 +41,8 @@ def run_padded_batch(model: Any, jobs: list[Job]) -> Run:
     began_s = time.perf_counter()
     rows = _generate(model, jobs, max(job.num_output for job in jobs))
     total_s = time.perf_counter() - began_s
-    return Run(total_s, [row[: job.num_output] for row, job in zip(rows, jobs, strict=True)])
+    answers = [row[: job.num_output] for row, job in zip(rows, jobs, strict=True)]
+    return Run(total_s, [len(answer) for answer in answers], answers)
 
 
 def _generate(model: Any, jobs: list[Job], num_output: int) -> list[list[int]]:

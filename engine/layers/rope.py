@@ -1,4 +1,4 @@
-"""Rotary position embedding: frequencies of every scaling type, one table of cosines and sines, the turn itself."""
+"""Rotary position embedding: frequencies of every scaling type, a step's cosines and sines, the turn itself."""
 
 from __future__ import annotations
 
@@ -10,23 +10,28 @@ from torch import Tensor
 from engine.config import ModelConfig, RopeConfig
 
 
-class RotaryTable:
-    """Cosines and sines of every position, made once.
+class Rotary:
+    """Cosines and sines of a step's positions.
 
-    ``sin`` carries the sign of the half it multiplies, so a turn is ``x * cos + swap_halves(x) * sin``.
-    The table ends at the model's context: a "dynamic" RoPE changes only beyond it, and keys already cached could not
-    follow, so within the context dynamic equals default, as in transformers.
+    Made anew each step from a handful of frequencies: a table would take 134 MB for 131,072 positions of 128-wide
+    heads. ``sin`` carries the sign of the half it multiplies, so a turn is ``x * cos + swap_halves(x) * sin``.
+
+    A "dynamic" RoPE changes only beyond the model's context, where keys already cached could not follow; within it,
+    which is all that is served, dynamic equals default, as in transformers.
     """
 
     def __init__(self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device | str) -> None:
         inv_freq, attention_factor = inverse_frequencies(config.rope, config.head_dim)
-        positions = torch.arange(config.context_length, dtype=torch.float32)
-        angles = positions[:, None] * inv_freq[None, :]  # (context, head_dim / 2)
-        cos, sin = angles.cos() * attention_factor, angles.sin() * attention_factor
-        self.cos = torch.cat((cos, cos), dim=-1).to(device=device, dtype=dtype)  # (context, head_dim)
-        self.sin = torch.cat((-sin, sin), dim=-1).to(device=device, dtype=dtype)
-        self._num_turned = config.num_heads + config.num_kv_heads
-        self._num_kept = config.num_kv_heads
+        num_turned, num_kept = config.num_heads + config.num_kv_heads, config.num_kv_heads
+        # One row of a fused query-key-value: heads that turn, then values, which keep still at frequency 0.
+        turning = torch.tensor([1.0] * num_turned + [0.0] * num_kept)[:, None]
+        self._frequencies = (turning * torch.cat((inv_freq, inv_freq))).to(device)  # (heads, head_dim)
+        self._attention_factor: Tensor | None = None
+        if attention_factor != 1.0:
+            self._attention_factor = torch.where(turning > 0, attention_factor, 1.0).to(device)
+        half = config.head_dim // 2
+        self._signs = torch.tensor([-1.0] * half + [1.0] * half, device=device)
+        self._dtype = dtype
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cos and sin for all heads of a fused query-key-value row, each (T, num_heads + 2 * num_kv_heads, head_dim).
@@ -34,17 +39,15 @@ class RotaryTable:
         Values are "turned" by cos 1 and sin 0: one call per layer then serves the whole row, and keys and values stay
         side by side for the one write into the cache.
         """
-        cos, sin = self.cos.index_select(0, positions)[:, None], self.sin.index_select(0, positions)[:, None]
-        kept = (cos.shape[0], self._num_kept, cos.shape[2])
-        turned = (cos.shape[0], self._num_turned, cos.shape[2])
-        return (
-            torch.cat((cos.expand(turned), cos.new_ones(1).expand(kept)), dim=1),
-            torch.cat((sin.expand(turned), sin.new_zeros(1).expand(kept)), dim=1),
-        )
+        angles = positions.to(torch.float32)[:, None, None] * self._frequencies
+        cos, sin = angles.cos(), angles.sin_().mul_(self._signs)
+        if self._attention_factor is not None:
+            cos, sin = cos * self._attention_factor, sin * self._attention_factor
+        return cos.to(self._dtype), sin.to(self._dtype)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn heads ``x`` (T, heads, head_dim) by the rows that :meth:`RotaryTable.at` gave (Su et al. 2021, eq. 34)."""
+    """Turn heads ``x`` (T, heads, head_dim) by the rows that :meth:`Rotary.at` gave (Su et al. 2021, eq. 34)."""
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
 

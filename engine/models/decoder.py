@@ -14,7 +14,7 @@ from engine.kv_cache import KVCache
 from engine.layers.attention import AttentionGroup, attend, plan_attention
 from engine.layers.linear import Linear
 from engine.layers.norm import RMSNorm
-from engine.layers.rope import RotaryTable, rotate
+from engine.layers.rope import Rotary, rotate
 
 
 @dataclass(slots=True)
@@ -63,7 +63,7 @@ class DecoderModel:
         self.lm_head = lm_head
         self.dtype = dtype
         self.device = device
-        self.rotary = RotaryTable(config, dtype=dtype, device=device)
+        self.rotary = Rotary(config, dtype=dtype, device=device)
         self._windows = frozenset(config.windows)
         self._scale = config.head_dim**-0.5
         self._token_bytes = 2 * config.kv_size * dtype.itemsize

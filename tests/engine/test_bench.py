@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import torch
 
 from engine.bench.__main__ import main
+from engine.bench.peer_server import ServerPeer
 from engine.bench.peer_transformers import load_peer, run_one_after_another, run_padded_batch
 from engine.bench.workload import mixed_jobs
 from engine.load.dense import dense_state_dict
@@ -65,3 +69,41 @@ def test_last_line_is_the_result(tmp_path: Path, capsys: pytest.CaptureFixture[s
         for peer in peers:
             assert result[section][peer]["same_tokens"] == 1.0
             assert result[section][peer]["ratio"] > 0
+
+
+class _Completions(BaseHTTPRequestHandler):
+    """Answers every completion with usage one token short of what was asked for."""
+
+    bodies: ClassVar[list[dict[str, Any]]] = []
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.bodies.append(body)
+        answer = json.dumps({"usage": {"completion_tokens": body["max_tokens"] - 1}}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def test_a_server_counts_what_it_says_it_wrote() -> None:
+    tier1 = Path(__file__).parents[2] / "backends" / "builtin" / "models" / "tier1"
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Completions)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        jobs = mixed_jobs(5, seed=0, vocab_size=256, prompt_range=(3, 9), output_range=(2, 6))
+        run = ServerPeer(f"http://127.0.0.1:{server.server_port}", tier1).run(jobs)
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    assert run.counts == [job.num_output - 1 for job in jobs]
+    assert run.tokens_per_s == run.num_tokens / run.total_s
+    assert {body["temperature"] for body in _Completions.bodies} == {0.0}
+    assert all(body["prompt"] and body["logit_bias"] for body in _Completions.bodies)
+    with pytest.raises(ValueError, match="file:"):
+        ServerPeer("file:///etc/passwd", tier1)
