@@ -20,6 +20,7 @@ from backends.remote.openai import OpenAIBackend
 from backends.testing import Script
 from tests.backends.remote_kit import (
     ANSWER,
+    HASTY,
     ONCE,
     chat,
     collect,
