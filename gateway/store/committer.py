@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from gateway.store.errors import RecordRejected, StoreClosed, StoreError, StoreOverloaded
@@ -69,12 +69,17 @@ class GroupCommitter:
         self._arrived.set()
         await waiting.committed
 
-    async def close(self) -> None:
-        """Write what waits, then stop. New rows are refused at once."""
+    async def close(self, timeout_s: float) -> None:
+        """Write what waits, then stop; what is not written after ``timeout_s`` fails. New rows are refused at once."""
         self._closing = True
         self._arrived.set()
         if self._task is not None:
-            await self._task
+            # A database that hangs must not hang the shutdown: batch after batch could each wait for its timeout.
+            await asyncio.wait([self._task], timeout=timeout_s)
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._fail(self._queue, StoreClosed(f"{self._shown} did not take the last rows in time.", database=self._shown))
+        self._queue.clear()
 
     async def _run(self) -> None:
         while True:
@@ -140,7 +145,9 @@ class GroupCommitter:
         for waiting in batch:
             self._settle(waiting, None)
 
-    def _fail(self, batch: Sequence[_Waiting], error: StoreError) -> None:
+    def _fail(self, batch: Collection[_Waiting], error: StoreError) -> None:
+        if not batch:
+            return
         self.last_error = error
         self.num_failed += len(batch)
         for waiting in batch:

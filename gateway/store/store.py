@@ -96,7 +96,7 @@ class Store:
         """Commit what waits, then close every connection. Idempotent."""
         if self._is_open:
             self._is_open = False
-            await self.committer.close()
+            await self.committer.close(self._config.connect_timeout_s + self._config.write_timeout_s)
         await self._sink.close()
         await self._engine.dispose()
 

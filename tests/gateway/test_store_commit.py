@@ -160,7 +160,7 @@ async def committer(sink: ScriptedSink) -> AsyncIterator[GroupCommitter]:
     made.start()
     yield made
     sink.gate.set()
-    await made.close()
+    await made.close(5)
 
 
 @given(size=st.integers(1, 40), data=st.data())
@@ -173,7 +173,7 @@ async def test_every_row_ends_once_and_in_order(size: int, data: st.DataObject) 
     outcomes = await asyncio.gather(
         *(committer.commit(make_entry(place)) for place in range(size)), return_exceptions=True
     )
-    await committer.close()
+    await committer.close(5)
     rejected = {place for place, outcome in enumerate(outcomes) if isinstance(outcome, RecordRejected)}
     assert rejected == poison
     assert all(outcome is None for place, outcome in enumerate(outcomes) if place not in poison)
@@ -186,7 +186,7 @@ async def test_one_bad_row_of_many_costs_a_logarithm(sink: ScriptedSink) -> None
     committer = GroupCommitter(sink, shown="memory", max_pending=512, max_batch=512)
     committer.start()
     await asyncio.gather(*(committer.commit(make_entry(place)) for place in range(512)), return_exceptions=True)
-    await committer.close()
+    await committer.close(5)
     assert sink.num_writes <= 1 + 2 * 9
     assert len(sink.written) == 511
 
@@ -206,10 +206,23 @@ async def test_a_full_queue_refuses_at_once(sink: ScriptedSink, committer: Group
     assert sink.written == list(range(13))
 
 
+async def test_closing_does_not_wait_for_a_writer_that_hangs(sink: ScriptedSink) -> None:
+    committer = GroupCommitter(sink, shown="memory", max_pending=20, max_batch=4)
+    committer.start()
+    sink.gate.clear()
+    tasks = [asyncio.create_task(committer.commit(make_entry(place))) for place in range(12)]
+    await asyncio.sleep(0.01)
+    async with asyncio.timeout(5):
+        await committer.close(0.05)
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    assert all(isinstance(outcome, StoreClosed) for outcome in outcomes)
+    assert sink.written == []
+
+
 async def test_a_closing_committer_refuses(sink: ScriptedSink) -> None:
     committer = GroupCommitter(sink, shown="memory", max_pending=8, max_batch=4)
     committer.start()
-    await committer.close()
+    await committer.close(5)
     with pytest.raises(StoreClosed):
         await committer.commit(make_entry(1))
 
@@ -231,7 +244,7 @@ async def test_a_bug_in_the_writer_leaves_nobody_waiting(sink: ScriptedSink) -> 
     del sink.write
     async with asyncio.timeout(5):
         await committer.commit(dataclasses.replace(make_entry(9)))
-        await committer.close()
+        await committer.close(5)
     assert sink.written == [9]
 
 
