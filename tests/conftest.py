@@ -16,12 +16,13 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import asyncpg
 import pytest
 import redis
 import uvicorn
+from hypothesis import settings as hypothesis_settings
 
 from gateway.store import migrate
 from gateway.store.config import StoreConfig
@@ -31,6 +32,10 @@ from tests.faults import PrivatePostgres, TinyDisk
 POSTGRES_URL = os.environ.get("SUFFICE_TEST_POSTGRES_URL", "postgresql://postgres@127.0.0.1:5432/postgres")
 REDIS_URL = os.environ.get("SUFFICE_TEST_REDIS_URL", "redis://127.0.0.1:6379/15")
 SERVICES_REQUIRED = bool(os.environ.get("CI") or os.environ.get("SUFFICE_REQUIRE_SERVICES"))
+
+# A deadline is a timing assertion, and a busy machine would fail it.
+hypothesis_settings.register_profile("suffice", deadline=None)
+hypothesis_settings.load_profile("suffice")
 
 _absent: dict[str, str] = {}
 T = TypeVar("T")
@@ -42,7 +47,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.line(f"{problem}. Start it with `make services`, or set SUFFICE_REQUIRE_SERVICES=1 to fail.")
 
 
-def _absent_service(service: str, problem: BaseException) -> None:
+def _absent_service(service: str, problem: BaseException) -> NoReturn:
     text = f"{service} does not answer: {problem!r}"
     if SERVICES_REQUIRED:
         pytest.fail(f"{text}; services are required here", pytrace=False)
@@ -142,10 +147,15 @@ async def store(database_url: str) -> AsyncIterator[Store]:
 @pytest.fixture
 def private_postgres(free_port: int) -> Iterator[PrivatePostgres]:
     """A running cluster that only this test knows, empty."""
-    cluster = PrivatePostgres(free_port)
-    cluster.start()
-    yield cluster
-    cluster.remove()
+    try:
+        cluster = PrivatePostgres(free_port)
+    except FileNotFoundError as problem:
+        _absent_service("PostgreSQL", problem)
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.remove()
 
 
 @pytest.fixture
