@@ -66,12 +66,14 @@ def derive_for_floors(
     exploration_share : of the traffic the floors are to hold for
     """
     # Only those who derive need numpy; those who apply do not.
-    from policies.thresholds import Requirement, derive_quality_value, derive_thresholds
+    from policies.thresholds import Requirement, candidate_thresholds, derive_quality_value, derive_thresholds
 
+    candidates = candidate_thresholds(traffic)
     entries: list[dict[str, Any]] = []
     for floor in floors:
         required = Requirement(floor, confidence, exploration_share)
-        by_threshold, by_value = derive_thresholds(traffic, required), derive_quality_value(traffic, required)
+        by_threshold = derive_thresholds(traffic, required, candidates)
+        by_value = derive_quality_value(traffic, required)
         entry: dict[str, Any] = {"floor": floor, "expected": {}}
         if by_threshold.performance.holds:
             entry["thresholds"] = {str(tier): round(level, 6) for tier, level in by_threshold.thresholds.items()}

@@ -25,7 +25,7 @@ from policies.labelled import (
 
 NUM_VALUES = 256
 NUM_QUANTILES = 33
-NUM_MULTIPLIERS = 24
+NUM_MULTIPLIERS = 64
 MAX_SWEEPS = 4
 
 
@@ -75,21 +75,37 @@ def derive_quality_value(traffic: LabelledTraffic, required: Requirement) -> Der
     )
 
 
-def derive_thresholds(traffic: LabelledTraffic, required: Requirement) -> DerivedThresholds:
+def derive_thresholds(
+    traffic: LabelledTraffic, required: Requirement, candidates: Sequence[Mapping[int, float]] | None = None
+) -> DerivedThresholds:
     """The thresholds that hold the floor at least cost.
 
-    Coordinate ascent on mean quality - multiplier * mean cost, over a range of multipliers, each starting from the
-    solution of the one before; beside them every common threshold. The result is the cheapest that holds the floor;
-    when none does, the one with the best margin, and ``performance.holds`` is False.
+    Parameters
+    ----------
+    candidates : what :func:`candidate_thresholds` found on this traffic, when several floors share it
+
+    Returns
+    -------
+    The cheapest that holds; when none does, the one with the best margin, and ``performance.holds`` is False.
     """
-    grids = [_grid(traffic.p_as_good[:, column]) for column in range(traffic.num_tiers - 1)]
-    tried = [dict.fromkeys(range(1, traffic.num_tiers), float(level)) for level in _grid(np.linspace(0.0, 1.0, 101))]
+    tried = candidate_thresholds(traffic) if candidates is None else candidates
+    found = (DerivedThresholds(each, required.measure(traffic, choose_by_thresholds(traffic, each))) for each in tried)
+    return _trim(traffic, min(found, key=lambda derived: _preference(derived.performance)), required)
+
+
+def candidate_thresholds(traffic: LabelledTraffic) -> list[dict[int, float]]:
+    """Sets of thresholds worth considering, from the cheapest to the best; they do not depend on a floor.
+
+    Coordinate ascent on mean quality - multiplier * mean cost, over a range of multipliers, each starting from the
+    solution of the one before; beside them every common threshold.
+    """
+    grids = _grids(traffic)
+    found = [dict.fromkeys(range(1, traffic.num_tiers), float(level)) for level in np.linspace(0.0, 1.0, 101)]
     current = dict.fromkeys(range(1, traffic.num_tiers), 1.0)
     for multiplier in _multipliers(traffic):
         current = _ascend(traffic, current, grids, multiplier)
-        tried.append(current)
-    found = (DerivedThresholds(each, required.measure(traffic, choose_by_thresholds(traffic, each))) for each in tried)
-    return min(found, key=lambda derived: _preference(derived.performance))
+        found.append(current)
+    return found
 
 
 def cost_quality_curve(
@@ -138,11 +154,34 @@ def _ascend(
     return current
 
 
+def _trim(traffic: LabelledTraffic, start: DerivedThresholds, required: Requirement) -> DerivedThresholds:
+    """Move one threshold at a time while that costs less and the floor still holds.
+
+    A multiplier finds only sets on the convex hull of cost and quality; the cheapest that holds may lie between.
+    """
+    best, grids = start, _grids(traffic)
+    for _ in range(MAX_SWEEPS):
+        before = best
+        for tier, grid in enumerate(grids, start=1):
+            for level in grid:
+                trial = {**best.thresholds, tier: float(level)}
+                measured = required.measure(traffic, choose_by_thresholds(traffic, trial))
+                if _preference(measured) < _preference(best.performance):
+                    best = DerivedThresholds(trial, measured)
+        if best is before:
+            break
+    return best
+
+
 def _objective(traffic: LabelledTraffic, thresholds: Mapping[int, float], multiplier: float) -> float:
     chosen = choose_by_thresholds(traffic, thresholds)
     rows = np.arange(len(chosen))
     gains = traffic.quality[rows, chosen] - multiplier * traffic.cost_usd[rows, chosen]
     return float(np.average(gains, weights=traffic.weights))
+
+
+def _grids(traffic: LabelledTraffic) -> list[FloatArray]:
+    return [_grid(traffic.p_as_good[:, column]) for column in range(traffic.num_tiers - 1)]
 
 
 def _grid(levels: FloatArray) -> FloatArray:

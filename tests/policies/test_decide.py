@@ -39,7 +39,7 @@ def decided(asked: RequestFacts, policy: Policy = PLAIN, ladder: tuple[Tier, ...
     return decide(asked, policy, ladder, random.Random(0))
 
 
-@settings(max_examples=500)
+@settings(max_examples=300)
 @given(facts, policies, ladders(), st.integers())
 def test_decision_is_permitted_or_refused_by_type(
     asked: RequestFacts, policy: Policy, ladder: tuple[Tier, ...], seed: int

@@ -69,7 +69,7 @@ def test_malformed_numbers_are_refused(broken: Any) -> None:
 
 
 def test_derived_numbers_hold_with_the_exploration_they_allow_for() -> None:
-    derived = json.loads(json.dumps(derive_for_floors(traffic_of(4000, 1), floors=(0.9, 0.95), exploration_share=0.05)))
+    derived = json.loads(json.dumps(derive_for_floors(traffic_of(2500, 1), floors=(0.9, 0.95), exploration_share=0.05)))
     fresh = traffic_of(40_000, 2)
     for floor in (0.9, 0.95):
         policy = apply_derived(Policy(quality_floor=floor), derived)

@@ -26,7 +26,7 @@ from tests.policies.strategies import LADDER, estimates
 from tests.policies.traffic import COSTS_USD, traffic_of
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(0, 1000), st.floats(0, 1), st.floats(0, 0.2))
 def test_arrays_choose_as_decide_does(seed: int, threshold: float, value: float) -> None:
     traffic = traffic_of(20, seed)
@@ -77,7 +77,7 @@ def test_a_floor_out_of_reach_is_said_so() -> None:
     assert not derive_quality_value(upside_down, Requirement(1.0, 0.99)).performance.holds
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(0, 1000), st.floats(0.5, 0.99), st.floats(0.5, 0.99))
 def test_a_higher_floor_never_costs_less(seed: int, floor: float, other: float) -> None:
     traffic = traffic_of(300, seed)
