@@ -37,7 +37,9 @@ class Eager(Generic[T]):
         return cast("T", await _drive(self._running, self._yielded))
 
     async def abandon(self) -> None:
-        """Cancel what was begun and let it clean up."""
+        """Cancel what was begun, if it still runs, and let it clean up."""
+        if self.is_done:
+            return
         try:
             yielded = self._running.throw(asyncio.CancelledError())
         except (StopIteration, StopAsyncIteration, asyncio.CancelledError):

@@ -32,6 +32,9 @@ from gateway.wire import Wire, WireHead, usage_json
 
 _log = logging.getLogger("suffice.http")
 
+# Frames of one write: a model that never waits must not keep its client waiting.
+_MOST_TOGETHER = 64
+
 Reader = Callable[[Mapping[str, Any], Mapping[str, str]], ApiRequest]
 """Body and ``x-suffice-*`` headers in, checked request out."""
 
@@ -151,16 +154,13 @@ class GenerationEndpoint:
         """Send what comes as it comes; what is there together is sent together."""
         while True:
             step = Eager(anext(items, None))
-            if not step.is_done:
+            if frames.pending and (not step.is_done or len(frames.pending) >= _MOST_TOGETHER):
                 try:
-                    if frames.pending:
-                        await responder.frames(frames.take(), lifeline)
+                    await responder.frames(frames.take(), lifeline)
                 except BaseException:
                     await step.abandon()
                     raise
-                item = await step.rest()
-            else:
-                item = step.result
+            item = step.result if step.is_done else await step.rest()
             if item is None:
                 return
             frames.add(*item)

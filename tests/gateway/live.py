@@ -18,7 +18,7 @@ class LiveServer:
     def __init__(self, app: Starlette, settings: Settings) -> None:
         self._listener = socket.socket()
         self._listener.bind(("127.0.0.1", 0))
-        self.server = make_server(app, settings, handle_signals=False)
+        self.server = make_server(app, settings, handle_signals=False, freeze_heap=False)
         app.state.server = self.server
         self._task: asyncio.Task[None] | None = None
 
