@@ -62,6 +62,8 @@ class EngineCore:
         # Work on one CPU thread is that thread's own time; else it is the time the thread waits for it.
         alone = model.device.type == "cpu" and config.threads == 1
         self._device_time = time.thread_time if alone else time.perf_counter
+        if speculator is not None:
+            speculator.clock = self._device_time
 
         self.num_steps = 0
         self.num_failed_steps = 0
@@ -133,10 +135,10 @@ class EngineCore:
                 for sequence in plan.preempted:
                     self.speculator.release(sequence)
                 self.speculator.propose(plan)
-            began_s = time.perf_counter()
+            began_s = self._device_time()
             results = self.runner.run(plan)
             if self.speculator is not None:
-                self.speculator.observe(results, plan.num_tokens, time.perf_counter() - began_s)
+                self.speculator.observe(results, plan.num_tokens, self._device_time() - began_s)
         except Exception as cause:
             self.num_failed_steps += 1
             logger.exception("%s: step %d failed with %d sequences", self.name, self.num_steps, len(plan.items))

@@ -1,10 +1,13 @@
 """What a step costs, learned from the steps that ran.
 
 The table answers "how long would a step of n tokens take?" for choosing draft lengths, and it is what a router can ask
-before it sends a request somewhere. Sizes are kept in powers of two: finer ones would each be seen too rarely.
+before it sends a request somewhere. Sizes are kept in quarters of an octave: a step with a few drafts must not share an
+average with one without, and finer sizes would each be seen too rarely.
 """
 
 from __future__ import annotations
+
+import math
 
 from engine.stats import Ewma
 
@@ -18,11 +21,13 @@ class StepCosts:
 
     def __init__(self, weight: float = 0.1) -> None:
         self._weight = weight
-        self._buckets: dict[int, tuple[Ewma, Ewma]] = {}  # bit length -> (mean tokens, mean seconds)
+        self._buckets: dict[int, tuple[Ewma, Ewma]] = {}  # size class -> (mean tokens, mean seconds)
 
     def observe(self, num_tokens: int, seconds: float) -> None:
         """Learn from a step."""
-        sizes, times = self._buckets.setdefault(num_tokens.bit_length(), (Ewma(self._weight), Ewma(self._weight)))
+        sizes, times = self._buckets.setdefault(
+            round(4 * math.log2(num_tokens)), (Ewma(self._weight), Ewma(self._weight))
+        )
         # One slow step (a page fault, another process) must not move the estimate far.
         if times.value is not None:
             seconds = min(seconds, 3.0 * times.value)

@@ -88,7 +88,9 @@ class Scheduler:
 
     def num_to_prefill(self) -> int:
         """Prompt tokens that the next step would take up, at most."""
-        left = sum(s.num_left for s in self.running if s.num_left > 1) + sum(s.num_left for s in self.waiting[:1])
+        left = sum(s.num_left for s in self.running if s.num_left > 1)
+        if len(self.running) < self.max_num_seqs:
+            left += sum(s.num_left for s in self.waiting[:1])
         return min(left, self.max_batch_tokens)
 
     def schedule(self, now_s: float) -> StepPlan:

@@ -8,6 +8,7 @@ answer, so speculation switches itself off where it would lose: many sequences a
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 from engine.costs import StepCosts
@@ -15,10 +16,11 @@ from engine.draft import Drafter
 from engine.runner import StepResult
 from engine.scheduler import StepPlan
 from engine.sequence import Sequence
-from engine.stats import Ewma
 
 _WEIGHT = 0.1  # of one draft token's fate in a sequence's acceptance rate
-_PRIOR = 0.7  # acceptance assumed before anything was seen
+_PRIOR, _PRIOR_WEIGHT = 0.7, 4.0  # acceptance assumed before anything was seen, and the drafts that is worth
+_MEMORY = 0.998  # what a judged draft keeps of its say in the common rate when the next one is judged
+_MARGIN = 1.05  # what drafting must promise over none: estimates are noisy, and uneven steps cost a little more
 _PROBE_EVERY = 48  # tokens after which a sequence that is not drafted for gets one draft, to notice a change
 
 
@@ -30,6 +32,10 @@ class Speculator:
     drafter : makes the drafts
     max_draft_tokens : most per sequence and step
     adaptive : False always drafts ``max_draft_tokens``, for tests and measurements
+
+    Attributes
+    ----------
+    clock : seconds of work; the engine sets the one by which it bills
     """
 
     def __init__(self, drafter: Drafter, *, max_draft_tokens: int = 5, adaptive: bool = True) -> None:
@@ -40,12 +46,14 @@ class Speculator:
         self.draft_costs = StepCosts()
         self.num_drafted = 0
         self.num_accepted = 0
-        self._acceptance = Ewma(0.01)
+        self.clock: Callable[[], float] = time.perf_counter
+        self._judged = 0.0
+        self._stood = 0.0
 
     @property
     def acceptance_rate(self) -> float | None:
         """Share of recent draft tokens that stood; None before any was judged."""
-        return self._acceptance.value
+        return self._stood / self._judged if self._judged else None
 
     def set_limits(self, decoding: Seq[Sequence], *, other_tokens: int = 0) -> None:
         """Give each decoding sequence its ``draft_limit`` for the step about to be scheduled.
@@ -65,7 +73,8 @@ class Speculator:
             return
         best = self._best_lengths(able, len(decoding) + other_tokens)
         for sequence, length in zip(able, best, strict=True):
-            if not length and sequence.num_output % _PROBE_EVERY == _PROBE_EVERY - 1:
+            if not length and sequence.num_output % _MARGIN = 1.05  # what drafting must promise over none: estimates are noisy, and uneven steps cost a little more
+_PROBE_EVERY == _PROBE_EVERY - 1:
                 length = 1
             sequence.draft_limit = min(sequence.draft_limit, length)
 
@@ -83,7 +92,7 @@ class Speculator:
         per_draft_s = max((self.target_costs.estimate(base_tokens + len(able)) or alone_s) - alone_s, 0.0) / len(able)
         least = len(able) / alone_s * per_draft_s
         lengths = [0] * len(able)
-        best, best_rate = list(lengths), len(able) / alone_s
+        best, best_rate = list(lengths), _MARGIN * len(able) / alone_s
         expected, draft_s = float(len(able)), 0.0
         for depth in range(1, self.max_draft_tokens + 1):
             joined = [
@@ -106,18 +115,18 @@ class Speculator:
     def _rate_of(self, sequence: Sequence) -> float:
         if sequence.acceptance is not None:
             return sequence.acceptance
-        return _PRIOR if self._acceptance.value is None else self._acceptance.value
+        return (self._stood + _PRIOR * _PRIOR_WEIGHT) / (self._judged + _PRIOR_WEIGHT)
 
     def propose(self, plan: StepPlan) -> None:
         """Have drafts made where the scheduler reserved room; the plan then holds what was really proposed."""
         items = [item for item in plan.items if item.num_drafts]
         if not items:
             return
-        began_s = time.perf_counter()
+        began_s = self.clock()
         sequences = [item.sequence for item in items]
         passes = self.drafter.propose(sequences, [item.num_drafts for item in items])
         if passes:
-            self.draft_costs.observe(len(items), (time.perf_counter() - began_s) / passes)
+            self.draft_costs.observe(len(items), (self.clock() - began_s) / passes)
         for item in items:
             made = len(item.sequence.draft_ids)
             plan.num_tokens -= item.num_drafts - made
@@ -125,7 +134,9 @@ class Speculator:
 
     def observe(self, results: Seq[StepResult], num_tokens: int, seconds: float) -> None:
         """Learn from a step of the target that took ``num_tokens`` and ``seconds``, drafting not included."""
-        self.target_costs.observe(num_tokens, seconds)
+        # A prompt's tokens cost otherwise than as many sequences' next ones.
+        if all(result.item.num_tokens == 1 for result in results):
+            self.target_costs.observe(num_tokens, seconds)
         for result in results:
             drafted = result.item.num_drafts
             if not drafted or result.error is not None:
@@ -140,7 +151,8 @@ class Speculator:
             # After the first rejection nothing was judged.
             for stood in [True] * accepted + [False] * (accepted < drafted):
                 rate += _WEIGHT * (stood - rate)
-                self._acceptance.observe(float(stood))
+                self._judged = self._judged * _MEMORY + 1.0
+                self._stood = self._stood * _MEMORY + stood
             sequence.acceptance = rate
 
     def release(self, sequence: Sequence) -> None:
