@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 from backends.config import EchoModelConfig, LocalModelConfig, RemoteModelConfig, ReplayModelConfig, SpeculationConfig
-from backends.protocol import Backend, Finished, FinishReason, GenerateRequest, TokenDelta
+from backends.protocol import Backend, Finished, FinishReason, GenerateRequest, Message, SamplingParams, TokenDelta
 from backends.provider.server import ProviderServer
 from backends.registry import build_backends, drafter_path_of
 from backends.replay import AnswerRecord
 from backends.testing import Script
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 
 
 async def test_every_kind_but_local_is_built_and_answers(tmp_path: Path) -> None:
@@ -36,6 +39,32 @@ async def test_every_kind_but_local_is_built_and_answers(tmp_path: Path) -> None
             assert isinstance(events[-1], Finished)
             assert events[-1].reason is FinishReason.STOP
             await backend.close()
+
+
+async def test_local_models_share_weights_and_leave_no_thread() -> None:
+    drafting = SpeculationConfig(mode="draft", max_draft_tokens=3)
+    built = build_backends(
+        {
+            "small": LocalModelConfig(path="builtin:tier1", device="cpu"),
+            "large": LocalModelConfig(path="builtin:tier2", device="cpu", drafter="small", speculation=drafting),
+        }
+    )
+    before = set(threading.enumerate())
+    try:
+        for backend in built.values():
+            await backend.start()
+        names = [thread.name for thread in set(threading.enumerate()) - before]
+        assert any(name.startswith("engine") for name in names)
+        request = GenerateRequest("r", messages=(Message("user", "What is 2 + 3?"),), sampling=GREEDY)
+        for backend in built.values():
+            events = [event async for event in backend.generate(request)]
+            assert isinstance(events[-1], Finished)
+            assert events[-1].reason in (FinishReason.STOP, FinishReason.LENGTH)
+    finally:
+        for backend in built.values():
+            await backend.close()
+    left = [thread.name for thread in set(threading.enumerate()) - before]
+    assert not any(name.startswith("engine") for name in left)
 
 
 def test_a_drafter_is_a_served_model_or_a_path() -> None:
