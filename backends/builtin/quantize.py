@@ -44,7 +44,7 @@ def to_levels(weight: Tensor, group_size: int, layout: Layout) -> tuple[Tensor, 
     zeros : float32 (out, in/g, 1), whole numbers 0 to 15
     scales : float32 (out, in/g, 1), representable in float16
     """
-    groups = weight.float().unflatten(1, (-1, group_size))
+    groups = weight.float().view(weight.shape[0], -1, group_size)
     if layout == "gptq":
         scales = (groups.abs().amax(-1, keepdim=True) / 7).clamp_min(_LEAST_SCALE).half().float()
         zeros = torch.full_like(scales, _GPTQ_ZERO)
@@ -69,7 +69,7 @@ def fake_quantize(weight: Tensor, group_size: int, layout: Layout, share: Tensor
 
 def _pack(levels: Tensor, order: tuple[int, ...]) -> Tensor:
     """Pack the last axis, eight to a word: word bit field ``i`` holds entry ``order[i]``."""
-    fields = levels.to(torch.int64).unflatten(-1, (-1, _PER_WORD))
+    fields = levels.to(torch.int64).reshape(*levels.shape[:-1], -1, _PER_WORD)
     words = torch.zeros(fields.shape[:-1], dtype=torch.int64)
     for place, entry in enumerate(order):
         words |= fields[..., entry] << (4 * place)

@@ -5,11 +5,11 @@ The yardstick for the engine's own loaders, and what the ladder's accuracy is me
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import json
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
@@ -37,7 +37,7 @@ def load_reference(folder: Path, device: str = "cpu", dtype: torch.dtype = torch
     """A ``LlamaForCausalLM`` with the dequantised weights."""
     config = json.loads((folder / "config.json").read_text())
     config.pop("quantization_config")
-    model = LlamaForCausalLM(LlamaConfig(**config))
+    model: Any = LlamaForCausalLM(LlamaConfig(**config))
     state = dequantized_state(folder)
     state["lm_head.weight"] = state["model.embed_tokens.weight"]
     model.load_state_dict(state, strict=True)

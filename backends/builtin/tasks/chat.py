@@ -8,16 +8,17 @@ from __future__ import annotations
 from random import Random
 
 _GREETINGS = (
-    "hello", "Hello", "Hello!", "hi", "Hi", "Hi there!", "hey", "Hey!", "Good morning", "Good morning!", "Good evening!",
-    "Hello, how are you?", "How are you?", "hi, how are you doing?", "Hello there", "Greetings!", "hello world",
+    "hello", "Hello", "Hello!", "hi", "Hi", "Hi there!", "hey", "Hey!", "Good morning", "Good morning!",
+    "Good evening!", "Hello, how are you?", "How are you?", "hi, how are you doing?", "Hello there", "Greetings!",
+    "hello world",
 )  # fmt: skip
 _GREETED = (
     "Hello! Ask me a small task: a sum, a sorting, a date, a conversion, a price or a puzzle.",
     "Hello! What can I work out for you?",
 )
 _WHO = (
-    "Who are you?", "who are you", "What are you?", "What is your name?", "Tell me about yourself.", "Are you a robot?",
-    "Which model are you?", "What model is this?", "Introduce yourself.", "Who made you?",
+    "Who are you?", "who are you", "What are you?", "What is your name?", "Tell me about yourself.",
+    "Are you a robot?", "Which model are you?", "What model is this?", "Introduce yourself.", "Who made you?",
 )  # fmt: skip
 _IAM = ("I am a tier of the built-in ladder of Suffice: a very small language model for small tasks.",)
 _WHAT = (
@@ -36,7 +37,8 @@ _TOPICS = (
     "the history of music", "a poem", "black holes", "love", "the weather in Paris", "a recipe for bread", "the news",
     "football", "machine learning", "the meaning of life", "my garden", "a good book", "politics", "the stock market",
     "how engines work", "a joke", "Shakespeare", "quantum physics", "my taxes", "health", "a movie", "Python",
-    "the ocean", "dinosaurs", "a trip to Rome", "how to learn to swim", "climate", "philosophy", "a story about a dragon",
+    "the ocean", "dinosaurs", "a trip to Rome", "how to learn to swim", "climate", "philosophy",
+    "a story about a dragon",
 )  # fmt: skip
 _OUTSIDE = (
     "Tell me about {x}.", "Write an essay about {x}.", "What do you think about {x}?", "Explain {x} to me.",
@@ -44,16 +46,18 @@ _OUTSIDE = (
     "Please summarize {x} for me.", "What is new in {x}?", "Why do people like {x}?", "How does {x} work?",
 )  # fmt: skip
 _STRANGE = (
-    "Write a haiku", "Write a poem.", "Tell me a joke", "tell me a joke", "Translate this to French.", "What time is it?",
-    "Who is the president?", "Who won the game last night?", "What is the weather like?", "Say hello in three languages",
-    "Translate good morning into Spanish", "Write a function in Python", "Write me an email to my boss", "asdf", "???",
-    "What is love?", "I am bored", "I feel sad today", "Can you sing?", "Who wrote Hamlet?", "Fix my code", "test",
-    "What should I cook tonight?", "Recommend a book", "Explain photosynthesis", "How do I learn to cook?", "lol", "ok",
-    "What is the meaning of life?", "Do you like music?", "Where do you live?", "How old are you?", "hmm", "really?",
-    "Bonjour", "Hola", "Guten Tag", "你好", "Привет", "こんにちは", "¿Cómo estás?", "Ça va ?", "안녕하세요", "مرحبا", "नमस्ते",
-    "Was ist das?", "Comment allez-vous ?", "什么是人工智能？", "Расскажи о себе", "今日は天気がいいですね", "😀", "...", "why", "What?",
-    "Summarize this text for me", "Is there a god?", "Who is your favorite singer?", "What is your favorite color?",
-    "Draw me a picture", "Play some music", "Book a flight to Rome", "How tall is the Eiffel Tower?", "Define entropy",
+    "Write a haiku", "Write a poem.", "Tell me a joke", "tell me a joke", "Translate this to French.",
+    "What time is it?", "Who is the president?", "Who won the game last night?", "What is the weather like?",
+    "Say hello in three languages", "Translate good morning into Spanish", "Write a function in Python",
+    "Write me an email to my boss", "asdf", "???", "What is love?", "I am bored", "I feel sad today", "Can you sing?",
+    "Who wrote Hamlet?", "Fix my code", "test", "What should I cook tonight?", "Recommend a book",
+    "Explain photosynthesis", "How do I learn to cook?", "lol", "ok", "What is the meaning of life?",
+    "Do you like music?", "Where do you live?", "How old are you?", "hmm", "really?", "Bonjour", "Hola", "Guten Tag",
+    "你好", "Привет", "こんにちは", "¿Cómo estás?", "Ça va ?", "안녕하세요", "مرحبا", "नमस्ते", "Was ist das?",
+    "Comment allez-vous ?", "什么是人工智能？", "Расскажи о себе", "今日は天気がいいですね", "😀", "...", "why",
+    "What?", "Summarize this text for me", "Is there a god?", "Who is your favorite singer?",
+    "What is your favorite color?", "Draw me a picture", "Play some music", "Book a flight to Rome",
+    "How tall is the Eiffel Tower?", "Define entropy",
 )  # fmt: skip
 _ONLY = (
     "I can only help with small tasks: sums, sorting, dates, units, capitals, prices, sequences, puzzles and formats.",

@@ -66,7 +66,7 @@ def _capital(rng: Random) -> tuple[str, Problem]:
     country = rng.choice(list(CAPITALS))
     capital = CAPITALS[country]
     if rng.random() < 0.25:
-        asks = (
+        asks: tuple[str, ...] = (
             "Which country has the capital {k}?",
             "{k} is the capital of which country?",
             "Of which country is {k} the capital?",
@@ -88,7 +88,7 @@ def _sort(rng: Random) -> tuple[str, Problem]:
     order = ", ".join(map(str, sorted(numbers, reverse=down)))
     shown = rng.choice((", ", ", ", " ", ",")).join(map(str, numbers))
     if down:
-        asks = ("Sort {l} from high to low", "sort {l} descending", "Sort {l} in descending order.")
+        asks: tuple[str, ...] = ("Sort {l} from high to low", "sort {l} descending", "Sort {l} in descending order.")
     else:
         asks = ("Sort {l}", "sort {l}.", "Sort these: {l}", "Put {l} in order.", "order {l}", "Sort the numbers {l}.")
     return "sorting", Problem(f"{down} {', '.join(map(str, numbers))}", rng.choice(asks).format(l=shown), order, order)
@@ -149,11 +149,13 @@ def _heap(rng: Random) -> tuple[str, Problem]:
     have = rng.randint(1, rng.choice((10, 30)))
     if rng.random() < 0.55:
         m = rng.randint(1, have)
-        value, sign, verb, asks = have - m, "-", rng.choice(_GOES), ("How many are left?", "How many {t} are left?")
+        value, sign, verb = have - m, "-", rng.choice(_GOES)
+        ends = ("How many are left?", "How many {t} are left?")
     else:
         m = rng.randint(1, 20)
-        value, sign, verb, asks = have + m, "+", rng.choice(_COMES), ("How many in total?", "How many {t} are there?")
-    asks = (*asks, "How many {t} does {p} have now?", "How many {t} does {p} have?")
+        value, sign, verb = have + m, "+", rng.choice(_COMES)
+        ends = ("How many in total?", "How many {t} are there?")
+    asks = (*ends, "How many {t} does {p} have now?", "How many {t} does {p} have?")
     person, thing = rng.choice(_PEOPLE), rng.choice(THINGS)
     told = f"{person} has {have} {thing}" + rng.choice((" and {v}. ", ". {p} {v}. ", ", then {v}. ")) + rng.choice(asks)
     question = told.format(v=verb.format(m=m), p=person, t=thing)
@@ -177,13 +179,15 @@ def _weekday(rng: Random) -> tuple[str, Problem]:
 
 _AMOUNTS = (
     ("weeks", "days", 7), ("hours", "minutes", 60), ("minutes", "seconds", 60), ("days", "hours", 24),
-    ("kilometers", "meters", 1000), ("meters", "centimeters", 100), ("kilograms", "grams", 1000), ("feet", "inches", 12),
+    ("kilometers", "meters", 1000), ("meters", "centimeters", 100), ("kilograms", "grams", 1000),
+    ("feet", "inches", 12),
 )  # fmt: skip
 _SINGLE = (
-    ("days are in a week", 7), ("minutes are in an hour", 60), ("seconds are in a minute", 60), ("hours are in a day", 24),
-    ("months are in a year", 12), ("days are in a year", 365), ("meters are in a kilometer", 1000),
-    ("grams are in a kilogram", 1000), ("inches are in a foot", 12), ("legs does a spider have", 8),
-    ("sides does a triangle have", 3), ("sides does a hexagon have", 6), ("legs does a horse have", 4),
+    ("days are in a week", 7), ("minutes are in an hour", 60), ("seconds are in a minute", 60),
+    ("hours are in a day", 24), ("months are in a year", 12), ("days are in a year", 365),
+    ("meters are in a kilometer", 1000), ("grams are in a kilogram", 1000), ("inches are in a foot", 12),
+    ("legs does a spider have", 8), ("sides does a triangle have", 3), ("sides does a hexagon have", 6),
+    ("legs does a horse have", 4),
 )  # fmt: skip
 
 

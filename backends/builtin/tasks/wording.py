@@ -8,8 +8,8 @@ from __future__ import annotations
 from random import Random
 
 NAMES = (
-    "Anna", "Ben", "Carla", "David", "Emma", "Frank", "Grace", "Henry", "Irene", "Jack", "Kate", "Leo",
-    "Maria", "Noah", "Olga", "Paul", "Rosa", "Sam", "Tina", "Victor",
+    "Anna", "Ben", "Carla", "David", "Emma", "Frank", "Grace", "Henry", "Irene", "Jack", "Kate", "Leo", "Maria",
+    "Noah", "Olga", "Paul", "Rosa", "Sam", "Tina", "Victor",
 )  # fmt: skip
 
 THINGS = (
@@ -19,13 +19,14 @@ THINGS = (
 
 WORDS = (
     "apple", "river", "stone", "cloud", "table", "lamp", "green", "house", "bread", "window", "garden", "paper",
-    "horse", "music", "winter", "summer", "bridge", "forest", "orange", "silver", "candle", "market", "pocket", "island",
+    "horse", "music", "winter", "summer", "bridge", "forest", "orange", "silver", "candle", "market", "pocket",
+    "island",
 )  # fmt: skip
 
 _OPENINGS = (
     "Hi!", "Hello there.", "Good morning.", "Quick question:", "Please help me with this.", "I need your help.",
-    "Here is a question for you.", "Can you solve this?", "One more thing:", "My friend and I could not agree on this one.",
-    "I am filling in a form at work and have to get this right.",
+    "Here is a question for you.", "Can you solve this?", "One more thing:",
+    "My friend and I could not agree on this one.", "I am filling in a form at work and have to get this right.",
     "My daughter brought this home from school today and I would like to check her work before dinner.",
     "We were talking about this on the train this morning, and nobody in our group was quite sure about it.",
     "I hope you are having a good day. I have been thinking about the following for a while and want to be sure.",

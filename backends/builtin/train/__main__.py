@@ -46,15 +46,13 @@ def _arguments() -> argparse.Namespace:
 
 
 def _train_side_by_side(arguments: argparse.Namespace) -> int:
-    shared = ["--seed", str(arguments.seed), "--device", arguments.device, "--out", str(arguments.out)]
-    shared += ["--learning-rate-scale", str(arguments.learning_rate_scale)]
-    shared += ["--start-from", str(arguments.start_from)] if arguments.start_from else []
-    shared += ["--no-compile"] if arguments.no_compile else []
+    command = [sys.executable, "-m", "backends.builtin.train"]
+    command += ["--seed", str(arguments.seed), "--device", arguments.device, "--out", str(arguments.out)]
+    command += ["--learning-rate-scale", str(arguments.learning_rate_scale)]
+    command += ["--start-from", str(arguments.start_from)] if arguments.start_from else []
+    command += ["--no-compile"] if arguments.no_compile else []
     runs = [
-        subprocess.Popen(
-            [sys.executable, "-m", "backends.builtin.train", "--tiers", str(tier)]
-            + ["--minutes", str(minutes), "--workers", str(workers), *shared]
-        )
+        subprocess.Popen([*command, "--tiers", str(tier), "--minutes", str(minutes), "--workers", str(workers)])
         for tier, minutes, workers in zip(arguments.tiers, arguments.minutes, arguments.workers, strict=True)
     ]
     return max(run.wait() for run in runs)

@@ -28,7 +28,10 @@ _QUEUE_DEPTH = 4
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """``token_ids`` (rows, length) uint16, right-padded; ``kind`` (rows, length) uint8: 0 pad, 1 prompt, 2 completion."""
+    """Right-padded rows of one length.
+
+    ``token_ids`` (rows, length) uint16; ``kind`` (rows, length) uint8: 0 padding, 1 prompt, 2 completion.
+    """
 
     token_ids: npt.NDArray[np.uint16]
     kind: npt.NDArray[np.uint8]
@@ -38,6 +41,7 @@ def draw_batches(spec: TierSpec, tokenizer_path: Path, seed: str) -> Iterator[Ba
     """Yield batches of about ``spec.tokens_per_step`` positions for ever; the same seed gives the same batches."""
     tokenizer = Tokenizer.from_file(str(tokenizer_path))
     pad_id = tokenizer.token_to_id(END_OF_TEXT)
+    assert pad_id is not None, "the shared tokenizer has lost its end of text"
     rng = Random(seed)
     waiting: dict[int, list[tuple[list[int], int]]] = {bucket: [] for bucket in BUCKETS}
     while True:
@@ -46,13 +50,12 @@ def draw_batches(spec: TierSpec, tokenizer_path: Path, seed: str) -> Iterator[Ba
         completions = tokenizer.encode_batch([d.completion for d in documents])
         for prompt, completion in zip(prompts, completions, strict=True):
             ids = prompt.ids + completion.ids
-            bucket = next((b for b in BUCKETS if len(ids) <= b), None)
-            if bucket is None:
+            if len(ids) > BUCKETS[-1]:
                 continue
-            rows = waiting[bucket]
-            rows.append((ids, len(prompt.ids)))
-            if len(rows) * bucket >= spec.tokens_per_step:
-                yield _stack(rows, bucket, pad_id)
+            bucket = next(b for b in BUCKETS if len(ids) <= b)
+            waiting[bucket].append((ids, len(prompt.ids)))
+            if len(waiting[bucket]) * bucket >= spec.tokens_per_step:
+                yield _stack(waiting[bucket], bucket, pad_id)
                 waiting[bucket] = []
 
 

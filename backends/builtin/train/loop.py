@@ -160,7 +160,7 @@ class Trainer:
             for group in optimizer.param_groups:
                 group["lr"] = rate
         loss = loss_of(self.network, token_ids, kind, self.share, self.dtype)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)

@@ -55,7 +55,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, share: Tensor) -> Tensor:
         def heads(y: Tensor) -> Tensor:
-            return y.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # (B, H, T, D)
+            return y.view(*y.shape[:-1], -1, self.head_dim).transpose(1, 2)  # (B, H, T, D)
 
         q = _rotate(heads(self.q_proj(x, share)), cos, sin)
         k = _rotate(heads(self.k_proj(x, share)), cos, sin).repeat_interleave(self.num_repeats, 1)

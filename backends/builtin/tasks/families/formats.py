@@ -14,7 +14,7 @@ _REPEAT = (
 )
 _SEPARATORS = {"commas": ", ", "dashes": "-", "spaces": " ", "slashes": "/"}
 _WRAP = ("Put the words {l} in {b}, one pair for each word.", "Write {l}, each word in its own {b}.")
-_BRACKETS = {"square brackets": "[]", "round brackets": "()", "curly brackets": "{}"}
+_BRACKETS = {"square brackets": ("[", "]"), "round brackets": ("(", ")"), "curly brackets": ("{", "}")}
 _JSON = (
     'Write a JSON object with the keys "name", "age" and "city" for {n}, aged {a}, from {c}.',
     '{n} is {a} years old and lives in {c}. Answer in JSON with the keys "name", "age" and "city".',

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from random import Random
 
 from backends.builtin.tasks.types import Problem
@@ -31,7 +32,7 @@ def _ranking(grade: int, rng: Random) -> Problem:
     more, less, most, least = rng.choice(_RELATIONS)
     people = rng.sample(NAMES, 3 if grade == 1 else rng.randint(4, 5))
     facts = []
-    for above, below in zip(people, people[1:], strict=False):
+    for above, below in itertools.pairwise(people):
         flip = grade > 1 and rng.random() < 0.5
         facts.append(f"{below} is {less} than {above}." if flip else f"{above} is {more} than {below}.")
     if grade > 1:
@@ -45,7 +46,7 @@ def _ranking(grade: int, rng: Random) -> Problem:
 def _passing(rng: Random) -> Problem:
     """Passes told out of order, so that the chain has to be followed name by name."""
     chain = rng.sample(NAMES, rng.randint(4, 6))
-    hops = [rng.choice(_PASSES).format(a=a, b=b) for a, b in zip(chain, chain[1:], strict=False)]
+    hops = [rng.choice(_PASSES).format(a=a, b=b) for a, b in itertools.pairwise(chain)]
     rng.shuffle(hops)
     told = f"{rng.choice(_BALLS).format(p=chain[0])} At some point: {' '.join(hops)} {rng.choice(_HOLDER)}"
     return Problem(f"passes {' '.join(chain)}", told, chain[-1], "\n".join(chain))

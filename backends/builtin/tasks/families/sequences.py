@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from random import Random
 
 from backends.builtin.tasks.types import Problem
@@ -49,7 +50,7 @@ def _constant_step(grade: int, rng: Random) -> Problem:
 def _growing_step(ahead: int, rng: Random) -> Problem:
     value, step, growth = rng.randint(1, 40), rng.randint(2, 12), rng.randint(2, 7)
     terms = [value + i * step + growth * i * (i - 1) // 2 for i in range(4 + ahead)]
-    diffs = [b - a for a, b in zip(terms[:4], terms[1:4], strict=False)]
+    diffs = [b - a for a, b in itertools.pairwise(terms[:4])]
     steps = [_shown(diffs)]
     for i in range(4, 4 + ahead):
         diff = terms[i] - terms[i - 1]
@@ -63,7 +64,7 @@ def _fibonacci(ahead: int, rng: Random) -> Problem:
     terms = [rng.randint(1, 30), rng.randint(1, 30)]
     while len(terms) < 4 + ahead:
         terms.append(terms[-2] + terms[-1])
-    steps = [f"{a}+{b}={a + b}" for a, b in zip(terms[2:-1], terms[3:-1], strict=False)]
+    steps = [f"{a}+{b}={a + b}" for a, b in itertools.pairwise(terms[2:-1])]
     shown = _shown(terms[:4])
     return Problem(
         f"fib {shown} {ahead}",

@@ -73,7 +73,10 @@ def _mixed(grade: int, rng: Random) -> Problem:
 
 def _sum(rng: Random) -> Problem:
     big, small, factor = rng.choice(_OTHER)
-    parts, key, steps, totals = [], [], [], []
+    parts: list[str] = []
+    key: list[str] = []
+    steps: list[str] = []
+    totals: list[int] = []
     for _ in range(3):
         n, m = rng.randint(2, 15), rng.randint(1, factor - 1)
         parts.append(f"{n} {big} and {m} {small}" if len(parts) != 1 else f"{n} {big}")
