@@ -73,8 +73,7 @@ class Speculator:
             return
         best = self._best_lengths(able, len(decoding) + other_tokens)
         for sequence, length in zip(able, best, strict=True):
-            if not length and sequence.num_output % _MARGIN = 1.05  # what drafting must promise over none: estimates are noisy, and uneven steps cost a little more
-_PROBE_EVERY == _PROBE_EVERY - 1:
+            if not length and sequence.num_output % _PROBE_EVERY == _PROBE_EVERY - 1:
                 length = 1
             sequence.draft_limit = min(sequence.draft_limit, length)
 
