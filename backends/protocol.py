@@ -73,8 +73,8 @@ class GenerateRequest:
 
     ``thinking`` None leaves the tier's own default. ``speculate`` None leaves it to the tier. ``n`` is expanded by the
     gateway: a backend makes one answer per request. ``on_abandoned``, where given, is called once, from the event loop,
-    when the iterator is closed or cancelled before its ending: with the ending (reason ``cancelled``) that says what was
-    used until then, so that the bill of an abandoned request is right. A backend that cannot know need not call it.
+    when the iterator is closed or cancelled before its ending: with the ending (reason ``cancelled``) that says what
+    was used until then, so that the bill of an abandoned request is right. A backend that cannot know need not call it.
     """
 
     request_id: str

@@ -33,6 +33,7 @@ class AttemptPlan:
     config: RetryConfig
     rng: Random
     model: str
+    max_rest_s: float = 60.0
     tried: list[Replica] = field(default_factory=list)
     silent: list[Replica] = field(default_factory=list)
     num_failed: int = 0
@@ -60,7 +61,8 @@ class AttemptPlan:
             self.silent.append(replica)
         retry_after_s = error.retry_after_s if isinstance(error, BackendUnavailable) else None
         if retry_after_s is not None:
-            replica.rest(now_s + retry_after_s)
+            # Bounded: a server that names a year by mistake is asked again today.
+            replica.rest(now_s + min(retry_after_s, self.max_rest_s))
         if not error.retryable or self.num_failed >= self.config.max_attempts:
             raise error
         fresh = self.replicas.choose(now_s, avoid=self.tried)

@@ -232,6 +232,7 @@ class OpenAIBackend:
         for probe in (chat, replace(chat, messages=None, prompt="ping")):
             try:
                 await self._waits.bounded(self._one_token(replica, probe), self._config.timeouts.health_s)
+                replica.resting_until = self._clock()
                 return None
             except RequestRejected as error:
                 detail = str(error)
@@ -316,7 +317,8 @@ class OpenAIBackend:
     def _plan(self) -> AttemptPlan:
         if self._waits.is_closed:
             raise self._closed()
-        return AttemptPlan(self._replicas, self._config.retry, self._rng, self._model_id)
+        max_rest_s = self._config.breaker.max_open_s
+        return AttemptPlan(self._replicas, self._config.retry, self._rng, self._model_id, max_rest_s)
 
     async def _claim(self, plan: AttemptPlan, step: Try) -> Replica:
         if step.wait_s > 0:
