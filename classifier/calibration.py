@@ -70,6 +70,14 @@ class CalibratorBank:
         x = np.concatenate([c.x for c in calibrators])
         return cls(platt, offsets, x, np.concatenate([c.y for c in calibrators]))
 
+    def __call__(self, logits: Floats) -> Floats:
+        """One request's calibrated probabilities, float64 (num_outputs,)."""
+        p = sigmoid(self.platt[:, 0] * logits + self.platt[:, 1])
+        for output in np.flatnonzero(self.offsets[1:] > self.offsets[:-1]).tolist():
+            knots = slice(self.offsets[output], self.offsets[output + 1])
+            p[output] = np.interp(logits[output], self.x[knots], self.y[knots])
+        return p
+
     def unpack(self) -> tuple[Calibrator, ...]:
         """The calibrators, in output order."""
         ends = zip(self.offsets[:-1].tolist(), self.offsets[1:].tolist(), strict=True)

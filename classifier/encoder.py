@@ -77,7 +77,9 @@ class Encoder:
 
     def encode(self, row: RawRow) -> EncodedRow:
         """Standardise and weight one row; words and characters are normed apart, so neither drowns the other."""
-        dense = np.clip((row.dense - self.mean) * self.scale, -MAX_STANDARD_SCORE, MAX_STANDARD_SCORE)
+        standard = (row.dense - self.mean) * self.scale
+        # numpy.clip, without the third of its time that goes into argument handling.
+        dense = np.minimum(np.maximum(standard, -MAX_STANDARD_SCORE), MAX_STANDARD_SCORE)
         buckets = row.counts.buckets
         weighted = (1 + np.log(row.counts.values)) * self.idf[buckets]
         split = int(np.searchsorted(buckets, 1 << self.config.word_bits))

@@ -28,6 +28,9 @@ DENSE_SHRINK = 0.1
 """Dense features enter the linear model at a tenth of their size, so that its penalty treats a TF-IDF row of unit
 length and some fifty standard scores alike; the factor is folded into the stored weights."""
 
+MAX_DEPTH = 14
+"""A walk down all trees takes as many steps as the deepest has levels; beyond this depth nothing was gained."""
+
 
 def sparse_matrix(rows: Sequence[EncodedRow], num_buckets: int) -> Matrix:
     """TF-IDF rows as float32 CSR (n, num_buckets)."""
@@ -124,7 +127,12 @@ def fit_forest(
     Geurts, Ernst and Wehenkel 2006, "Extremely Randomized Trees".
     """
     model = ExtraTreesRegressor(
-        num_trees, max_leaf_nodes=max_leaves, min_samples_leaf=min_leaf, max_features=0.4, random_state=seed
+        num_trees,
+        max_leaf_nodes=max_leaves,
+        max_depth=MAX_DEPTH,
+        min_samples_leaf=min_leaf,
+        max_features=0.4,
+        random_state=seed,
     )
     model.fit(features, targets, sample_weight=weights)
     return flatten_forest([each.tree_ for each in model.estimators_], targets.shape[1])

@@ -23,6 +23,9 @@ _GOLDEN = np.uint32(2_654_435_761)
 _ROLL = np.uint32(2_246_822_507)
 
 
+_FIRST = np.zeros(1, dtype=np.int64)
+
+
 @dataclass(frozen=True, slots=True)
 class HashConfig:
     """How many buckets (as powers of two) and which n-grams; part of an artifact's feature schema."""
@@ -85,9 +88,17 @@ def buckets_of(hashes: NDArray[np.uint32], bits: int) -> NDArray[np.int64]:
     return ((hashes * _GOLDEN) >> np.uint32(32 - bits)).astype(np.int64)
 
 
-def _count(buckets: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    unique, counts = np.unique(buckets, return_counts=True)
-    return unique, counts.astype(np.float32)
+def count_buckets(buckets: NDArray[np.int64]) -> SparseRow:
+    """Each bucket once, with its count. Several times quicker than ``numpy.unique`` on the few hundred of a prompt."""
+    if not len(buckets):
+        return SparseRow(buckets, np.empty(0, dtype=np.float32))
+    ordered = np.sort(buckets)
+    starts = np.flatnonzero(ordered[1:] != ordered[:-1]) + 1
+    starts = np.concatenate([_FIRST, starts])
+    counts = np.empty(len(starts), dtype=np.float32)
+    counts[:-1] = starts[1:] - starts[:-1]
+    counts[-1] = len(ordered) - starts[-1]
+    return SparseRow(ordered[starts], counts)
 
 
 def hash_text(text: str, hashes: NDArray[np.uint32], config: HashConfig) -> SparseRow:
@@ -104,7 +115,7 @@ def hash_text(text: str, hashes: NDArray[np.uint32], config: HashConfig) -> Spar
     SparseRow, word buckets below ``1 << word_bits``, character buckets above
     """
     grams = [word_ngram_hashes(hashes, order) for order in range(1, config.max_word_ngram + 1)]
-    word_buckets, word_counts = _count(buckets_of(np.concatenate(grams), config.word_bits))
+    word_buckets = buckets_of(np.concatenate(grams), config.word_bits)
     chars = char_ngram_hashes(text, *config.char_ngrams)
-    char_buckets, char_counts = _count(buckets_of(chars, config.char_bits) + (1 << config.word_bits))
-    return SparseRow(np.concatenate([word_buckets, char_buckets]), np.concatenate([word_counts, char_counts]))
+    char_buckets = buckets_of(chars, config.char_bits) + (1 << config.word_bits)
+    return count_buckets(np.concatenate([word_buckets, char_buckets]))

@@ -19,7 +19,7 @@ MAX_LOGIT = 6.0
 
 def sigmoid(logits: NDArray[np.float64]) -> NDArray[np.float64]:
     """Logistic function, safe at both ends."""
-    return 1 / (1 + np.exp(-np.clip(logits, -60, 60)))
+    return 1 / (1 + np.exp(np.minimum(-logits, 60.0)))
 
 
 def bounded_logit(probabilities: NDArray[np.float64]) -> NDArray[np.float64]:

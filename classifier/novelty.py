@@ -17,8 +17,10 @@ Outliers with Conformal p-values".
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,6 +89,15 @@ class NoveltyScale:
     grids: Floats
     combined: Floats
     num_held_out: int
+    _tails: tuple[float, ...] = field(init=False, repr=False)
+    _sorted: tuple[tuple[float, ...], ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        n = self.num_held_out
+        # Tail share of a value that lies above i of the grid's points; plain floats, for bisect.
+        shares = [1.0, *(1.0 - _levels(n))[:-1].tolist(), 0.0]
+        object.__setattr__(self, "_tails", tuple((share * n + 1) / (n + 1) for share in shares))
+        object.__setattr__(self, "_sorted", tuple(map(tuple, [*self.grids.tolist(), self.combined.tolist()])))
 
     @classmethod
     def fit(cls, held_out: Floats) -> NoveltyScale:
@@ -99,19 +110,16 @@ class NoveltyScale:
 
     def combine(self, reading: Floats) -> float:
         """Fisher's sum of minus log tail shares."""
-        return float(-np.log([self._tail(g, r) for g, r in zip(self.grids, reading.tolist(), strict=True)]).sum())
+        grids = self._sorted[:NUM_READINGS]
+        return -sum(math.log(self._tail(g, r)) for g, r in zip(grids, reading.tolist(), strict=True))
 
     def novelty(self, reading: Floats) -> float:
         """0 (familiar) to almost 1 (foreign): one minus the conformal p-value."""
-        return 1.0 - self._tail(self.combined, self.combine(reading))
+        return 1.0 - self._tail(self._sorted[NUM_READINGS], self.combine(reading))
 
-    def _tail(self, grid: Floats, value: float) -> float:
+    def _tail(self, grid: Sequence[float], value: float) -> float:
         """Share of held-out rows at or above ``value``, never 0."""
-        n = self.num_held_out
-        at_or_above = 1.0 - _levels(n)[int(np.searchsorted(grid, value, side="left")) - 1] if value > grid[0] else 1.0
-        if value > grid[-1]:
-            at_or_above = 0.0
-        return (at_or_above * n + 1) / (n + 1)
+        return self._tails[bisect_left(grid, value)]
 
 
 def _levels(num_rows: int) -> Floats:

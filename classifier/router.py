@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from classifier.artifact import RouterArtifact
-from classifier.calibration import Calibrator, CalibratorBank
+from classifier.calibration import CalibratorBank
 from classifier.embedding import Embedder, embedder_for
 from classifier.encoder import Encoder, RawRow, append_embedding, read_request
 from classifier.errors import ArtifactCorrupt, ArtifactUnsupported, EmbeddingError
@@ -156,10 +156,8 @@ class ArtifactRouter:
         return mixed, readings(self._seen, raw, encoded, projected)
 
     def _calibrated(self, logits: Floats) -> tuple[Floats, Floats]:
-        outputs = [calibrate(z) for calibrate, z in zip(self._calibrators, logits, strict=True)]
-        num_tiers = self.num_tiers
-        right = np.array(outputs[:num_tiers])
-        good = np.array([*outputs[num_tiers:], 1.0])
+        outputs = self._calibrators(logits)
+        right, good = outputs[: self.num_tiers], np.append(outputs[self.num_tiers :], 1.0)
         return right, cohere(right, good) if self.artifact.metadata["is_binary"] else good
 
 
@@ -213,11 +211,9 @@ def _unpack(artifact: RouterArtifact) -> tuple[Estimator, SeenWords, NoveltyScal
     return estimator, SeenWords(*bits), scale
 
 
-def _calibrators(artifact: RouterArtifact) -> tuple[Calibrator, ...]:
+def _calibrators(artifact: RouterArtifact) -> CalibratorBank:
     a = artifact.arrays
-    return CalibratorBank(
-        a["calibration_platt"], a["calibration_offsets"], a["calibration_x"], a["calibration_y"]
-    ).unpack()
+    return CalibratorBank(a["calibration_platt"], a["calibration_offsets"], a["calibration_x"], a["calibration_y"])
 
 
 def check_shapes(artifact: RouterArtifact) -> None:

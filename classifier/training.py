@@ -55,7 +55,7 @@ class FitOptions:
 
     hashing: HashConfig = field(default_factory=HashConfig)
     num_components: int = 24
-    linear_c: tuple[float, ...] = (1.0, 8.0)
+    linear_c: tuple[float, ...] = (1.0, 8.0, 32.0)
     num_trees: int = 64
     max_leaves: int = 256
     min_leaf: int = 5
