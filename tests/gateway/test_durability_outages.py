@@ -224,3 +224,17 @@ def test_a_place_that_cannot_be_written_is_named_at_start(tmp_path: Path) -> Non
     path = tmp_path / "suffice.db"
     path.mkdir()
     assert str(path) in start_refused(SUFFICE_DATABASE__URL=f"sqlite:///{path}")
+
+
+@pytest.mark.db
+async def test_the_stored_configuration_holds_no_password(postgres_url: str) -> None:
+    """What ``config_hash`` stands for may be read by whoever reads the log."""
+    url = postgres_url.replace("postgres@", "postgres:hunter2@")
+    async with serving(url) as gateway:
+        await assert_served(gateway)
+        store = gateway.app.state.parts.store
+        (row,) = await store.recent()
+        body = await store.get_config(row.config_hash)
+    assert body is not None
+    assert body["server.max_concurrency"] == 1024
+    assert "hunter2" not in str(body)
