@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import EngineError, NonFiniteLogits, NothingAllowed
+from engine.filters import filter_logits
 from engine.request import SamplingParams, TokenLogprob
 from engine.rng import uniform
 from engine.sequence import Sequence
@@ -211,29 +212,13 @@ class Sampler:
         scaled = logits / self._column([state.params.temperature or 1.0 for state in states])
         filtered = [i for i, state in enumerate(states) if not (state.greedy or state.scaled_only)]
         if filtered:
-            scaled[filtered] = self._filter(scaled[filtered], [states[i].params for i in filtered])
+            scaled[filtered] = filter_logits(scaled[filtered], [states[i].params for i in filtered])
         probs = torch.softmax(scaled, dim=-1)
         greedy = [i for i, state in enumerate(states) if state.greedy]
         if greedy:
             best = logits[greedy].argmax(dim=-1)
             probs[greedy] = torch.nn.functional.one_hot(best, self.vocab_size).to(probs.dtype)
         return probs
-
-    def _filter(self, logits: Tensor, params: Seq[SamplingParams]) -> Tensor:
-        """Write -inf over tokens outside each row's ``min_p``, ``top_k`` and ``top_p``."""
-        ordered, order = logits.sort(dim=-1, descending=True, stable=True)
-        floor = self._column([math.log(p.min_p) if p.min_p else -math.inf for p in params])
-        top_k = self._column([p.top_k or self.vocab_size for p in params])
-        # A top_p of 1 must keep a tail whose mass is lost in rounding, so it becomes 2.
-        top_p = self._column([p.top_p if p.top_p < 1.0 else 2.0 for p in params])
-        place = torch.arange(self.vocab_size, device=self.device)
-        drop = (ordered - ordered[:, :1] < floor) | (place >= top_k)
-        kept = torch.softmax(ordered.masked_fill(drop, -math.inf), dim=-1)
-        # A token stays if the tokens before it have not reached top_p yet.
-        drop |= kept.cumsum(dim=-1) - kept >= top_p
-        drop[:, 0] = False
-        ordered = ordered.masked_fill(drop, -math.inf)
-        return torch.empty_like(logits).scatter_(1, order, ordered)
 
     def report(self, logits: Tensor, rows: Seq[Row], ids: Seq[int], errors: dict[int, EngineError]) -> list[Draw]:
         """Put draws, log-probabilities (from the unedited logits) and errors together."""

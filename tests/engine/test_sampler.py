@@ -13,6 +13,7 @@ from scipy import stats
 from torch import Tensor
 
 from engine.errors import NonFiniteLogits, NothingAllowed
+from engine.filters import filter_logits
 from engine.request import Request, SamplingParams
 from engine.rng import uniform
 from engine.sampler import Row, Sampler, draw, token_logprobs
@@ -65,6 +66,26 @@ def test_filters_are_those_of_transformers(options: dict[str, Any], warpers: lis
             expected = getattr(theirs, name)(**arguments)(torch.tensor([[1]]), expected)
         ours = probabilities(logits, sequence(SamplingParams(**options)))
         torch.testing.assert_close(ours, torch.softmax(expected, -1), atol=1e-6, rtol=1e-5)
+
+
+limits = st.builds(
+    SamplingParams,
+    top_p=st.sampled_from([1.0, 0.999, 0.9, 0.5, 1e-6]),
+    top_k=st.sampled_from([0, 1, 3, 7, 8, 9, 30, VOCAB, 1000]),
+    min_p=st.sampled_from([0.0, 1e-3, 0.05, 1.0]),
+)
+
+
+@given(st.lists(limits, min_size=1, max_size=6), st.integers(0, 100), st.sampled_from([0.1, 1.0, 8.0]))
+@settings(max_examples=300, deadline=None)
+def test_looking_at_the_likeliest_first_filters_as_a_whole_sort_does(
+    many: list[SamplingParams], seed: int, scale: float
+) -> None:
+    logits = logits_of(len(many), seed, scale)
+    first, whole = filter_logits(logits, many, num_candidates=8), filter_logits(logits, many, num_candidates=VOCAB)
+    assert torch.equal(first.isfinite(), whole.isfinite())
+    for row, each in enumerate(many):
+        assert torch.equal(first[row : row + 1], filter_logits(logits[row : row + 1], [each], num_candidates=8))
 
 
 def test_repetition_penalty_is_that_of_transformers() -> None:
