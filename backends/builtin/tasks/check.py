@@ -99,7 +99,8 @@ def check(task: Task, text: str) -> bool:
 
     Thinking between ``<think>`` and ``</think>`` is dropped first; thinking that never ends leaves no answer.
     """
-    text = _THINKING.sub("", text).strip()
+    # A text that repeats its question has not yet answered it.
+    text = _THINKING.sub("", text).replace(task.prompt, "").strip()
     answer = task.answer
     if answer.startswith("{") and '"' in answer:
         return _same_json(answer, text)

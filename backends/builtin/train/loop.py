@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from backends.builtin.reference import dequantized_state
-from backends.builtin.train.batches import Batch, BatchStream
+from backends.builtin.train.batches import Batch
 from backends.builtin.train.export import export
 from backends.builtin.train.network import Network
 from backends.builtin.train.specs import TierSpec
@@ -129,7 +129,7 @@ class Trainer:
         if config.compile:
             _compiled(self.network)
 
-    def run(self, stream: BatchStream) -> dict[str, Any]:
+    def run(self, stream: Iterable[Batch]) -> dict[str, Any]:
         """Train until the minutes are over; export now and then, and at the end.
 
         Returns

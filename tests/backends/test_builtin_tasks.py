@@ -1,0 +1,156 @@
+"""The generator: deterministic, split by construction, every family in every grade."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from operator import add, mul, sub, truediv
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backends.builtin.tasks.chat import draw_chat
+from backends.builtin.tasks.check import check
+from backends.builtin.tasks.everyday import draw_everyday
+from backends.builtin.tasks.families.arithmetic import multiply_steps
+from backends.builtin.tasks.generate import FAMILIES, NATURAL_MIX, UNIFORM_MIX, draw_task, generate, split_of
+from backends.builtin.tasks.types import GRADES, Split
+
+_APPLY: dict[str, Callable[[int, int], float]] = {"+": add, "-": sub, "*": mul, "/": truediv}
+CELLS = [(family, grade) for family in FAMILIES for grade in GRADES]
+seeds = st.integers(0, 2**63)
+
+
+def _problem(task_id: str) -> str:
+    """The part of an id that names the problem: its family and its key's hash."""
+    family, _, digest = task_id.rsplit("-", 2)
+    return f"{family}-{digest}"
+
+
+def test_there_are_ten_families_or_more() -> None:
+    assert len(FAMILIES) >= 10
+    assert sum(NATURAL_MIX.values()) == pytest.approx(1)
+    assert sorted(NATURAL_MIX.values(), reverse=True) == list(NATURAL_MIX.values())
+
+
+@given(seeds, st.sampled_from(["train", "test"]))
+def test_a_seed_gives_the_same_tasks(seed: int, split: Split) -> None:
+    assert list(generate(seed, 8, split=split)) == list(generate(seed, 8, split=split))
+
+
+def test_seeds_and_splits_differ() -> None:
+    drawn = [[t.prompt for t in generate(seed, 20, split=split)] for seed in (1, 2) for split in ("train", "test")]
+    assert len({tuple(prompts) for prompts in drawn}) == 4
+
+
+@given(st.sampled_from(CELLS), seeds)
+def test_the_key_alone_decides_the_split(cell: tuple[str, int], seed: int) -> None:
+    family, grade = cell
+    problem = FAMILIES[family](grade, Random(seed))
+    split = split_of(family, problem.key)
+    drawn = draw_task(family, grade, Random(seed), split)
+    assert _problem(drawn.task_id).startswith(family)
+    # The first draw already is of its own split, so it is the one kept.
+    assert drawn.answer == problem.answer
+    assert problem.question in drawn.prompt
+
+
+def test_train_and_test_share_no_problem_and_no_prompt() -> None:
+    train = list(generate(5, 12_000, split="train", mix=UNIFORM_MIX))
+    test = list(generate(5, 3_000, split="test", mix=UNIFORM_MIX))
+    assert not {_problem(t.task_id) for t in train} & {_problem(t.task_id) for t in test}
+    assert not {t.prompt for t in train} & {t.prompt for t in test}
+
+
+@pytest.mark.parametrize(("family", "grade"), CELLS)
+def test_every_cell_draws_sound_tasks(family: str, grade: int) -> None:
+    rng = Random(f"{family}{grade}")
+    tasks = [draw_task(family, grade, rng, split) for split in ("train", "test") for _ in range(60)]
+    assert len({t.prompt for t in tasks}) > 100, "the wording or the problems barely vary"
+    for task in tasks:
+        assert (task.family, task.grade) == (family, grade)
+        assert task.prompt.isascii()
+        assert "{" not in task.prompt.replace('{"', "") or family == "formats"
+        assert task.answer == task.answer.strip() != ""
+        assert check(task, task.answer)
+        assert check(task, f"<think>\n{task.reasoning}\n</think>\n\n{task.answer}")
+
+
+@given(st.sampled_from(CELLS), seeds)
+def test_the_sums_in_the_reasoning_are_right(cell: tuple[str, int], seed: int) -> None:
+    task = draw_task(*cell, Random(seed))
+    for line in re.findall(r"(?m)^(?:[A-Z]\w+: )?(\d+(?:[-+*/]\d+)+)=(\d+)$", task.reasoning):
+        left, right = line
+        numbers, signs = re.split(r"[-+*/]", left), re.findall(r"[-+*/]", left)
+        value: float = int(numbers[0])
+        for sign, number in zip(signs, map(int, numbers[1:]), strict=True):
+            value = _APPLY[sign](value, number)
+        assert value == int(right)
+
+
+@given(seeds)
+def test_the_reasoning_ends_on_the_answer(seed: int) -> None:
+    families = ("arithmetic", "word_problems", "strings", "logic", "lookups", "prices", "units", "dates")
+    (task,) = generate(seed, 1, mix={3: 1.0, 4: 1.0, 5: 1.0}, families=families)
+    assert task.reasoning.split("\n")[-1].endswith(task.answer)
+
+
+@given(st.integers(2, 999), st.integers(1, 99))
+def test_long_multiplication(a: int, b: int) -> None:
+    assert multiply_steps(a, b)[-1].endswith(f"={a * b}")
+
+
+def test_the_mix_is_kept() -> None:
+    counts = Counter(t.grade for t in generate(3, 8_000))
+    for grade, share in NATURAL_MIX.items():
+        assert counts[grade] / 8_000 == pytest.approx(share, abs=0.02)
+
+
+def test_length_says_little_about_the_grade() -> None:
+    """Short hard tasks and long easy ones are common: a router that counts characters must be fooled often."""
+    tasks = list(generate(9, 4_000, mix=UNIFORM_MIX))
+    easy = sorted(len(t.prompt) for t in tasks if t.grade == 1)
+    hard = sorted(len(t.prompt) for t in tasks if t.grade == 5)
+    assert easy[int(0.8 * len(easy))] > hard[int(0.2 * len(hard))]
+
+
+def test_reasoning_is_short() -> None:
+    assert max(len(t.reasoning) for t in generate(2, 4_000, mix={5: 1.0})) < 300
+
+
+@given(seeds)
+def test_small_talk_and_everyday_questions(seed: int) -> None:
+    said, reply = draw_chat(Random(seed))
+    assert said
+    assert reply
+    problem = draw_everyday(Random(seed))
+    assert problem.question.strip()
+    assert problem.answer
+
+
+def test_everyday_questions_stay_out_of_the_test_split() -> None:
+    rng = Random(4)
+    for _ in range(3_000):
+        problem = draw_everyday(rng)
+        if re.fullmatch(r"\d+ [-+] \d+", problem.key):
+            assert split_of("arithmetic", problem.key) == "train"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"families": ["alchemy"]},
+        {"families": []},
+        {"split": "validation"},
+        {"mix": {6: 1.0}},
+        {"mix": {1: -1.0}},
+        {"mix": {1: 0.0}},
+        {"mix": {}},
+    ],
+)
+def test_bad_arguments_are_refused_at_the_call(arguments: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        generate(1, 1, **arguments)  # type: ignore[arg-type]
