@@ -7,6 +7,7 @@ import base64
 import sys
 import time
 from collections.abc import MutableMapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import orjson
@@ -34,7 +35,7 @@ class EmbeddingEndpoint:
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         request_id = uuid7()
-        responder = Responder(send)
+        responder = Responder(send, self._door.limits.slow_client_timeout_s)
         try:
             request = await self._read(scope, receive)
             model, result = await self._embed(request, receive)
@@ -53,7 +54,8 @@ class EmbeddingEndpoint:
             "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
         }
         headers = [(b"content-type", b"application/json"), (b"x-suffice-request-id", request_id.encode())]
-        await responder.whole(200, headers, orjson.dumps(body))
+        with suppress(ClientStalled):
+            await responder.whole(200, headers, orjson.dumps(body))
         self._service.metrics.http[_PATH, "200"] += 1
 
     async def _read(self, scope: MutableMapping[str, Any], receive: Receive) -> EmbeddingRequest:

@@ -24,7 +24,7 @@ Clock = Callable[[], float]
 class Exchange:
     """Times are of ``clock``, in seconds; ``created_at`` is the wall clock's.
 
-    ``asked_tier`` is the one being tried. ``tier`` is set with the first event of an answer: from then on no other tier
+    ``entered_s`` is set while a place is held; ``asked_tier`` is the one being tried. ``tier`` is set with the first event of an answer: from then on no other tier
     can take over. ``settled`` is set when the one ending was taken: whoever comes second has nothing left to do.
     """
 
@@ -37,6 +37,7 @@ class Exchange:
     created_at: datetime = field(default_factory=lambda: datetime.now(UTC))
     clock: Clock = time.perf_counter
     waited_s: float = 0.0
+    entered_s: float | None = None
     asked_s: float | None = None
     policy: Policy | None = None
     router_version: str = ""

@@ -71,7 +71,7 @@ class GenerationEndpoint:
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         request_id = uuid7()
-        responder = Responder(send)
+        responder = Responder(send, self._door.limits.slow_client_timeout_s)
         try:
             head = read_head(scope["headers"])
             caller, request, accepted_s = await self._read(head, receive)
@@ -88,6 +88,10 @@ class GenerationEndpoint:
             raise
         except Exception as error:
             await self._fail(exchange, error, responder)
+        finally:
+            # Only now: whoever waits for the last place to be left may close the log.
+            if exchange.entered_s is not None:
+                self._door.admission.leave(exchange.clock() - exchange.entered_s)
         self._service.metrics.http[self._path, str(responder.status or 499)] += 1
 
     async def _read(self, head: Head, receive: Receive) -> tuple[Caller, ApiRequest, float]:
@@ -112,15 +116,13 @@ class GenerationEndpoint:
         ) as lifeline:
             began_s = exchange.clock()
             await admission.enter(exchange.request.wishes.priority)
-            exchange.waited_s = exchange.clock() - began_s
-            try:
-                await self._service.route(exchange)
-                if exchange.request.stream:
-                    await self._stream(exchange, responder, lifeline)
-                else:
-                    await self._whole(exchange, responder, lifeline)
-            finally:
-                admission.leave(exchange.clock() - began_s - exchange.waited_s)
+            exchange.entered_s = exchange.clock()
+            exchange.waited_s = exchange.entered_s - began_s
+            await self._service.route(exchange)
+            if exchange.request.stream:
+                await self._stream(exchange, responder, lifeline)
+            else:
+                await self._whole(exchange, responder, lifeline)
 
     async def _whole(self, exchange: Exchange, responder: Responder, lifeline: Lifeline) -> None:
         begun = await begin(exchange, self._service.catalog)

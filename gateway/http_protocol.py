@@ -8,6 +8,7 @@ protect against: a flood of well-formed connections, which is for a proxy or the
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -17,10 +18,15 @@ from gateway.ids import uuid7
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """One connection. A head must be whole within ``max_head_bytes`` and ``head_timeout_s``."""
+    """One connection. A head must be whole within ``max_head_bytes`` and ``head_timeout_s``.
+
+    Bytes that the client does not take for ``stall_timeout_s`` end the connection, in the kernel (Linux only): a closed
+    one would otherwise keep them for as long as its peer keeps silent.
+    """
 
     max_head_bytes = 65_536
     head_timeout_s = 15.0
+    stall_timeout_s = 30.0
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -30,7 +36,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn narrows it
         super().connection_made(transport)
+        self._limit_stall(transport.get_extra_info("socket"))
         self._start_timer()
+
+    def _limit_stall(self, connection: socket.socket | None) -> None:
+        option = getattr(socket, "TCP_USER_TIMEOUT", None)
+        if option is not None and connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6):
+            connection.setsockopt(socket.IPPROTO_TCP, option, round(self.stall_timeout_s * 1000))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 import orjson
 
 from gateway import sse
-from gateway.errors import ErrorAnswer
+from gateway.eager import Eager
+from gateway.errors import ClientStalled, ErrorAnswer
 from gateway.lifeline import Lifeline
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -16,37 +18,42 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class Responder:
-    """Wraps ASGI's ``send``. ``status`` is None before the first byte."""
+    """Wraps ASGI's ``send``. ``status`` is None before the first byte.
 
-    def __init__(self, send: Send) -> None:
+    Parameters
+    ----------
+    send : the server's; it waits while the client takes nothing
+    stall_timeout_s : how long the last bytes of a response may wait; before them the lifeline counts
+    """
+
+    def __init__(self, send: Send, stall_timeout_s: float) -> None:
         self._send = send
+        self._stall_timeout_s = stall_timeout_s
         self.status: int | None = None
         self.is_complete = False
 
     async def whole(self, status: int, headers: Headers, body: bytes) -> None:
-        """Send a whole response."""
-        self.status = status
-        self.is_complete = True
-        length = (b"content-length", b"%d" % len(body))
-        await self._send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
-        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+        """Send a whole response.
+
+        Raises
+        ------
+        ClientStalled
+        """
+        await self._start(status, [*headers, (b"content-length", b"%d" % len(body))])
+        await self._finish(body)
 
     async def begin(self, status: int, headers: Headers, body: bytes) -> None:
         """Send a whole response but for its end, so that the connection stays until ``finish``."""
-        self.status = status
-        self.is_complete = True
-        length = (b"content-length", b"%d" % len(body))
-        await self._send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
+        await self._start(status, [*headers, (b"content-length", b"%d" % len(body))])
         await self._send({"type": "http.response.body", "body": body, "more_body": True})
 
     async def finish(self) -> None:
         """End what ``begin`` began."""
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        await self._finish(b"")
 
     async def open_stream(self, headers: Headers) -> None:
         """Send the head of a stream of events."""
-        self.status = 200
-        await self._send({"type": "http.response.start", "status": 200, "headers": [*sse.HEADERS, *headers]})
+        await self._start(200, [*sse.HEADERS, *headers])
 
     async def frames(self, frames: bytes, lifeline: Lifeline) -> None:
         """Send events; while the client does not take them the lifeline counts."""
@@ -55,16 +62,39 @@ class Responder:
         lifeline.sent()
 
     async def close_stream(self, frames: bytes) -> None:
-        """Send the last events."""
-        self.is_complete = True
-        await self._send({"type": "http.response.body", "body": frames, "more_body": False})
+        """Send the last events.
+
+        Raises
+        ------
+        ClientStalled
+        """
+        await self._finish(frames)
 
     async def error(self, answer: ErrorAnswer, headers: Headers) -> None:
         """Tell of an error: as JSON before the first byte, after it as one event.
 
         No ``[DONE]`` follows: what was cut off must not look complete.
         """
-        if self.status is None:
-            await self.whole(answer.status, [*answer.headers(), *headers], answer.json())
-        elif not self.is_complete:
-            await self.close_stream(sse.event(orjson.dumps(answer.body)))
+        try:
+            if self.status is None:
+                await self.whole(answer.status, [*answer.headers(), *headers], answer.json())
+            elif not self.is_complete:
+                await self._finish(sse.event(orjson.dumps(answer.body)))
+        except ClientStalled:
+            # Nobody reads it; the connection is closed when the request returns.
+            return
+
+    async def _start(self, status: int, headers: Headers) -> None:
+        self.status = status
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def _finish(self, body: bytes) -> None:
+        self.is_complete = True
+        step = Eager(self._send({"type": "http.response.body", "body": body, "more_body": False}))
+        if step.is_done:
+            return
+        try:
+            async with asyncio.timeout(self._stall_timeout_s):
+                await step.rest()
+        except TimeoutError:
+            raise ClientStalled(self._stall_timeout_s) from None

@@ -54,6 +54,11 @@ class GatewayServer(uvicorn.Server):
             yield
 
 
+def _protocol(stall_timeout_s: float) -> type[BoundedHttpProtocol]:
+    """uvicorn makes connections from a class, so what they need to know is a class of its own."""
+    return type("GatewayProtocol", (BoundedHttpProtocol,), {"stall_timeout_s": stall_timeout_s})
+
+
 def make_server(
     app: Any, settings: Settings, *, handle_signals: bool = True, freeze_heap: bool = True
 ) -> GatewayServer:
@@ -69,7 +74,7 @@ def make_server(
         access_log=False,
         server_header=False,
         lifespan="on",
-        http=BoundedHttpProtocol,
+        http=_protocol(server.slow_client_timeout_s),
         ws="none",
         timeout_keep_alive=round(server.keep_alive_timeout_s),
         timeout_graceful_shutdown=round(server.drain_timeout_s),

@@ -272,7 +272,7 @@ bodies = st.dictionaries(known_fields | st.text(max_size=8), json_values, max_si
 
 
 @given(bodies, st.sampled_from(["/v1/chat/completions", "/v1/completions", "/v1/embeddings"]), st.booleans())
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 async def test_any_json_gets_an_answer_or_a_named_refusal(
     gateway: Gateway, body: dict[str, Any], path: str, complete: bool
 ) -> None:

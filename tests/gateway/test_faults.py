@@ -62,7 +62,7 @@ async def test_a_client_that_leaves_is_cancelled_and_billed(
 
 
 @given(num_tokens=st.integers(0, 12), hang_up=st.floats(0, 0.02), streamed=st.booleans())
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 async def test_whenever_a_client_leaves_there_is_one_ending(
     tmp_path: Path, num_tokens: int, hang_up: float, streamed: bool
 ) -> None:
@@ -97,6 +97,24 @@ async def test_a_client_that_stops_reading_is_cut_off(tmp_path: Path) -> None:
         row = await gateway.row()
         assert row.finish_reason is FinishReason.CANCELLED
         assert row.error_code == "client_stalled"
+        gateway.assert_idle()
+        assert (await gateway.chat("next", model="simple")).status_code == 200
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["ends", "fails"])
+async def test_a_client_that_stops_reading_before_the_end_holds_nothing(tmp_path: Path, fails: bool) -> None:
+    # One piece fills the connection, and only the end is left to send.
+    script = Script(text="x" * 12_000_000 + " end", token_delay_s=0.05, fail_after=1 if fails else None)
+    configured = make_settings(tmp_path, server__slow_client_timeout_s=0.5)
+    async with running(configured, echo_backends(large=script)) as gateway:
+        async with RawClient(gateway.url, receive_buffer_bytes=4096) as client:
+            await client.post("/v1/chat/completions", STREAM)
+            await client.reader.read(100)
+            client.pause_reading()
+            await wait_for_row(gateway)
+            await eventually(lambda: gateway.parts.admission.num_running == 0)
+            connections = gateway.app.state.server.server_state.connections
+            await eventually(lambda: not connections, timeout_s=10)
         gateway.assert_idle()
         assert (await gateway.chat("next", model="simple")).status_code == 200
 
