@@ -42,8 +42,8 @@ class _Entry:
 class WeightPool:
     """Shares checkpoints between backends, and on a GPU the thread on which their engines step.
 
-    On a CPU each engine steps on a thread of its own: with three tiers busy on two cores this finished 15 to 50 % sooner
-    than one thread for all, and a small tier did not wait for a large one's steps. A GPU runs one step at a time anyway.
+    On a CPU each engine steps on a thread of its own: three tiers busy on two cores finished 15 to 50 % sooner so
+    than on one thread for all, and a small tier did not wait for a large one's steps. A GPU runs one step at a time.
 
     Parameters
     ----------

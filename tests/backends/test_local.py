@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -172,6 +173,20 @@ async def test_embeddings_are_unit_vectors_and_depend_on_the_text(backend: Local
     assert result.usage.prompt_tokens > 0
 
 
+async def test_a_prefill_state_is_the_prompts_and_pays_for_the_generation(backend: LocalBackend, folder: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    words = "The quick brown fox jumps over the lazy dog, sort the numbers"
+    request = GenerateRequest("r", messages=(Message("user", words),), sampling=GREEDY)
+    state = await backend.prefill_state(request)
+    ids = torch.tensor([backend._prompts.tokenizer.encode_chat([{"role": "user", "content": words}], thinking=False)])
+    with torch.no_grad():
+        hidden = AutoModelForCausalLM.from_pretrained(folder).model(ids).last_hidden_state[0].mean(0)
+    assert state == pytest.approx(hidden.tolist(), abs=1e-4)
+    _, ending = await collect(backend, request)
+    assert ending.usage.cached_tokens == (ids.shape[1] - 1) // 16 * 16 > 0
+
+
 async def test_thinking_is_returned_apart_and_closed_by_its_budget(backend: LocalBackend) -> None:
     sampling = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
     request = GenerateRequest("r", messages=HELLO, sampling=sampling, thinking=True, extra={"thinking_budget": 9})
@@ -323,3 +338,33 @@ async def test_a_checkpoint_without_template_takes_prompts_only(tmp_path: Path) 
         await collect(backend, GenerateRequest("r", messages=HELLO))
     assert (await collect(backend, GenerateRequest("r", prompt="hello", sampling=GREEDY)))[1].usage.completion_tokens
     await backend.close()
+
+
+async def test_many_requests_come_and_go_and_every_block_returns(backend: LocalBackend) -> None:
+    """Clients that leave at any point, beside ones that stay, on the real thread."""
+    rng = random.Random(4)
+
+    async def one(number: int) -> None:
+        sampling = SamplingParams(temperature=0.8, max_tokens=30, ignore_eos=True, stop=("zz",) if number % 3 else ())
+        bills: list[Finished] = []
+        request = GenerateRequest(
+            str(number),
+            messages=(Message("user", "seven plus nine " * rng.randrange(1, 8)),),
+            sampling=sampling,
+            on_abandoned=bills.append,
+        )
+        await asyncio.sleep(rng.random() * 0.2)
+        stay = number % 2
+        try:
+            async with asyncio.timeout(None if stay else rng.random() * 0.1):
+                _, ending = await collect(backend, request)
+                assert ending.reason in (FinishReason.LENGTH, FinishReason.STOP)
+                assert not bills
+        except TimeoutError:
+            assert not stay
+            assert len(bills) <= 1
+
+    await asyncio.gather(*(one(number) for number in range(60)))
+    await idle(backend)
+    assert backend.engine.stats().num_failed_steps == 0
+    backend.engine.scheduler.check_integrity()
