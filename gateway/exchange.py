@@ -24,8 +24,9 @@ Clock = Callable[[], float]
 class Exchange:
     """Times are of ``clock``, in seconds; ``created_at`` is the wall clock's.
 
-    ``entered_s`` is set while a place is held; ``asked_tier`` is the one being tried. ``tier`` is set with the first event of an answer: from then on no other tier
-    can take over. ``settled`` is set when the one ending was taken: whoever comes second has nothing left to do.
+    ``entered_s`` is set while a place is held; ``asked_tier`` is the one being tried. ``tier`` is set with the first
+    event of an answer: from then on no other tier can take over. ``settled`` is set when the one ending was taken:
+    whoever comes second has nothing left to do.
     """
 
     request_id: str

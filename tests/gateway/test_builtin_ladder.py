@@ -43,6 +43,7 @@ async def wait_until_idle(gateway: Gateway) -> None:
     for backend in engines(gateway):
         await eventually(lambda backend=backend: backend.load().running + backend.load().waiting == 0)  # type: ignore[misc]
         assert backend.load().kv_free_fraction == 1.0
+    await eventually(lambda: gateway.parts.admission.num_running == 0)
     gateway.assert_idle()
 
 

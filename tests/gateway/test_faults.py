@@ -27,6 +27,8 @@ LONG = "word " * 2000
 async def wait_for_row(gateway: Gateway) -> None:
     for _ in range(1000):
         if await gateway.rows():
+            # The place is given back right after the commit.
+            await eventually(lambda: gateway.parts.admission.num_running == 0)
             return
         await asyncio.sleep(0.005)
     pytest.fail("no row was written")
@@ -112,7 +114,6 @@ async def test_a_client_that_stops_reading_before_the_end_holds_nothing(tmp_path
             await client.reader.read(100)
             client.pause_reading()
             await wait_for_row(gateway)
-            await eventually(lambda: gateway.parts.admission.num_running == 0)
             connections = gateway.app.state.server.server_state.connections
             await eventually(lambda: not connections, timeout_s=10)
         gateway.assert_idle()
