@@ -8,6 +8,7 @@ integer sums are exact, and the row's magnitude is multiplied back: a row's resu
 from __future__ import annotations
 
 import functools
+import threading
 import warnings
 
 import torch
@@ -17,6 +18,9 @@ from torch import Tensor
 ZERO_POINT = 128
 SCALE = 1.0 / 127.0
 TINY = 1e-30  # an all-zero row is divided by this instead of 0
+
+# Warning filters belong to the process, so tiers that load at once take turns at changing them.
+_filters_lock = threading.Lock()
 
 
 class Int8Linear:
@@ -53,7 +57,7 @@ class Int8Linear:
 
 def _prepack(codes: Tensor, scales: Tensor) -> object:
     zeros = torch.zeros(codes.shape[0], dtype=torch.int64)
-    with warnings.catch_warnings():
+    with _filters_lock, warnings.catch_warnings():
         # The tensor type is announced as deprecated; it only carries the codes into the kernel's own packing.
         warnings.filterwarnings("ignore", message=".*quantized tensor creation functions.*")
         quantized = torch._make_per_channel_quantized_tensor(codes.contiguous(), scales, zeros, 0)

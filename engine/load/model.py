@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.config import ModelConfig, QuantConfig
-from engine.errors import LoadError, TensorMismatch, UnsupportedModel
+from engine.errors import LoadError, OutOfMemoryPlan, TensorMismatch, UnsupportedModel
 from engine.kv_cache import DTYPES
 from engine.layers.linear import Linear
 from engine.layers.norm import RMSNorm
@@ -52,10 +52,29 @@ def load_model(
     config = load_config(folder)
     target = _choose_device(device)
     chosen = _choose_dtype(dtype, config, target)
+    files = TensorFiles(folder)
+    if target.type == "cuda":
+        refuse_unless_fits(folder, files.num_bytes, torch.cuda.mem_get_info(target)[0])
     report = progress or (lambda share: None)
     with torch.inference_mode():
-        assembler = _Assembler(TensorFiles(folder), config, LinearFactory(chosen, target, cpu_compute))
-        return assembler.assemble(report)
+        return _Assembler(files, config, LinearFactory(chosen, target, cpu_compute)).assemble(report)
+
+
+def refuse_unless_fits(folder: Path, needed_bytes: int, free_bytes: int) -> None:
+    """Refuse a checkpoint whose files alone are larger than what a device has free.
+
+    Raises
+    ------
+    OutOfMemoryPlan
+    """
+    if needed_bytes > free_bytes:
+        raise OutOfMemoryPlan(
+            f"{folder}: the weights take {needed_bytes:,} bytes and the device has {free_bytes:,} free, "
+            f"{needed_bytes - free_bytes:,} too few. Take a smaller or a quantised checkpoint, or free memory.",
+            needed_bytes=needed_bytes,
+            free_bytes=free_bytes,
+            path=folder,
+        )
 
 
 def _choose_device(device: torch.device | str) -> torch.device:

@@ -30,6 +30,11 @@ class TensorFiles:
     def __len__(self) -> int:
         return len(self._where)
 
+    @property
+    def num_bytes(self) -> int:
+        """Size of the files on disk."""
+        return sum(path.stat().st_size for path in set(self._where.values()))
+
     def names(self) -> list[str]:
         """All tensors, sorted."""
         return sorted(self._where)

@@ -17,12 +17,14 @@ from engine.errors import (
     CheckpointCorrupt,
     CheckpointNotFound,
     LoadError,
+    OutOfMemoryPlan,
     TensorMismatch,
     UnsupportedModel,
     UnsupportedQuantization,
 )
-from engine.load.model import load_model
+from engine.load.model import load_model, refuse_unless_fits
 from engine.load.source import load_config, resolve_checkpoint
+from engine.load.tensors import TensorFiles
 from tests.engine.checkpoints import make_reference, save_quantized, save_reference
 from tests.engine.test_model import run_whole
 
@@ -296,6 +298,14 @@ def test_devices_and_dtypes_that_are_not_there(saved: Path) -> None:
         load_model(saved, device="toaster")
     with pytest.raises(LoadError, match="CUDA devices"):
         load_model(saved, device="cuda:99")
+
+
+def test_weights_larger_than_the_device_are_refused_with_the_arithmetic(saved: Path) -> None:
+    files = TensorFiles(saved)
+    refuse_unless_fits(saved, files.num_bytes, files.num_bytes)
+    with pytest.raises(OutOfMemoryPlan, match=f"{files.num_bytes:,} bytes .* 7 too few") as caught:
+        refuse_unless_fits(saved, files.num_bytes, files.num_bytes - 7)
+    assert caught.value.free_bytes == files.num_bytes - 7
 
 
 def test_config_sizes_are_derived(saved: Path) -> None:
