@@ -9,9 +9,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import datetime
+import random
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from classifier.embedding import Embedder, SentenceTransformerEmbedder
 from classifier.errors import ClassifierError
 from classifier.evaluation import Judged, evaluate
 from classifier.router import BUILTIN
-from classifier.training import FitOptions, fit_router
+from classifier.training import FitOptions, Fitted, fit_router
 from gateway.outcomes.collect import CollectOptions, Progress, collect
 from gateway.outcomes.described import describe_ladder
 from gateway.outcomes.display import show_progress
@@ -38,6 +39,9 @@ from policies.labelled import LabelledTraffic
 
 MAX_NOVELTY = 0.995
 """Prompts that look more foreign than this go up; about one familiar prompt in two hundred does, too."""
+
+SMALL_TALK_SHARE = 16
+"""One drawn greeting or question about the ladder itself for so many tasks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,20 +72,36 @@ def fit_outcomes(outcomes: Outcomes, request: FitRequest) -> RouterArtifact:
     """
     embedder: Embedder | None = SentenceTransformerEmbedder(request.embedding) if request.embedding else None
     fitted = fit_router(outcomes.table, seed=request.seed, options=FitOptions(), embedder=embedder)
-    table = outcomes.table
-    lengths = np.array([len(row.prompt) for row in outcomes.rows], dtype=np.float64)
-    judged = Judged(
-        fitted.p_right, fitted.p_as_good, table.scores, outcomes.cost_usd, lengths, table.groups, fitted.folds
-    )
-    traffic = LabelledTraffic(fitted.p_right, fitted.p_as_good, table.scores, outcomes.cost_usd)
+    judged = _judged(outcomes, fitted)
+    traffic = LabelledTraffic(judged.p_right, judged.p_as_good, judged.scores, judged.costs)
     artifact = fitted.artifact.with_metadata(
         metrics=evaluate(judged, seed=request.seed),
-        decision=derive_for_floors(traffic, max_novelty=MAX_NOVELTY),
+        decision=derive_for_floors(traffic, max_novelty=novelty_bound(len(outcomes.rows))),
         graded_by=dict(outcomes.graded_by),
         measured=_measured(outcomes),
         note=request.note,
     )
     return _with_foreign_shares(artifact, request.foreign or {}, embedder)
+
+
+def _judged(outcomes: Outcomes, fitted: Fitted) -> Judged:
+    """Left-out estimates beside outcomes, of the rows that count."""
+    counts = np.array([row.is_judged for row in outcomes.rows])
+    lengths = np.array([len(row.prompt) for row in outcomes.rows], dtype=np.float64)
+    return Judged(
+        fitted.p_right[counts],
+        fitted.p_as_good[counts],
+        outcomes.table.scores[counts],
+        outcomes.cost_usd[counts],
+        lengths[counts],
+        outcomes.table.groups[counts],
+        fitted.folds[counts],
+    )
+
+
+def novelty_bound(num_rows: int) -> float:
+    """``MAX_NOVELTY``, or less where so few rows were seen that no prompt could ever read more foreign than that."""
+    return min(MAX_NOVELTY, 1 - 2.5 / (num_rows + 1))
 
 
 def _measured(outcomes: Outcomes) -> dict[str, Any]:
@@ -102,10 +122,10 @@ def _with_foreign_shares(
     if not foreign:
         return artifact
     router = ArtifactRouter(artifact, embedder=embedder)
-    shares = {}
+    shares, bound = {}, artifact.metadata["decision"]["max_novelty"]
     for name, prompts in foreign.items():
         found = router.predict([RouterRequest(turns=(("user", prompt),)) for prompt in prompts])
-        above = sum(each.novelty > MAX_NOVELTY for each in found)
+        above = sum(each.novelty > bound for each in found)
         shares[name] = {"n": len(found), "share": above / max(len(found), 1)}
     return artifact.with_metadata(novelty={**artifact.metadata["novelty"], "foreign": shares})
 
@@ -148,11 +168,18 @@ async def collect_outcomes(
 
 
 def builtin_rows(num_tasks: int, seed: int) -> list[PromptRow]:
-    """Train-split tasks of the natural mix of grades, each as one user message."""
+    """Train-split tasks of the natural mix of grades, and small talk beside them; each as one user message.
+
+    Small talk teaches the router that a greeting needs no thought; it counts for no metric and no threshold.
+    """
+    from backends.builtin.tasks.chat import draw_chat
     from backends.builtin.tasks.generate import generate
 
-    tasks = generate(seed, num_tasks, split="train")
-    return unique_rows(make_row((Message("user", task.prompt),), task.answer, "builtin") for task in tasks)
+    tasks = [make_row((Message("user", t.prompt),), t.answer, "builtin") for t in generate(seed, num_tasks)]
+    rng = random.Random(seed)
+    talk = [draw_chat(rng) for _ in range(num_tasks // SMALL_TALK_SHARE)]
+    chat = [replace(make_row((Message("user", said),), reply, "exact"), is_judged=False) for said, reply in talk]
+    return unique_rows([*tasks, *chat])
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -173,6 +200,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--concurrency", type=int, default=16, help="requests at a tier at once")
     parser.add_argument("--max-tokens", type=int, default=512, help="longest answer, thinking included")
     parser.add_argument("--embedding", metavar="MODEL", help="add a sentence-transformers model as features")
+    parser.add_argument(
+        "--foreign",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="prompts of another kind, to report how many the router notices as foreign; repeatable",
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress display")
     return parser
 
@@ -202,8 +237,9 @@ async def _run(given: argparse.Namespace) -> tuple[RouterArtifact, Path, Path]:
     answers = f"{'builtin' if given.builtin else output.stem}.answers.jsonl"
     work = given.work or settings.data_dir / answers
     options = CollectOptions(max_tokens=given.max_tokens, concurrency=given.concurrency, seed=given.seed)
-    outcomes = await _collected(rows, settings, work, options, _window(given, len(rows)), quiet=given.quiet)
-    artifact = fit_outcomes(outcomes, FitRequest(seed=given.seed, embedding=given.embedding))
+    outcomes = await _collected(rows, settings, work, options, _window(given), quiet=given.quiet)
+    foreign = {path.stem: [row.prompt for row in read_prompts(path)] for path in given.foreign}
+    artifact = fit_outcomes(outcomes, FitRequest(seed=given.seed, embedding=given.embedding, foreign=foreign))
     return artifact, *write_router(artifact, output)
 
 
@@ -220,9 +256,9 @@ async def _collected(
         await close_backends(list(backends.values()))
 
 
-def _window(given: argparse.Namespace, num_rows: int) -> str:
+def _window(given: argparse.Namespace) -> str:
     if given.builtin:
-        return f"{num_rows} train-split tasks of the built-in family, natural mix of grades, seed {given.seed}"
+        return f"{given.tasks} train-split tasks of the built-in family (natural mix, seed {given.seed}) and small talk"
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     return f"{given.prompts.name}, answered {today}"
 

@@ -27,12 +27,14 @@ class PromptRow:
     messages : the conversation to answer
     reference : the right answer, None where nobody knows it
     checker : name in :data:`gateway.outcomes.grading.CHECKERS`
+    is_judged : False for rows a router is fitted on but that count for no metric and no threshold
     """
 
     key: str
     messages: tuple[Message, ...]
     reference: str | None = None
     checker: str = "final_answer"
+    is_judged: bool = True
 
     @property
     def request(self) -> RouterRequest:

@@ -121,8 +121,8 @@ def test_weights_restore_a_population(table: TrainingTable) -> None:
         np.mean([each.tiers[0].p_right for each in ArtifactRouter(fitted.artifact).predict(table.requests)])
         for fitted in (fit_router(t, seed=0, options=SMALL) for t in (part, weighted))
     )
-    assert weighted_mean == pytest.approx(rate, abs=0.04)
-    assert plain_mean > rate + 0.06
+    assert weighted_mean == pytest.approx(rate, abs=0.07)
+    assert plain_mean > rate + 0.15
 
 
 def test_graded_scores_are_learned_as_means() -> None:

@@ -59,6 +59,11 @@ def scripted_ladder(settings: Settings, num_tasks: int = 400, seed: int = 1) -> 
     }
 
 
+def task_rows(num_tasks: int) -> list[PromptRow]:
+    """The graded tasks alone: the scripted tiers know no small talk."""
+    return [row for row in builtin_rows(num_tasks, seed=1) if row.is_judged]
+
+
 def num_asked(backends: Mapping[str, EchoBackend]) -> int:
     return sum(len(backend.requests) for backend in backends.values())
 
@@ -70,7 +75,7 @@ async def run(
 
 
 async def test_prompts_become_a_router_that_holds_its_floor(settings: Settings, tmp_path: Path) -> None:
-    rows = builtin_rows(400, seed=1)
+    rows = task_rows(400)
     outcomes = await run(rows, settings, scripted_ladder(settings), tmp_path / "answers.jsonl")
     grades = {task.prompt: task.grade for task in generate(1, 400)}
     expected = [[float(grades[row.prompt] <= ability) for ability in ABILITY] for row in outcomes.rows]
@@ -115,7 +120,7 @@ def _request(prompt: str) -> Any:
 
 
 async def test_a_killed_run_goes_on_where_it_was(settings: Settings, tmp_path: Path) -> None:
-    rows, work = builtin_rows(60, seed=1), tmp_path / "answers.jsonl"
+    rows, work = task_rows(60), tmp_path / "answers.jsonl"
     backends = scripted_ladder(settings)
 
     class Killed(Exception):
@@ -144,7 +149,7 @@ async def test_a_killed_run_goes_on_where_it_was(settings: Settings, tmp_path: P
 
 
 async def test_answers_of_another_ladder_are_not_mixed_in(settings: Settings, tmp_path: Path) -> None:
-    rows, work = builtin_rows(40, seed=1), tmp_path / "answers.jsonl"
+    rows, work = task_rows(40), tmp_path / "answers.jsonl"
     await run(rows, settings, scripted_ladder(settings), work)
     other = load_settings(environ={}, overrides={"models.builtin-2.path": "builtin:tier1"})
     with pytest.raises(CollectionError, match="another ladder"):
@@ -184,7 +189,7 @@ async def test_transient_failures_are_asked_again(
         None,
     ]
     backends[name] = _Moody(name, scripted_ladder(settings)[name]._script, lambda place: moods[place % 4])
-    rows = builtin_rows(60, seed=1)
+    rows = task_rows(60)
     outcomes = await run(rows, settings, backends, tmp_path / "moody.jsonl")
     calm = await run(rows, settings, scripted_ladder(settings), tmp_path / "calm.jsonl")
     assert outcomes.table.scores.tolist() == calm.table.scores.tolist()
@@ -194,7 +199,7 @@ async def test_a_prompt_a_tier_cannot_take_counts_as_wrong_there(settings: Setti
     backends: dict[str, Backend] = dict(scripted_ladder(settings))
     name = settings.ladder[0].model
     backends[name] = EchoBackend(name, Script(fail_before=ContextLengthExceeded(9000, 1024)))
-    outcomes = await run(builtin_rows(40, seed=1), settings, backends, tmp_path / "answers.jsonl")
+    outcomes = await run(task_rows(40), settings, backends, tmp_path / "answers.jsonl")
     assert outcomes.table.scores[:, 0].max() == 0
     assert len(outcomes.rows) == 40
 
@@ -208,7 +213,7 @@ async def test_a_dead_tier_ends_the_run_and_keeps_what_was_answered(
     backends[dead] = EchoBackend(dead, Script(fail_before=BackendFailure("no weights")))
     work = tmp_path / "answers.jsonl"
     with pytest.raises(CollectionError, match=r"Tier 2 .* no weights"):
-        await run(builtin_rows(60, seed=1), settings, backends, work)
+        await run(task_rows(60), settings, backends, work)
     assert len(work.read_text().splitlines()) == 1 + 60
     assert num_asked({dead: backends[settings.ladder[2].model]}) == 0  # type: ignore[dict-item]
 
@@ -230,7 +235,7 @@ async def test_without_references_the_top_tier_is_taken_for_right(settings: Sett
 
 async def test_too_few_prompts_are_refused(settings: Settings, tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="at least 30"):
-        await run(builtin_rows(5, seed=1), settings, scripted_ladder(settings), tmp_path / "answers.jsonl")
+        await run(task_rows(5), settings, scripted_ladder(settings), tmp_path / "answers.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -269,6 +274,14 @@ def test_bad_files_and_calls_end_with_a_message(tmp_path: Path, capsys: pytest.C
     with pytest.raises(SystemExit) as wrong:
         bootstrap.main([])
     assert wrong.value.code == 2
+
+
+def test_small_talk_is_learned_but_not_judged() -> None:
+    rows = builtin_rows(320, seed=3)
+    talk = [row for row in rows if not row.is_judged]
+    assert 5 < len(talk) <= 20
+    assert all(row.checker == "exact" and row.reference for row in talk)
+    assert builtin_rows(320, seed=3) == rows
 
 
 def test_repeated_prompts_are_run_once(tmp_path: Path) -> None:
