@@ -70,7 +70,7 @@ def test_goals_fail_where_they_must(tier: int, accurate: bool, cheap: bool) -> N
 
 def test_what_was_not_measured_is_not_claimed() -> None:
     run = run_of(60, perfect)
-    run.measured[3, 1] = np.nan
+    run.measured[3, -1] = np.nan
     found = summarise(run, seed=0, num_resamples=20)
     assert found["routed"]["measured_cost_vs_top"] is None
     assert found["goals"]["met_measured"] is None
