@@ -7,6 +7,7 @@ iteration-level scheduling; Sarathi-Serve, Agrawal et al. 2024, section 4.2, for
 Who waits for whom:
 
 - The order is (priority, arrival). Nobody is passed by someone behind them, so the head of the queue is served next.
+- A request whose prefix another is computing in this step waits for it, to read it from the cache in the next.
 - Background work that has waited ``aging_s`` counts as live from then on.
 - A sequence is admitted when blocks for all its present tokens and one more are there, and gets them at once; only
   growth by decoding can therefore run short. Then the last in the order gives its blocks back and is recomputed later.
@@ -203,7 +204,9 @@ class Scheduler:
         while self.waiting and plan.num_tokens < self.max_batch_tokens:
             sequence = self.waiting[0]
             # Whoever just made room must not take it back in the same step.
-            if id(sequence) in preempted or not self._make_place(sequence, plan, preempted):
+            if id(sequence) in preempted or self._is_on_its_way(sequence, plan):
+                return
+            if not self._make_place(sequence, plan, preempted):
                 return
             self.waiting.pop(0)
             count = min(sequence.num_left, self.max_batch_tokens - plan.num_tokens)
@@ -212,6 +215,22 @@ class Scheduler:
                 sequence.scheduled_s = now_s
             plan.items.append(Scheduled(sequence, count))
             plan.num_tokens += count
+
+    def _is_on_its_way(self, sequence: Sequence, plan: StepPlan) -> bool:
+        """Whether this very step computes the next block that the sequence could read from the cache.
+
+        Several answers to one prompt arrive together; waiting a step for the first one's prefill saves all the others'.
+        """
+        size = self.pool.block_size
+        names = sequence.hashes(sequence.cacheable_tokens() // size, size)
+        held = len(self.pool.lookup(names))
+        if held == len(names):
+            return False
+        for item in plan.items:
+            leader, end = item.sequence, (item.sequence.num_computed + item.num_tokens) // size
+            if leader.num_hashed <= held < end and leader.hashes(end, size)[held] == names[held]:
+                return True
+        return False
 
     def _make_place(self, sequence: Sequence, plan: StepPlan, preempted: set[int]) -> bool:
         """Give a waiting sequence its blocks, at the cost of lower classes if that is enough; False if it is not."""

@@ -190,6 +190,20 @@ def test_a_second_request_reads_the_first_ones_prefix() -> None:
     assert (second.num_cached, third.num_cached) == (8, 4)
 
 
+def test_equal_prompts_that_arrive_together_are_computed_once() -> None:
+    world = World(num_blocks=40, max_num_seqs=8, max_batch_tokens=16)
+    twins = [world.add([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13], 3) for _ in range(4)]
+    other = world.add([9, 9, 9], 3)
+    plans = [world.step(), world.step()]
+    assert [item.sequence for item in plans[0].items] == twins[:1]
+    assert [(item.sequence, item.num_tokens) for item in plans[1].items] == [(s, 1) for s in twins] + [(other, 3)]
+    assert [s.num_cached for s in twins] == [0, 12, 12, 12]
+    long = [world.add([7] * 40, 1) for _ in range(2)]
+    while world.scheduler.has_work:
+        world.step()
+    assert [s.num_cached for s in long] == [0, 36]
+
+
 def test_long_prompts_are_computed_in_chunks_beside_decodes() -> None:
     world = World(num_blocks=24, max_batch_tokens=6)
     world.add([1], 30)
