@@ -44,7 +44,7 @@ class Subject:
 
     make: Callable[[], Backend]
     traits: frozenset[str]
-    question: str = "List the days of the week in order, please."
+    question: str = "Sort these names from A to Z: Paul, Anna, Carla, Ben, Henry."
     is_idle: Callable[[Backend], Awaitable[bool]] = _nothing_runs
 
     def request(self, **sampling: Any) -> GenerateRequest:

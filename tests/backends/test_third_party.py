@@ -8,20 +8,24 @@ from collections.abc import Iterator
 import pytest
 
 from backends.builtin.paths import model_dir
-from backends.config import RemoteModelConfig
+from backends.builtin.tasks.generate import generate
+from backends.config import LocalModelConfig, RemoteModelConfig
 from backends.conformance import Check, checks_for
+from backends.local import LocalBackend
 from backends.peers import Peer, has_llama_cpp, has_transformers_server, llama_cpp_server, transformers_server
-from backends.protocol import Backend
+from backends.protocol import Backend, GenerateRequest, Message, SamplingParams
 from backends.remote.openai import OpenAIBackend
-from backends.subject import Subject
+from backends.subject import Subject, collect, text_of
 from backends.testing import EchoBackend
 
 pytestmark = pytest.mark.slow
 
-# What each server keeps of the protocol. transformers counts no logprobs and takes one request at a time.
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
+
+# What each server keeps of the protocol; transformers has no log-probabilities, llama.cpp does not count tokens.
 TRAITS = {
     "transformers": frozenset({"generate", "long_answers"}),
-    "llama.cpp": frozenset({"generate", "long_answers", "logprobs", "embed"}),
+    "llama.cpp": frozenset({"generate", "long_answers", "logprobs"}),
 }
 
 
@@ -49,6 +53,23 @@ def llama_cpp_peer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peer]:
     export_gguf(model_dir(1), path)
     with llama_cpp_server(path) as peer:
         yield peer
+
+
+async def test_llama_cpp_says_what_the_engine_says(llama_cpp_peer: Peer) -> None:
+    """The same weights, exported and read by somebody else's code, give the same greedy answers."""
+    remote = OpenAIBackend("peer", RemoteModelConfig(urls=(llama_cpp_peer.url,), model=llama_cpp_peer.model))
+    local = LocalBackend("ours", LocalModelConfig(path="builtin:tier1", device="cpu"))
+    await local.start()
+    try:
+        answers = []
+        for task in generate(seed=5, count=12, split="test"):
+            request = GenerateRequest(task.task_id, messages=(Message("user", task.prompt),), sampling=GREEDY)
+            answers.append([text_of((await collect(backend, request))[0]) for backend in (remote, local)])
+        # Sums are rounded in another order, so a near tie may fall the other way.
+        assert sum(theirs == ours for theirs, ours in answers) >= len(answers) - 1, answers
+    finally:
+        await local.close()
+        await remote.close()
 
 
 def applicable(name: str) -> list[Check]:
