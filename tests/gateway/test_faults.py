@@ -86,6 +86,39 @@ async def test_whenever_a_client_leaves_there_is_one_ending(
         assert len(await gateway.rows()) == 1 + len(large.requests)
 
 
+async def test_a_crowd_of_good_and_bad_clients_leaves_one_row_each_and_nothing_else(tmp_path: Path) -> None:
+    backends = echo_backends(large=Script(text="word " * 20, token_delay_s=0.001))
+    async with running(make_settings(tmp_path), backends) as gateway:
+        num_tasks = len(asyncio.all_tasks())
+
+        async def good(place: int) -> None:
+            model = "expert" if place % 2 else "simple"
+            response = await gateway.chat("hi", model=model, stream=place % 4 < 2, n=1 + place % 3)
+            assert response.status_code == 200
+
+        async def bad(place: int) -> None:
+            async with RawClient(gateway.url) as client:
+                await client.post("/v1/chat/completions", (STREAM if place % 2 else ASK) | {"n": 1 + place % 3})
+                await asyncio.sleep(0.004 * (place % 7))
+                client.reset()
+
+        await asyncio.gather(*(act(place) for place in range(40) for act in (good, bad)))
+        large = backends["large"]
+        assert isinstance(large, EchoBackend)
+        await eventually(lambda: gateway.parts.admission.num_running == 0)
+        gateway.assert_idle()
+        assert large.num_finished + large.num_cancelled == len(large.requests)
+        asked = {
+            request.request_id.rsplit("-", 1)[0] if request.request_id.count("-") == 5 else request.request_id
+            for backend in (large, backends["small"])
+            for request in backend.requests
+        }  # type: ignore[attr-defined]
+        assert {row.request_id for row in await gateway.rows()} >= asked
+        assert len(await gateway.rows()) <= 80
+        await gateway.client.aclose()
+        await eventually(lambda: len(asyncio.all_tasks()) <= num_tasks)
+
+
 async def test_a_client_that_stops_reading_is_cut_off(tmp_path: Path) -> None:
     text = "x" * 1000 + " "
     backends = echo_backends(large=Script(text=text * 4000, token_delay_s=0.0))
