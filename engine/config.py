@@ -324,6 +324,7 @@ class EngineConfig:
     max_batch_tokens : most tokens in one step, prefill chunks and drafts included
     max_waiting : requests beyond this many in the queue are refused
     aging_s : waiting background work counts as live after this long
+    itl_target_s : a step that decodes takes no more prompt tokens than are computed in about this time
     max_draft_tokens : most tokens proposed per sequence and step, when there is a drafter
     threads : intra-op threads on a CPU
     """
@@ -336,6 +337,7 @@ class EngineConfig:
     max_batch_tokens: int = 1024
     max_waiting: int = 1024
     aging_s: float = 10.0
+    itl_target_s: float = 0.1
     max_draft_tokens: int = 5
     threads: int = 1
 

@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 # Summing the books costs about 0.1 ms per 1,000 blocks, so an engine that goes idle often does it at most this often.
 _AUDIT_EVERY_S = 5.0
+# Smaller chunks of a prompt than this waste more on each step than they save in waiting.
+_LEAST_CHUNK = 32
 
 Events = list[tuple[Sink, Event]]
 
@@ -74,6 +76,7 @@ class EngineCore:
         self.last_step_s = self._last_audit_s = clock()
         self.service_s = Ewma(0.1)  # from first scheduled to the end
         self.step_s = Ewma(0.1)
+        self._prompt_token_s = Ewma(0.2)
 
     def _new_scheduler(self) -> Scheduler:
         return Scheduler(
@@ -117,6 +120,7 @@ class EngineCore:
         results = self._run(plan, events)
         ended_s = self.clock()
         self.step_s.observe(ended_s - began_s)
+        self._bound_prefills(plan, ended_s - began_s)
         self.num_steps += 1
         self.last_step_s = ended_s
         share_s = (self._device_time() - device_began_s) / max(plan.num_tokens, 1)
@@ -127,6 +131,16 @@ class EngineCore:
                 self._settle(result, ended_s, events)
             except Exception as cause:  # a caller's stop check, most likely: its own request ends with it
                 self._end(item.sequence, FinishReason.ERROR, events, self._failed(cause))
+
+    def _bound_prefills(self, plan: StepPlan, seconds: float) -> None:
+        """Let running requests wait for about ``itl_target_s`` of others' prompts a step, at what those cost here."""
+        num_prompt = sum(item.num_tokens for item in plan.items if item.num_tokens > 1)
+        if num_prompt < _LEAST_CHUNK:
+            return
+        # The whole step is laid to its prompt tokens: they are most of it, and too small a chunk is the safe side.
+        self._prompt_token_s.observe(seconds / num_prompt)
+        limit = int(self.config.itl_target_s / (self._prompt_token_s.value or 1e-9))
+        self.scheduler.max_prefill_tokens = min(max(limit, _LEAST_CHUNK), self.config.max_batch_tokens)
 
     def _run(self, plan: StepPlan, events: Events) -> list[StepResult]:
         """Run the model; if it raises, everything in the step ends with the error and the rest goes on."""

@@ -65,6 +65,7 @@ class Scheduler:
         self.max_num_seqs = max_num_seqs
         self.max_batch_tokens = max_batch_tokens
         self.aging_s = aging_s
+        self.max_prefill_tokens = max_batch_tokens  # in a step that also decodes; set by whoever knows what they cost
         self.running: list[Sequence] = []  # sorted by rank
         self.waiting: list[Sequence] = []  # sorted by rank
 
@@ -151,13 +152,21 @@ class Scheduler:
             left = sequence.num_left
             if left == 1 or sequence not in self.running:
                 continue
-            room = self.max_batch_tokens - plan.num_tokens
+            room = self._prefill_room(plan)
             if room <= 0:
                 return
             count = min(left, room)
             if self._grow(sequence, len(sequence.token_ids), plan):
                 plan.items.append(Scheduled(sequence, count))
                 plan.num_tokens += count
+
+    def _prefill_room(self, plan: StepPlan) -> int:
+        """Prompt tokens that the step may still take: fewer beside decodes, whose next token waits for all of it."""
+        room = self.max_batch_tokens - plan.num_tokens
+        num_decodes = sum(1 for item in plan.items if item.num_tokens == 1)
+        if not num_decodes:
+            return room
+        return min(room, self.max_prefill_tokens - (plan.num_tokens - num_decodes))
 
     def _grow(self, sequence: Sequence, num_tokens: int, plan: StepPlan) -> bool:
         """Own blocks for ``num_tokens`` positions, preempting from the end of the order; False if that was oneself."""
@@ -201,7 +210,7 @@ class Scheduler:
 
     def _admit(self, plan: StepPlan, now_s: float) -> None:
         preempted = set(map(id, plan.preempted))
-        while self.waiting and plan.num_tokens < self.max_batch_tokens:
+        while self.waiting and self._prefill_room(plan) > 0:
             sequence = self.waiting[0]
             # Whoever just made room must not take it back in the same step.
             if id(sequence) in preempted or self._is_on_its_way(sequence, plan):
@@ -209,7 +218,7 @@ class Scheduler:
             if not self._make_place(sequence, plan, preempted):
                 return
             self.waiting.pop(0)
-            count = min(sequence.num_left, self.max_batch_tokens - plan.num_tokens)
+            count = min(sequence.num_left, self._prefill_room(plan))
             insort(self.running, sequence, key=_rank)
             if sequence.scheduled_s is None:
                 sequence.scheduled_s = now_s

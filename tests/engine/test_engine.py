@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.batch import Batch
 from engine.config import EngineConfig
 from engine.draft import ModelDrafter, NGramDrafter
 from engine.engine import Engine, Result, collect
@@ -322,6 +323,27 @@ def test_a_full_queue_refuses_with_an_estimate() -> None:
     assert caught.value.retry_after_s > 0
     drain(engine)
     assert all(collect(sink, 1).token_ids for sink in sinks)
+
+
+def test_chunks_beside_decodes_follow_what_prompts_cost() -> None:
+    config = EngineConfig(block_size=4, num_blocks=64, max_num_seqs=4, max_batch_tokens=200, itl_target_s=10.0)
+    now = [0.0]
+
+    class Slow(ToyModel):
+        def forward(self, batch: Batch, kv: KVCache) -> torch.Tensor:
+            now[0] += 0.25 * batch.num_tokens
+            return super().forward(batch, kv)
+
+    engine = make(Slow(), config, clock=lambda: now[0])
+    serve(engine, [request([1] * 40)])
+    assert engine.scheduler.max_prefill_tokens == 40
+    engine.submit(request([1] * 10, SamplingParams(temperature=0.0, max_tokens=99, ignore_eos=True)), QueueSink())
+    engine.step()
+    engine.submit(request([2] * 100), QueueSink())
+    before = now[0]
+    engine.step()
+    assert now[0] - before == pytest.approx(0.25 * 41)
+    drain(engine)
 
 
 def test_bills_add_up() -> None:

@@ -216,6 +216,20 @@ def test_long_prompts_are_computed_in_chunks_beside_decodes() -> None:
     assert counts == [[1, 5]] * 4
 
 
+def test_prefills_are_bounded_beside_decodes_only() -> None:
+    world = World(num_blocks=40, max_batch_tokens=16)
+    world.scheduler.max_prefill_tokens = 5
+    first = world.add([1] * 16, 9)
+    assert [item.num_tokens for item in world.step().items] == [16]
+    second, third = world.add([2] * 7, 9), world.add([3] * 7, 9)
+    plans = [[(item.sequence, item.num_tokens) for item in world.step().items] for _ in range(3)]
+    assert plans == [
+        [(first, 1), (second, 5)],
+        [(first, 1), (second, 2), (third, 3)],
+        [(first, 1), (second, 1), (third, 4)],
+    ]
+
+
 def test_rejected_drafts_give_their_blocks_back() -> None:
     world = World(num_blocks=12)
     sequence = world.add([1] * 7, 16, draft_limit=9)
