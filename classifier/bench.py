@@ -21,9 +21,10 @@ import numpy as np
 from classifier.embedding import Embedder, SentenceTransformerEmbedder
 from classifier.evaluation import Judged, evaluate
 from classifier.metrics import Floats
+from classifier.options import FitOptions
 from classifier.router import ArtifactRouter
 from classifier.table import TrainingTable
-from classifier.training import FitOptions, Fitted, fit_router
+from classifier.training import Fitted, fit_router
 from classifier.types import RouterRequest
 
 BENCHMARKS = ("routellm_mmlu", "routellm_gsm8k")

@@ -7,8 +7,8 @@ final fit sees all rows. Same table, same options, same seed: same artifact, bit
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -17,49 +17,24 @@ from numpy.typing import NDArray
 from classifier.artifact import RouterArtifact
 from classifier.calibration import Calibrator, CalibratorBank
 from classifier.embedding import Embedder
-from classifier.encoder import EncodedRow, Encoder, RawRow, append_embedding, read_request
+from classifier.encoded_rows import EncodedRows, Rows
+from classifier.encoder import read_request
 from classifier.errors import TrainingError
 from classifier.features import feature_names
 from classifier.fitting import (
     fit_calibrator,
-    fit_forest,
-    fit_linear,
-    fit_projection,
     forest_logits,
     linear_logits,
-    sparse_matrix,
 )
-from classifier.hashing import HashConfig
-from classifier.heads import ForestHead, LinearHead, sigmoid
+from classifier.heads import sigmoid
 from classifier.metrics import log_loss
-from classifier.novelty import NoveltyScale, SeenWords, readings
+from classifier.novelty import NoveltyScale, SeenWords
+from classifier.options import FitOptions
 from classifier.router import Estimator, cohere
 from classifier.table import TrainingTable
 
 Floats = NDArray[np.float64]
 _FOREST_WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)
-
-
-@dataclass(frozen=True, slots=True)
-class FitOptions:
-    """How a router is fitted.
-
-    Parameters
-    ----------
-    hashing : schema of the n-grams
-    num_components : directions of the training subspace that the forest and the novelty reading see
-    linear_c : inverse L2 strengths to choose from, by log-loss on left-out rows
-    num_trees, max_leaves, min_leaf : size of the forest
-    num_folds : folds for calibration and metrics
-    """
-
-    hashing: HashConfig = field(default_factory=HashConfig)
-    num_components: int = 24
-    linear_c: tuple[float, ...] = (1.0, 8.0, 32.0)
-    num_trees: int = 64
-    max_leaves: int = 256
-    min_leaf: int = 5
-    num_folds: int = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,21 +53,6 @@ class Fitted:
     p_right: Floats
     p_as_good: Floats
     folds: NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """A table as matrices: raw rows, and the embedding block or None."""
-
-    raw: tuple[RawRow, ...]
-    vectors: NDArray[np.float32] | None
-    targets: Floats
-    weights: Floats
-
-    def take(self, rows: NDArray[np.int64]) -> _Rows:
-        picked = tuple(self.raw[i] for i in rows)
-        vectors = None if self.vectors is None else self.vectors[rows]
-        return _Rows(picked, vectors, self.targets[rows], self.weights[rows])
 
 
 def fit_router(
@@ -126,7 +86,7 @@ def fit_router(
     folds = group_folds(table.groups, options.num_folds, seed) if folds is None else folds
     vectors = None if embedder is None else embedder.embed(table.requests)
     raw = tuple(read_request(request, table.num_tiers, options.hashing) for request in table.requests)
-    rows = _Rows(raw, vectors, table.targets(), table.weights)
+    rows = Rows(raw, vectors, table.targets(), table.weights)
     linear, forest, held_out_readings, c = _left_out(rows, folds, options, seed)
     weight = _best_forest_weight(linear, forest, rows)
     mixed = weight * forest + (1 - weight) * linear
@@ -165,7 +125,7 @@ def group_folds(groups: NDArray[np.int64], num_folds: int, seed: int) -> NDArray
 
 
 def _left_out(
-    rows: _Rows, folds: NDArray[np.int64], options: FitOptions, seed: int
+    rows: Rows, folds: NDArray[np.int64], options: FitOptions, seed: int
 ) -> tuple[Floats, Floats, Floats, float]:
     """Left-out log-odds of both heads and novelty readings; and the L2 strength with the least left-out loss."""
     shape = rows.targets.shape
@@ -173,7 +133,7 @@ def _left_out(
     forest, held_out = np.empty(shape), np.empty((shape[0], 4))
     for fold in range(int(folds.max()) + 1):
         inside, outside = np.flatnonzero(folds != fold), np.flatnonzero(folds == fold)
-        fit, judge = _Encoded.fit(rows.take(inside), options, seed), rows.take(outside)
+        fit, judge = EncodedRows.fit(rows.take(inside), options, seed), rows.take(outside)
         matrix, dense, features = fit.matrices(judge)
         for c, logits in candidates.items():
             logits[outside] = linear_logits(fit.linear(c), matrix, dense)
@@ -184,93 +144,18 @@ def _left_out(
     return candidates[best], forest, held_out, best
 
 
-def _loss(logits: Floats, rows: _Rows) -> float:
+def _loss(logits: Floats, rows: Rows) -> float:
     known = ~np.isnan(rows.targets)
     return log_loss(sigmoid(logits[known]), rows.targets[known])
 
 
-def _best_forest_weight(linear: Floats, forest: Floats, rows: _Rows) -> float:
+def _best_forest_weight(linear: Floats, forest: Floats, rows: Rows) -> float:
     """One weight for all outputs, so that what two tiers share stays shared."""
     return min(_FOREST_WEIGHTS, key=lambda w: _loss(w * forest + (1 - w) * linear, rows))
 
 
-@dataclass(frozen=True, slots=True)
-class _Encoded:
-    """Rows under an encoder and projection fitted on them.
-
-    ``matrix`` (TF-IDF CSR), ``dense`` and ``features`` (what the forest reads) are those of the rows themselves.
-    """
-
-    rows: _Rows
-    encoder: Encoder
-    projection: NDArray[np.float32]
-    component_scale: NDArray[np.float32]
-    matrix: Any
-    dense: NDArray[np.float32]
-    features: NDArray[np.float32]
-
-    @classmethod
-    def fit(cls, rows: _Rows, options: FitOptions, seed: int) -> _Encoded:
-        encoder = Encoder.fit(rows.raw, options.hashing)
-        encoded = [encoder.encode(raw) for raw in rows.raw]
-        matrix = sparse_matrix(encoded, options.hashing.num_buckets)
-        # Stored in half precision; rounded here so that training sees what serving will.
-        projection = fit_projection(matrix, options.num_components, seed).astype(np.float16).astype(np.float32)
-        projected = np.asarray(matrix @ projection)
-        spread = projected.std(axis=0)
-        scale = np.divide(1.0, spread, out=np.zeros_like(spread), where=spread > 1e-9).astype(np.float32)
-        dense = _dense_block(encoded, rows.vectors)
-        features = np.hstack([dense, projected * scale]).astype(np.float32)
-        return cls(rows, encoder, projection, scale, matrix, dense, features)
-
-    def encode(self, rows: _Rows) -> list[EncodedRow]:
-        return [self.encoder.encode(raw) for raw in rows.raw]
-
-    def matrices(self, rows: _Rows) -> tuple[Any, NDArray[np.float32], NDArray[np.float32]]:
-        """TF-IDF CSR, dense block, and the forest's features of some rows."""
-        encoded = self.encode(rows)
-        matrix = sparse_matrix(encoded, self.encoder.config.num_buckets)
-        dense = _dense_block(encoded, rows.vectors)
-        projected = np.asarray(matrix @ self.projection) * self.component_scale
-        return matrix, dense, np.hstack([dense, projected]).astype(np.float32)
-
-    def linear(self, c: float) -> LinearHead:
-        return fit_linear(self.matrix, self.dense, self.rows.targets, self.rows.weights, c)
-
-    def forest(self, options: FitOptions, c: float, seed: int) -> ForestHead:
-        """The forest; outcomes nobody observed are filled with the linear model's estimate."""
-        targets = self.rows.targets
-        if np.isnan(targets).any():
-            filled = sigmoid(linear_logits(self.linear(c), self.matrix, self.dense))
-            targets = np.where(np.isnan(targets), filled, targets)
-        return fit_forest(
-            self.features,
-            targets,
-            self.rows.weights,
-            num_trees=options.num_trees,
-            max_leaves=options.max_leaves,
-            min_leaf=options.min_leaf,
-            seed=seed,
-        )
-
-    def readings(self, rows: _Rows) -> Floats:
-        seen = SeenWords.fit(self.rows.raw)
-        found = []
-        for raw, encoded in zip(rows.raw, self.encode(rows), strict=True):
-            projected = encoded.sparse.values @ self.projection[encoded.sparse.buckets]
-            found.append(readings(seen, raw, encoded, projected))
-        return np.stack(found)
-
-
-def _dense_block(encoded: Sequence[EncodedRow], vectors: NDArray[np.float32] | None) -> NDArray[np.float32]:
-    """Dense rows float32 (n, num_dense), each with its embedding behind it where there is one."""
-    if vectors is None:
-        return np.stack([row.dense for row in encoded])
-    return np.stack([append_embedding(row.dense, vector) for row, vector in zip(encoded, vectors, strict=True)])
-
-
 def _cross_calibrated(
-    mixed: Floats, rows: _Rows, folds: NDArray[np.int64], table: TrainingTable
+    mixed: Floats, rows: Rows, folds: NDArray[np.int64], table: TrainingTable
 ) -> tuple[Floats, Floats]:
     """Estimates whose calibration, too, had not seen the row: p_right and p_as_good, float64 (n, num_tiers)."""
     calibrated = np.empty(mixed.shape)
@@ -284,8 +169,8 @@ def _cross_calibrated(
     return right, cohere(right, good) if table.is_binary else good
 
 
-def _fit_estimator(rows: _Rows, options: FitOptions, c: float, seed: int, weight: float) -> Estimator:
-    fit = _Encoded.fit(rows, options, seed)
+def _fit_estimator(rows: Rows, options: FitOptions, c: float, seed: int, weight: float) -> Estimator:
+    fit = EncodedRows.fit(rows, options, seed)
     forest = fit.forest(options, c, seed)
     return Estimator(fit.encoder, fit.projection, fit.component_scale, fit.linear(c), forest, weight)
 

@@ -24,8 +24,9 @@ from classifier.card import render_card
 from classifier.embedding import Embedder, SentenceTransformerEmbedder
 from classifier.errors import ClassifierError
 from classifier.evaluation import Judged, evaluate
+from classifier.options import FitOptions
 from classifier.router import BUILTIN
-from classifier.training import FitOptions, Fitted, fit_router
+from classifier.training import Fitted, fit_router
 from gateway.outcomes.collect import CollectOptions, Progress, collect
 from gateway.outcomes.described import describe_ladder
 from gateway.outcomes.display import show_progress

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from classifier.options import FitOptions
 from classifier.router import ArtifactRouter
 from classifier.table import TrainingTable
-from classifier.training import FitOptions, Fitted, fit_router
+from classifier.training import Fitted, fit_router
 from tests.classifier.simulated import draw, table_of
 
 SMALL = FitOptions(linear_c=(1.0,), num_trees=32, max_leaves=128)

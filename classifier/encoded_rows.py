@@ -1,0 +1,114 @@
+"""Rows as matrices, under an encoder and a projection that were fitted on one part of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from classifier.encoder import EncodedRow, Encoder, RawRow, append_embedding
+from classifier.fitting import (
+    fit_forest,
+    fit_linear,
+    fit_projection,
+    linear_logits,
+    sparse_matrix,
+)
+from classifier.heads import ForestHead, LinearHead, sigmoid
+from classifier.novelty import SeenWords, readings
+from classifier.options import FitOptions
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A table as matrices: raw rows, and the embedding block or None."""
+
+    raw: tuple[RawRow, ...]
+    vectors: NDArray[np.float32] | None
+    targets: Floats
+    weights: Floats
+
+    def take(self, rows: NDArray[np.int64]) -> Rows:
+        picked = tuple(self.raw[i] for i in rows)
+        vectors = None if self.vectors is None else self.vectors[rows]
+        return Rows(picked, vectors, self.targets[rows], self.weights[rows])
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedRows:
+    """Rows under an encoder and projection fitted on them.
+
+    ``matrix`` (TF-IDF CSR), ``dense`` and ``features`` (what the forest reads) are those of the rows themselves.
+    """
+
+    rows: Rows
+    encoder: Encoder
+    projection: NDArray[np.float32]
+    component_scale: NDArray[np.float32]
+    matrix: Any
+    dense: NDArray[np.float32]
+    features: NDArray[np.float32]
+
+    @classmethod
+    def fit(cls, rows: Rows, options: FitOptions, seed: int) -> EncodedRows:
+        encoder = Encoder.fit(rows.raw, options.hashing)
+        encoded = [encoder.encode(raw) for raw in rows.raw]
+        matrix = sparse_matrix(encoded, options.hashing.num_buckets)
+        # Stored in half precision; rounded here so that training sees what serving will.
+        projection = fit_projection(matrix, options.num_components, seed).astype(np.float16).astype(np.float32)
+        projected = np.asarray(matrix @ projection)
+        spread = projected.std(axis=0)
+        scale = np.divide(1.0, spread, out=np.zeros_like(spread), where=spread > 1e-9).astype(np.float32)
+        dense = _dense_block(encoded, rows.vectors)
+        features = np.hstack([dense, projected * scale]).astype(np.float32)
+        return cls(rows, encoder, projection, scale, matrix, dense, features)
+
+    def encode(self, rows: Rows) -> list[EncodedRow]:
+        return [self.encoder.encode(raw) for raw in rows.raw]
+
+    def matrices(self, rows: Rows) -> tuple[Any, NDArray[np.float32], NDArray[np.float32]]:
+        """TF-IDF CSR, dense block, and the forest's features of some rows."""
+        encoded = self.encode(rows)
+        matrix = sparse_matrix(encoded, self.encoder.config.num_buckets)
+        dense = _dense_block(encoded, rows.vectors)
+        projected = np.asarray(matrix @ self.projection) * self.component_scale
+        return matrix, dense, np.hstack([dense, projected]).astype(np.float32)
+
+    def linear(self, c: float) -> LinearHead:
+        return fit_linear(self.matrix, self.dense, self.rows.targets, self.rows.weights, c)
+
+    def forest(self, options: FitOptions, c: float, seed: int) -> ForestHead:
+        """The forest; outcomes nobody observed are filled with the linear model's estimate."""
+        targets = self.rows.targets
+        if np.isnan(targets).any():
+            filled = sigmoid(linear_logits(self.linear(c), self.matrix, self.dense))
+            targets = np.where(np.isnan(targets), filled, targets)
+        return fit_forest(
+            self.features,
+            targets,
+            self.rows.weights,
+            num_trees=options.num_trees,
+            max_leaves=options.max_leaves,
+            min_leaf=options.min_leaf,
+            seed=seed,
+        )
+
+    def readings(self, rows: Rows) -> Floats:
+        seen = SeenWords.fit(self.rows.raw)
+        found = []
+        for raw, encoded in zip(rows.raw, self.encode(rows), strict=True):
+            projected = encoded.sparse.values @ self.projection[encoded.sparse.buckets]
+            found.append(readings(seen, raw, encoded, projected))
+        return np.stack(found)
+
+
+def _dense_block(encoded: Sequence[EncodedRow], vectors: NDArray[np.float32] | None) -> NDArray[np.float32]:
+    """Dense rows float32 (n, num_dense), each with its embedding behind it where there is one."""
+    if vectors is None:
+        return np.stack([row.dense for row in encoded])
+    return np.stack([append_embedding(row.dense, vector) for row, vector in zip(encoded, vectors, strict=True)])
