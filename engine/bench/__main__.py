@@ -64,7 +64,8 @@ def _bench_model(source: str, args: argparse.Namespace, read_gb_per_s: float) ->
     many = mixed_jobs(args.concurrency, seed=args.seed + 1, vocab_size=vocab_size)
     peer = None if args.no_peer else load_peer(source)
     report: dict[str, object] = {
-        "model": source,
+        # A folder's own name: where it lies is nobody else's business.
+        "model": Path(source).name if Path(source).is_dir() else source,
         "parameters": _describe_weights(model),
         "cpu_compute": args.cpu_compute,
         "dtype": str(model.dtype).removeprefix("torch."),
