@@ -109,6 +109,7 @@ class _Parts:
         self._rng = rng
         self.backends: dict[str, Backend] = dict(backends or {})
         self.store = store or Store(settings.database)
+        self._predictor: Predictor | None = None
         self.metrics = Metrics()
         self.admission = Admission(settings.server.max_concurrency, settings.server.queue_limit)
 
@@ -123,6 +124,7 @@ class _Parts:
             self.backends = loading.make_backends(settings)
         await loading.start_backends(self.backends, progress)
         self._assemble()
+        await self.service.predictor.warm_up()
 
     def _assemble(self) -> None:
         settings = self._settings
@@ -130,7 +132,7 @@ class _Parts:
         policies = loading.complete_policies(settings.policies, self._router)
         self.catalog = Catalog(ladder, policies[settings.policy.name], policies, self.backends)
         recorder = Recorder(ladder, settings.config_hash, settings.log.prompts, self.store.digest, self._rng)
-        predictor = Predictor(self._router, timeout_s=settings.router.timeout_s)
+        predictor = self._predictor = Predictor(self._router, timeout_s=settings.router.timeout_s)
         sessions = Sessions(self.store)
         request_log = RequestLog(settings.log)
         self.service = Service(
@@ -174,6 +176,8 @@ class _Parts:
     async def close(self) -> None:
         """Let running requests end, then free the models, then the log: each may still need the next."""
         await self.admission.drain(_LAST_ROWS_S)
+        if self._predictor is not None:
+            self._predictor.close()
         await loading.close_backends(list(self.backends.values()))
         await self.store.close()
 

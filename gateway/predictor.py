@@ -5,45 +5,59 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 from classifier.types import Router, RouterRequest, Sufficiency
 
 _log = logging.getLogger("suffice.router")
 
-# A prediction this long on average is made in a thread: other requests' tokens should not wait for it.
-_INLINE_S = 0.002
+# A prediction that takes this much CPU time on average is made in a thread: other requests' tokens should not wait.
+# CPU time, because the wall time of a thread is mostly waiting for the interpreter when the server is busy, and a rule
+# resting on it would never lead back.
+_INLINE_CPU_S = 0.002
 _INLINE_CHARS = 20_000
 _NEWEST = 0.05
+# Predictions are bound by the interpreter or spread over cores by themselves; more threads would only contend.
+_MAX_THREADS = 2
+_SAMPLE = RouterRequest((("user", "How many letters has the word estimate?"),))
 
 
 class Predictor:
     """One router, or none. ``predict`` gives None where no estimate can be had; the policy then plays safe."""
 
-    def __init__(
-        self, router: Router | None, *, timeout_s: float, clock: Callable[[], float] = time.perf_counter
-    ) -> None:
+    def __init__(self, router: Router | None, *, timeout_s: float) -> None:
         self.router = router
         self._timeout_s = timeout_s
-        self._clock = clock
-        self._mean_s = 0.0
+        self._mean_cpu_s = 0.0
+        self._threads = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="suffice-router")
 
     @property
     def version(self) -> str:
         return self.router.version if self.router is not None else "none"
 
+    async def warm_up(self) -> None:
+        """Predict twice: the first time loads what is loaded late, the second says what a prediction takes."""
+        if self.router is None:
+            return
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.run_in_executor(self._threads, self._timed, self.router, _SAMPLE)
+            _, self._mean_cpu_s = await loop.run_in_executor(self._threads, self._timed, self.router, _SAMPLE)
+        except Exception:
+            _log.exception("the router failed on a sample; requests it fails on are routed without an estimate")
+
     async def predict(self, turns: tuple[tuple[str, str], ...]) -> Sufficiency | None:
         """Calibrated estimates for one request, or None: no router, no text, too slow, or it failed."""
-        if self.router is None or not turns:
+        router = self.router
+        if router is None or not turns:
             return None
         request = RouterRequest(turns)
-        started_s = self._clock()
         try:
-            if self._mean_s < _INLINE_S and sum(len(text) for _, text in turns) < _INLINE_CHARS:
-                estimate = self.router.predict([request])[0]
+            if self._mean_cpu_s < _INLINE_CPU_S and sum([len(text) for _, text in turns]) < _INLINE_CHARS:
+                estimate, cpu_s = self._timed(router, request)
             else:
-                async with asyncio.timeout(self._timeout_s):
-                    estimate = (await asyncio.to_thread(self.router.predict, [request]))[0]
+                work = asyncio.get_running_loop().run_in_executor(self._threads, self._timed, router, request)
+                estimate, cpu_s = await asyncio.wait_for(work, self._timeout_s)
         except TimeoutError:
             _log.warning("no estimate within %g s; the policy plays safe", self._timeout_s)
             return None
@@ -51,5 +65,15 @@ class Predictor:
             # A router is foreign code to the request: whatever it raises, the request is served without it.
             _log.exception("the router failed; the policy plays safe")
             return None
-        self._mean_s += _NEWEST * (self._clock() - started_s - self._mean_s)
+        self._mean_cpu_s += _NEWEST * (cpu_s - self._mean_cpu_s)
         return estimate
+
+    @staticmethod
+    def _timed(router: Router, request: RouterRequest) -> tuple[Sufficiency, float]:
+        begun_s = time.thread_time()
+        estimate = router.predict([request])[0]
+        return estimate, time.thread_time() - begun_s
+
+    def close(self) -> None:
+        """Let the threads go; a prediction that runs ends unheard."""
+        self._threads.shutdown(wait=False, cancel_futures=True)

@@ -107,20 +107,32 @@ async def test_a_slow_router_is_moved_off_the_event_loop_and_timed() -> None:
     threads: list[str] = []
 
     class Slow(FixedRouter):
+        cpu_s = 0.05
+
         def predict(self, requests: Sequence[RouterRequest]) -> list[Sufficiency]:
             threads.append(threading.current_thread().name)
-            time.sleep(0.05)
+            until_s = time.thread_time() + self.cpu_s
+            while time.thread_time() < until_s:
+                pass
             return super().predict(requests)
 
-    predictor = Predictor(Slow(0.5, 0.5), timeout_s=10)
-    turns = (("user", "hi"),)
-    for _ in range(3):
-        assert await predictor.predict(turns) is not None
-    assert threads[0] == threading.current_thread().name
-    assert threads[-1] != threading.current_thread().name
-    impatient = Predictor(Slow(0.5, 0.5), timeout_s=0.005)
-    await impatient.predict(turns)
-    assert await impatient.predict((("user", "long " * 5000),)) is None
+    router = Slow(0.5, 0.5)
+    predictor = Predictor(router, timeout_s=10)
+    turns, here = (("user", "hi"),), threading.current_thread().name
+    assert await predictor.predict(turns) is not None
+    assert threads == [here]
+    await predictor.predict(turns)
+    assert threads[-1] != here
+    router.cpu_s = 0.0
+    for _ in range(100):
+        await predictor.predict(turns)
+    assert threads[-1] == here, "what has become quick comes back"
+    predictor.close()
+    router.cpu_s = 0.2
+    impatient = Predictor(router, timeout_s=0.005)
+    await impatient.warm_up()
+    assert await impatient.predict(turns) is None
+    impatient.close()
 
 
 async def test_a_model_without_thinking_is_not_told_to_think(tmp_path: Path) -> None:
