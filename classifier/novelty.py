@@ -5,7 +5,7 @@ unlike a prompt is: words never seen, word pairs never seen, the part of its n-g
 and the size of its standardised dense features. Each becomes a tail share among held-out training rows; their product
 (Fisher) is ranked among held-out rows again. So of prompts exchangeable with the training window about one in a
 hundred reads 0.99 or more, whatever the readings are worth; how many foreign ones do is what the artifact's metrics
-report.
+report. A wording that was in the training window as a whole is never foreign.
 
 It does not protect against a familiar wording with a new meaning.
 
@@ -18,6 +18,7 @@ Outliers with Conformal p-values".
 from __future__ import annotations
 
 import math
+import zlib
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -37,10 +38,17 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class SeenWords:
-    """Which hashed words and word pairs the training window held: bool (2 ** SEEN_BITS,) each."""
+    """What the training window held.
+
+    Attributes
+    ----------
+    words, pairs : bool (2 ** SEEN_BITS,), marks of hashed words and word pairs
+    prompts : uint32 (k,), sorted hashes of whole wordings
+    """
 
     words: NDArray[np.bool_]
     pairs: NDArray[np.bool_]
+    prompts: NDArray[np.uint32]
 
     @classmethod
     def fit(cls, rows: Sequence[RawRow]) -> SeenWords:
@@ -49,7 +57,14 @@ class SeenWords:
         for row in rows:
             for order, mark in enumerate(marks, start=1):
                 mark[buckets_of(word_ngram_hashes(row.word_hashes, order), SEEN_BITS)] = True
-        return cls(*marks)
+        prompts = np.unique(np.array([wording_hash(row) for row in rows], dtype=np.uint32))
+        return cls(marks[0], marks[1], prompts)
+
+    def knows(self, row: RawRow) -> bool:
+        """Whether the very same wording was there, case, spacing and the digits of figures aside."""
+        wanted = np.uint32(wording_hash(row))
+        place = int(np.searchsorted(self.prompts, wanted))
+        return place < len(self.prompts) and bool(self.prompts[place] == wanted)
 
     def unseen_shares(self, row: RawRow) -> tuple[float, float]:
         """Shares of the row's words and word pairs that never occurred; 0 where there are none."""
@@ -58,6 +73,12 @@ class SeenWords:
             buckets = buckets_of(word_ngram_hashes(row.word_hashes, order), SEEN_BITS)
             shares.append(1.0 - float(np.count_nonzero(mark[buckets])) / len(buckets) if len(buckets) else 0.0)
         return shares[0], shares[1]
+
+
+def wording_hash(row: RawRow) -> int:
+    """Hash of all words in order; of a prompt without words, of its counted n-grams."""
+    content = row.word_hashes if len(row.word_hashes) else row.counts.buckets
+    return zlib.crc32(content.tobytes())
 
 
 def readings(seen: SeenWords, raw: RawRow, encoded: EncodedRow, projected: NDArray[np.float32]) -> Floats:

@@ -133,6 +133,7 @@ class ArtifactRouter:
         started = time.perf_counter()
         raw = read_request(request, self.num_tiers, self._hash_config)
         logits, reading = self._logits(raw, vector)
+        novelty = 0.0 if self._seen.knows(raw) else self._scale.novelty(reading)
         right, good = self._calibrated(logits)
         return Sufficiency(
             tiers=tuple(
@@ -140,7 +141,7 @@ class ArtifactRouter:
                 for tier, (p_right, p_good) in enumerate(zip(right.tolist(), good.tolist(), strict=True), start=1)
             ),
             features=dict(zip(self._names, raw.dense.tolist(), strict=True)),
-            novelty=self._scale.novelty(reading),
+            novelty=novelty,
             router_version=self.version,
             latency_s=shared_s + time.perf_counter() - started,
         )
@@ -208,7 +209,7 @@ def _unpack(artifact: RouterArtifact) -> tuple[Estimator, SeenWords, NoveltyScal
     )
     bits = (np.unpackbits(a["seen_words"]).astype(np.bool_), np.unpackbits(a["seen_pairs"]).astype(np.bool_))
     scale = NoveltyScale(a["novelty_grids"], a["novelty_combined"], int(described["novelty"]["num_held_out"]))
-    return estimator, SeenWords(*bits), scale
+    return estimator, SeenWords(*bits, a["seen_prompts"]), scale
 
 
 def _calibrators(artifact: RouterArtifact) -> CalibratorBank:

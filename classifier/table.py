@@ -29,6 +29,8 @@ class TrainingTable:
     weights : float64 (n,), importance of a row; inverse propensities make a log stand for all traffic
     label_source : where scores come from, such as ``reference`` or ``agreement``
     window : what the rows are and when they were seen, for the artifact's card
+    typical : bool (n,), rows that novelty is measured against; None for all. Rows added to teach rare things are not
+        typical: each is unlike all others, and would make everything foreign look usual
 
     Raises
     ------
@@ -42,6 +44,7 @@ class TrainingTable:
     weights: NDArray[np.float64]
     label_source: str = "reference"
     window: str = ""
+    typical: NDArray[np.bool_] | None = None
 
     def __post_init__(self) -> None:
         n = len(self.requests)
@@ -49,12 +52,15 @@ class TrainingTable:
             raise TrainingError(f"{n} rows are too few to fit and calibrate a router; give at least {MIN_ROWS}.")
         if self.scores.ndim != 2 or self.scores.shape[0] != n or self.scores.shape[1] < 2:
             raise TrainingError(f"scores has shape {self.scores.shape}; expected ({n}, num_tiers >= 2).")
-        for name, array in (("groups", self.groups), ("weights", self.weights)):
+        typical = np.ones(n, dtype=np.bool_) if self.typical is None else self.typical
+        for name, array in (("groups", self.groups), ("weights", self.weights), ("typical", typical)):
             if array.shape != (n,):
                 raise TrainingError(f"{name} has shape {array.shape}; expected ({n},).")
         known = self.scores[~np.isnan(self.scores)]
         if len(known) == 0 or known.min() < 0 or known.max() > 1:
             raise TrainingError("scores must be known for some rows and lie between 0 and 1.")
+        if typical.sum() < MIN_ROWS:
+            raise TrainingError(f"{typical.sum()} typical rows are too few to measure novelty against.")
         if not (np.isfinite(self.weights).all() and self.weights.min() > 0):
             raise TrainingError("every weight must be a finite number above 0; leave out rows that shall not count.")
 
@@ -90,6 +96,7 @@ class TrainingTable:
         weights: NDArray[np.float64] | None = None,
         label_source: str = "reference",
         window: str = "",
+        typical: NDArray[np.bool_] | None = None,
     ) -> TrainingTable:
         """A table with the usual groups (same wording) and equal weights where none are given."""
         return cls(
@@ -99,6 +106,7 @@ class TrainingTable:
             np.ones(len(requests)) if weights is None else np.asarray(weights, dtype=np.float64),
             label_source,
             window,
+            typical,
         )
 
 

@@ -95,7 +95,7 @@ def fit_router(
     ]
     right, good = _cross_calibrated(mixed, rows, folds, table)
     estimator = _fit_estimator(rows, options, c, seed, weight)
-    scale = NoveltyScale.fit(held_out_readings)
+    scale = NoveltyScale.fit(held_out_readings if table.typical is None else held_out_readings[table.typical])
     arrays = _arrays(estimator, calibrators, SeenWords.fit(raw), scale)
     described = _metadata(table, options, estimator, calibrators, scale, embedder, vectors, seed, c)
     return Fitted(RouterArtifact.create(arrays, {**described, **(metadata or {})}), right, good, folds)
@@ -199,6 +199,7 @@ def _arrays(
         "calibration_y": bank.y,
         "seen_words": np.packbits(seen.words),
         "seen_pairs": np.packbits(seen.pairs),
+        "seen_prompts": seen.prompts,
         "novelty_grids": scale.grids,
         "novelty_combined": scale.combined,
     }

@@ -60,7 +60,10 @@ def grade(
     source = "reference" if all(row.reference is not None for row in complete) else "reference or agreement"
     if not any(row.reference is not None for row in complete):
         source = "agreement with the top tier"
-    table = TrainingTable.build([row.request for row in complete], scores, label_source=source, window=window)
+    judged = np.array([row.is_judged for row in complete], dtype=np.bool_)
+    table = TrainingTable.build(
+        [row.request for row in complete], scores, label_source=source, window=window, typical=judged
+    )
     used = [[answers[row.key, tier.index] for tier in ladder] for row in complete]
     return Outcomes(tuple(complete), table, *_costs(used, ladder), methods)
 
