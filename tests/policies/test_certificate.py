@@ -1,0 +1,116 @@
+"""Certificates hold as often as they say, through sampling and through a judge that errs, and admit ignorance."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from policies.certificate import Checked, FloorStatus, certify, certify_threshold
+from policies.debias import GoldCounts
+
+GOLD = GoldCounts(360, 400, 40, 400)
+
+
+def checked_of(losses: list[float], inclusion: float = 1.0, num_requests: int | None = None) -> Checked:
+    values = np.array(losses, dtype=np.float64)
+    return Checked(values, np.full(len(values), inclusion), len(values) if num_requests is None else num_requests)
+
+
+def sampled(rng: np.random.Generator, losses: np.ndarray, inclusion: np.ndarray) -> tuple[Checked, np.ndarray]:
+    drawn = np.flatnonzero(rng.random(len(losses)) < inclusion)
+    return Checked(losses[drawn], inclusion[drawn], len(losses), float(inclusion.min())), drawn
+
+
+def test_the_three_findings() -> None:
+    assert certify(checked_of([1.0] * 13 + [0.0] * 121), 0.85, 0.95).status is FloorStatus.HELD
+    assert certify(checked_of([1.0] * 40 + [0.0] * 94), 0.85, 0.95).status is FloorStatus.BROKEN
+    assert certify(checked_of([1.0, *[0.0] * 9]), 0.85, 0.95).status is FloorStatus.INSUFFICIENT
+
+
+def test_nothing_checked_is_insufficient_even_for_a_low_floor() -> None:
+    found = certify(checked_of([], num_requests=1000), 0.5, 0.95)
+    assert found.status is FloorStatus.INSUFFICIENT
+    assert (found.loss_low, found.loss_high) == (0.0, 1.0)
+
+
+def test_a_larger_sample_certifies_what_a_small_one_cannot() -> None:
+    few, many = ([1.0] * k + [0.0] * (19 * k) for k in (2, 40))
+    assert certify(checked_of(few, 0.05, 800), 0.9, 0.95).status is FloorStatus.INSUFFICIENT
+    assert certify(checked_of(many, 0.05, 16_000), 0.9, 0.95).status is FloorStatus.HELD
+
+
+def test_weighted_samples_cover_the_true_loss() -> None:
+    rng = np.random.default_rng(5)
+    p_fault = rng.beta(1, 9, size=4000)
+    # The doubtful are checked more often: without weights their losses would count too much.
+    inclusion = np.clip(0.05 + p_fault, 0, 0.3)
+    high, low, raw = [], [], []
+    for _ in range(120):
+        losses = (rng.random(4000) < p_fault).astype(np.float64)
+        found = certify(sampled(rng, losses, inclusion)[0], 0.9, 0.95)
+        high.append(found.loss_high >= p_fault.mean())
+        low.append(found.loss_low <= p_fault.mean())
+        raw.append(found.loss)
+    assert np.mean(high) >= 0.95
+    assert np.mean(low) >= 0.95
+    assert np.mean(raw) == pytest.approx(p_fault.mean(), abs=0.005)
+
+
+def flagged(rng: np.random.Generator, faults: np.ndarray) -> np.ndarray:
+    return np.where(rng.random(len(faults)) < 0.9, faults, 1 - faults)
+
+
+@pytest.mark.parametrize("floor", [0.9, 0.95])
+def test_thresholds_hold_the_floor_through_a_judge_that_errs(floor: float) -> None:
+    """True loss at the chosen threshold is beyond what the floor permits in at most 5 % of samples."""
+    rng = np.random.default_rng(6)
+    p_as_good = rng.beta(4, 1, size=60_000)
+    chosen, broken = [], []
+    for _ in range(40):
+        rows = rng.integers(0, 60_000, 5000)
+        p = p_as_good[rows]
+        flags = flagged(rng, (rng.random(5000) > p).astype(np.float64))
+        sample, drawn = sampled(rng, flags, np.full(5000, 0.5))
+        found = certify_threshold(p[drawn], sample, np.linspace(0, 1, 41).tolist(), floor, 0.95, GOLD)
+        threshold = 1.1 if found.threshold is None else found.threshold
+        chosen.append(threshold)
+        true_loss = float(np.where(p_as_good >= threshold, 1 - p_as_good, 0.0).mean())
+        broken.append(true_loss > 1 - floor)
+    assert np.mean(broken) <= 0.05
+    assert min(chosen) < 0.95  # it does certify something
+
+
+def test_a_floor_out_of_reach_leaves_no_threshold() -> None:
+    found = certify_threshold(np.ones(50), checked_of([1.0] * 50), [0.2, 0.5, 0.9], 0.95, 0.95)
+    assert found.threshold is None
+    assert found.certificate is None
+
+
+def test_the_search_ends_at_the_first_threshold_that_fails() -> None:
+    p = np.repeat([0.2, 0.6, 0.9], [1000, 1000, 1000])
+    losses = np.repeat([0.0, 1.0, 0.0], [1000, 1000, 1000])
+    found = certify_threshold(p, Checked(losses, np.ones(3000), 3000), [0.1, 0.5, 0.8], 0.9, 0.95)
+    assert found.threshold == 0.8
+
+
+def test_an_erring_judge_costs_evidence() -> None:
+    rng = np.random.default_rng(7)
+    faults = (rng.random(3000) < 0.03).astype(np.float64)
+    sample = Checked(flagged(rng, faults), np.ones(3000), 3000)
+    with_gold, believed = certify(sample, 0.9, 0.95, GOLD), certify(sample, 0.9, 0.95)
+    assert believed.status is FloorStatus.BROKEN
+    assert with_gold.status is FloorStatus.HELD
+
+
+@pytest.mark.parametrize(
+    ("losses", "inclusion", "num_requests"),
+    [([0.5], [0.0], 1), ([0.5], [1.5], 1), ([2.0], [1.0], 1), ([0.5], [1.0], 0), ([0.5], [1.0, 1.0], 2)],
+)
+def test_malformed_samples_are_refused(losses: list[float], inclusion: list[float], num_requests: int) -> None:
+    with pytest.raises(ValueError, match=r"losses|inclusion|checked"):
+        Checked(np.array(losses), np.array(inclusion), num_requests)
+
+
+def test_a_wrong_least_inclusion_is_refused() -> None:
+    with pytest.raises(ValueError, match="least_inclusion"):
+        Checked(np.array([0.0]), np.array([0.1]), 5, least_inclusion=0.2)

@@ -1,0 +1,104 @@
+"""Bounds are those of the textbooks, hold as often as they say, and close in."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import beta  # type: ignore[import-untyped]
+
+from policies.intervals import (
+    binomial_lower,
+    binomial_upper,
+    bounded_lower,
+    bounded_upper,
+    is_mean_shown_below,
+    skewed_interval,
+)
+
+
+@given(st.integers(0, 400), st.integers(1, 400), st.sampled_from([0.9, 0.95, 0.99]))
+def test_binomial_bounds_are_clopper_and_pearsons(num_hits: int, extra: int, confidence: float) -> None:
+    num_trials = num_hits + extra
+    assert binomial_upper(num_hits, num_trials, confidence) == pytest.approx(
+        beta.ppf(confidence, num_hits + 1, num_trials - num_hits), abs=1e-9
+    )
+    lower = beta.ppf(1 - confidence, num_hits, num_trials - num_hits + 1) if num_hits else 0.0
+    assert binomial_lower(num_hits, num_trials, confidence) == pytest.approx(lower, abs=1e-9)
+
+
+def test_published_sample_sizes_certify() -> None:
+    assert binomial_upper(13, 134, 0.95) <= 0.15
+    assert binomial_upper(14, 134, 0.95) > 0.15
+    assert binomial_upper(4, 89, 0.95) <= 0.105
+
+
+def test_no_trials_bound_nothing() -> None:
+    assert (binomial_lower(0, 0, 0.95), binomial_upper(0, 0, 0.95)) == (0.0, 1.0)
+    assert bounded_upper([], [], 0.95) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("mean", [0.01, 0.1, 0.5])
+def test_bounded_upper_covers_and_narrows(mean: float) -> None:
+    rng = np.random.default_rng(1)
+    found = []
+    for _ in range(200):
+        drawn = rng.beta(2 * mean, 2 * (1 - mean), size=300)
+        found.append(bounded_upper(drawn, np.ones(300), 0.9))
+    assert np.mean(np.array(found) >= mean) >= 0.9
+    wide = np.mean(found) - mean
+    many = rng.beta(2 * mean, 2 * (1 - mean), size=30_000)
+    assert 0 < bounded_upper(many, np.ones(30_000), 0.9) - mean < wide / 3
+
+
+@settings(max_examples=25)
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=40), st.floats(0.6, 0.99))
+def test_bounds_enclose_the_sample_mean_and_mirror(values: list[float], confidence: float) -> None:
+    ones = np.ones(len(values))
+    low, high = bounded_lower(values, ones, confidence), bounded_upper(values, ones, confidence)
+    assert low <= np.mean(values) + 1e-6
+    assert high >= np.mean(values) - 1e-6
+    assert bounded_upper(1 - np.array(values), ones, confidence) == pytest.approx(1 - low, abs=1e-9)
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.integers(1, 5)), min_size=1, max_size=8))
+def test_counts_are_repetitions(rows: list[tuple[float, int]]) -> None:
+    values, counts = zip(*rows, strict=True)
+    repeated = np.repeat(values, counts)
+    assert bounded_upper(values, counts, 0.95) == pytest.approx(
+        bounded_upper(repeated, np.ones(len(repeated)), 0.95), abs=1e-9
+    )
+
+
+def test_skewed_rows_are_covered_where_the_normal_interval_is_not() -> None:
+    rng = np.random.default_rng(2)
+    rows = np.where(rng.random((1000, 400)) < 0.02, rng.exponential(50.0, (1000, 400)), 0.0)
+    found = [skewed_interval(each, 0.95) for each in rows]
+    ours = np.mean([each.low <= 1.0 <= each.high for each in found])
+    half = 1.96 * rows.std(axis=1) / 20
+    normal = np.mean(np.abs(rows.mean(axis=1) - 1.0) <= half)
+    assert ours > normal
+    assert ours >= 0.87
+
+
+@pytest.mark.parametrize("bad", [[-0.1], [1.1], [float("nan")]])
+def test_values_out_of_range_are_refused(bad: list[float]) -> None:
+    with pytest.raises(ValueError, match="values must lie"):
+        bounded_upper(bad, [1.0], 0.95)
+
+
+@pytest.mark.parametrize("confidence", [0.0, 1.0, -1.0, float("nan")])
+def test_a_confidence_is_below_one(confidence: float) -> None:
+    with pytest.raises(ValueError, match="confidence"):
+        binomial_upper(1, 2, confidence)
+    with pytest.raises(ValueError, match="confidence"):
+        bounded_upper([0.5], [1.0], confidence)
+
+
+@given(st.integers(0, 60), st.floats(0.02, 0.98))
+def test_showing_a_mean_below_agrees_with_the_bound(num_hits: int, mean: float) -> None:
+    values, counts = [0.0, 1.0], [60 - num_hits, num_hits]
+    bound = bounded_upper(values, counts, 0.95)
+    if abs(bound - mean) > 1e-6:
+        assert is_mean_shown_below(values, counts, mean, 0.95) is bool(bound < mean)
