@@ -174,6 +174,9 @@ class SharedFields:
         for key, changes_nothing in _UNSUPPORTED.items():
             if key in body and body[key] is not None and not changes_nothing(body[key]):
                 raise UnsupportedOption(f"'{key}' is not supported yet with this value; leave it out.", param=key)
+        for key, check in _WITHOUT_EFFECT.items():
+            if body.get(key) is not None:
+                check(body[key], key)
 
     def _tier(self, value: Any, param: str) -> int:
         if isinstance(value, str):
@@ -210,6 +213,18 @@ _UNSUPPORTED: Mapping[str, Callable[[Any], bool]] = {
     "guided_regex": lambda value: False,
     "guided_choice": lambda value: False,
     "guided_grammar": lambda value: False,
+}
+
+
+# OpenAI's fields that change nothing here, but are wrong all the same when they are of the wrong type.
+_WITHOUT_EFFECT: Mapping[str, Check] = {
+    "user": fields.string(512),
+    "safety_identifier": fields.string(512),
+    "prompt_cache_key": fields.string(512),
+    "metadata": fields.mapping,
+    "store": fields.boolean,
+    "parallel_tool_calls": fields.boolean,
+    "service_tier": fields.string(64),
 }
 
 

@@ -18,6 +18,10 @@ MESSAGES = [{"role": "user", "content": "hi"}]
 
 # (what is wrong with the body, the field that is blamed)
 WRONG_FIELDS: list[tuple[dict[str, Any], str]] = [
+    ({"user": 7}, "user"),
+    ({"metadata": "m"}, "metadata"),
+    ({"store": "yes"}, "store"),
+    ({"service_tier": 1}, "service_tier"),
     ({"messages": []}, "messages"),
     ({"messages": "hi"}, "messages"),
     ({"messages": {}}, "messages"),
