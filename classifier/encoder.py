@@ -81,7 +81,7 @@ class Encoder:
         # numpy.clip, without the third of its time that goes into argument handling.
         dense = np.minimum(np.maximum(standard, -MAX_STANDARD_SCORE), MAX_STANDARD_SCORE)
         buckets = row.counts.buckets
-        weighted = (1 + np.log(row.counts.values)) * self.idf[buckets]
+        weighted = (1 + np.log(row.counts.values)) * self.idf.take(buckets)
         split = int(np.searchsorted(buckets, 1 << self.config.word_bits))
         for part in (weighted[:split], weighted[split:]):
             norm = float(np.sqrt(part @ part))

@@ -153,9 +153,9 @@ def flatten_forest(trees: Sequence[Any], num_outputs: int) -> ForestHead:
         depth = max(depth, int(tree.max_depth))
         base += len(order)
     return ForestHead(
-        np.array(roots, dtype=np.int32),
-        np.concatenate(children).astype(np.int32),
-        np.concatenate(features).astype(np.int32),
+        np.array(roots, dtype=np.intp),
+        np.concatenate(children).astype(np.intp),
+        np.concatenate(features).astype(np.intp),
         np.concatenate(thresholds).astype(np.float32),
         np.concatenate(values).astype(np.float16),
         depth,

@@ -46,7 +46,7 @@ class LinearHead:
 
     def logits(self, dense: NDArray[np.float32], row: SparseRow) -> NDArray[np.float64]:
         """float64 (num_outputs,) for one request."""
-        total = row.values @ self.sparse[row.buckets] + dense @ self.dense + self.bias
+        total = row.values @ self.sparse.take(row.buckets, axis=0) + dense @ self.dense + self.bias
         return np.clip(total.astype(np.float64), -MAX_LOGIT, MAX_LOGIT)
 
 
@@ -60,27 +60,27 @@ class ForestHead:
 
     Attributes
     ----------
-    roots : int32 (num_trees,)
-    child, feature : int32 (num_nodes,)
+    roots : intp (num_trees,), the index type numpy takes without converting
+    child, feature : intp (num_nodes,)
     threshold : float32 (num_nodes,)
     value : float16 (num_nodes, num_outputs), mean outcome of the training rows in a node
     depth : steps from a root to the deepest leaf
     """
 
-    roots: NDArray[np.int32]
-    child: NDArray[np.int32]
-    feature: NDArray[np.int32]
+    roots: NDArray[np.intp]
+    child: NDArray[np.intp]
+    feature: NDArray[np.intp]
     threshold: NDArray[np.float32]
     value: NDArray[np.float16]
     depth: int
 
-    def leaves(self, x: NDArray[np.float32]) -> NDArray[np.int32]:
-        """The leaf each tree puts one request in, int32 (num_trees,)."""
+    def leaves(self, x: NDArray[np.float32]) -> NDArray[np.intp]:
+        """The leaf each tree puts one request in, intp (num_trees,)."""
         node = self.roots
         for _ in range(self.depth):
-            node = self.child[node] + (x[self.feature[node]] > self.threshold[node])
+            node = self.child.take(node) + (x.take(self.feature.take(node)) > self.threshold.take(node))
         return node
 
     def logits(self, x: NDArray[np.float32]) -> NDArray[np.float64]:
         """float64 (num_outputs,), log-odds of the trees' mean for one request."""
-        return bounded_logit(self.value[self.leaves(x)].mean(axis=0, dtype=np.float64))
+        return bounded_logit(self.value.take(self.leaves(x), axis=0).mean(axis=0, dtype=np.float64))

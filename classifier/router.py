@@ -150,7 +150,7 @@ class ArtifactRouter:
         part = self._estimator
         encoded = part.encoder.encode(raw)
         dense = encoded.dense if vector is None else append_embedding(encoded.dense, vector)
-        projected = encoded.sparse.values @ part.projection[encoded.sparse.buckets]
+        projected = encoded.sparse.values @ part.projection.take(encoded.sparse.buckets, axis=0)
         linear = part.linear.logits(dense, encoded.sparse)
         forest = part.forest.logits(np.concatenate([dense, projected * part.component_scale]))
         mixed = part.forest_weight * forest + (1 - part.forest_weight) * linear
@@ -192,9 +192,9 @@ def _unpack(artifact: RouterArtifact) -> tuple[Estimator, SeenWords, NoveltyScal
     encoder = Encoder(config, a["encoder_idf"], a["encoder_mean"], a["encoder_scale"])
     linear = LinearHead(a["linear_sparse"].astype(np.float32), a["linear_dense"], a["linear_bias"])
     forest = ForestHead(
-        a["forest_roots"],
-        a["forest_child"],
-        a["forest_feature"],
+        a["forest_roots"].astype(np.intp),
+        a["forest_child"].astype(np.intp),
+        a["forest_feature"].astype(np.intp),
         a["forest_threshold"],
         a["forest_value"],
         int(described["forest_depth"]),
