@@ -139,6 +139,38 @@ def bootstrap(context: typer.Context) -> None:
     run_module("gateway.bootstrap", "suffice bootstrap", context.args)
 
 
+@app.command()
+def evaluate(
+    train: Annotated[Path, typer.Option("--train", help="Folder with prompts.parquet and scores.parquet to fit on.")],
+    test: Annotated[Path, typer.Option("--test", help="Folder to judge on; the same one means its own folds.")],
+    weak: Annotated[str, typer.Option("--weak", help="The cheap model, as the folders name it.")],
+    strong: Annotated[str, typer.Option("--strong", help="The dear model.")],
+    benchmark: Annotated[str | None, typer.Option("--benchmark", help="Only this benchmark's prompts.")] = None,
+    transfer: Annotated[bool, typer.Option("--transfer", help="Fit on every benchmark but --benchmark.")] = False,
+    floor: Annotated[float, typer.Option("--floor", help="Share of the strong model's quality to certify.")] = 0.95,
+    confidence: Annotated[float, typer.Option("--confidence", help="Confidence of the certificate.")] = 0.95,
+    seed: Annotated[int, typer.Option("--seed", help="Of fits and resamples.")] = 0,
+    resamples: Annotated[int, typer.Option("--resamples", help="Of intervals and of the certificate.")] = 200,
+    as_json: Annotated[bool, typer.Option("--json", help="Only the line of JSON.")] = False,
+) -> None:
+    """Judge routing between two models on graded prompts, beside prompt length, chance and an oracle."""
+    from gateway.commands.evaluate import evaluate as run
+
+    run(
+        train,
+        test,
+        weak=weak,
+        strong=strong,
+        benchmark=benchmark,
+        transfer=transfer,
+        floor=floor,
+        confidence=confidence,
+        seed=seed,
+        num_resamples=resamples,
+        as_json=as_json,
+    )
+
+
 def _add_bench(name: str, module: str, help_text: str) -> None:
     @bench_app.command(name, context_settings=PASS_ON, help=help_text)
     def _bench(context: typer.Context) -> None:

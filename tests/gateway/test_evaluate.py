@@ -1,0 +1,148 @@
+"""``suffice evaluate`` on folders in the public schema: beats chance where there is something to learn, and says so."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as arrow
+import pyarrow.parquet as parquet
+import pytest
+
+from classifier.errors import TrainingError
+from classifier.evaluate_pairs import read_pairs
+from gateway import cli
+from gateway.commands.evaluate_floor import Routed, floor_report
+
+HARD, EASY = ("integral", "theorem", "lemma", "topology"), ("hello", "weather", "colour", "name")
+
+
+def folder_of(
+    path: Path, seed: int, *, num_prompts: int = 240, benchmark: str = "made", learnable: bool = True
+) -> Path:
+    """Prompts whose words tell whether the weak model is right; or do not."""
+    rng = np.random.default_rng(seed)
+    prompts, scores = [], []
+    for number in range(num_prompts):
+        hard = bool(rng.random() < 0.5)
+        words = HARD if (hard if learnable else rng.random() < 0.5) else EASY
+        text = " ".join(rng.choice(words, 6)) + f" case {rng.integers(50)}"
+        name = f"{benchmark}/{seed}-{number}"
+        prompts.append(
+            {
+                "prompt_id": name,
+                "benchmark": benchmark,
+                "domain": "d",
+                "prompt": text,
+                "group_id": name,
+                "fold": number % 5,
+            }
+        )
+        scores.append({"prompt_id": name, "model": "weak", "score": float(rng.random() < (0.2 if hard else 0.95))})
+        scores.append({"prompt_id": name, "model": "strong", "score": float(rng.random() < 0.95)})
+    path.mkdir()
+    parquet.write_table(arrow.Table.from_pylist(prompts), path / "prompts.parquet")
+    parquet.write_table(arrow.Table.from_pylist(scores), path / "scores.parquet")
+    return path
+
+
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: object) -> tuple[int, str]:
+    monkeypatch.setattr(sys, "argv", ["suffice", "evaluate", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return int(ended.value.code or 0), capsys.readouterr().out
+
+
+def found_by(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: object) -> dict[str, Any]:
+    status, out = run(capsys, monkeypatch, *arguments, "--weak", "weak", "--strong", "strong", "--json")
+    assert status == 0
+    assert out.count("\n") == 1
+    found: dict[str, Any] = json.loads(out)
+    return found
+
+
+def test_two_folders_in_one_line_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train, test = folder_of(tmp_path / "a", 1), folder_of(tmp_path / "b", 2)
+    found = found_by(capsys, monkeypatch, "--train", train, "--test", test, "--resamples", 20)
+    orders = found["rankings"]
+    assert found["num_prompts"] == 240
+    assert orders["random"]["apgr"] == pytest.approx(0.5)
+    assert orders["random"]["apgr"] + 0.1 < orders["router"]["apgr"] <= orders["oracle"]["apgr"]
+    low, high = orders["router"]["apgr_interval"]
+    assert low <= orders["router"]["apgr"] <= high
+    assert orders["router"]["strong_share_95"] <= orders["router"]["strong_share_99"]
+
+
+def test_nothing_to_learn_is_not_made_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = folder_of(tmp_path / "a", 3, learnable=False)
+    found = found_by(capsys, monkeypatch, "--train", both, "--test", both, "--resamples", 10)
+    assert found["protocol"] == "folds of the data"
+    assert 0.35 < found["rankings"]["router"]["apgr"] < 0.65
+
+
+def test_transfer_leaves_the_benchmark_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known, other = folder_of(tmp_path / "a", 4), folder_of(tmp_path / "b", 5, benchmark="other")
+    arguments = ("--train", known, "--test", other, "--benchmark", "other", "--transfer", "--resamples", 10)
+    assert found_by(capsys, monkeypatch, *arguments)["protocol"] == "leave one benchmark out"
+    status, _ = run(
+        capsys,
+        monkeypatch,
+        *("--train", other, "--test", other, "--benchmark", "other", "--transfer"),
+        *("--weak", "weak", "--strong", "strong"),
+    )
+    assert status == 1  # nothing else to fit on
+
+
+def test_shared_groups_never_train(tmp_path: Path) -> None:
+    table = read_pairs(folder_of(tmp_path / "a", 6), "weak", "strong")
+    half = table.take(np.arange(120))
+    assert len(table.without_overlap(half).rows) == 120
+    assert len(half.without_overlap(table).rows) == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("--floor", 0), ("--confidence", 1), ("--resamples", 0), ("--transfer",)],
+)
+def test_wrong_options_exit_with_2(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[object, ...],
+) -> None:
+    given = ("--train", tmp_path, "--test", tmp_path, "--weak", "a", "--strong", "b", *arguments)
+    assert run(capsys, monkeypatch, *given)[0] == 2
+
+
+def test_unusable_folders_are_named(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match=r"prompts\.parquet"):
+        read_pairs(tmp_path, "weak", "strong")
+    folder = folder_of(tmp_path / "a", 7, num_prompts=5)
+    with pytest.raises(TrainingError, match="unheard-of"):
+        read_pairs(folder, "weak", "unheard-of")
+    with pytest.raises(TrainingError, match="absent"):
+        read_pairs(folder, "weak", "strong", "absent")
+    (folder / "scores.parquet").write_bytes(b"PAR1 but not really")
+    with pytest.raises(TrainingError, match=r"scores\.parquet"):
+        read_pairs(folder, "weak", "strong")
+
+
+def test_certificates_are_honoured_and_few_rows_certify_nothing() -> None:
+    rng = np.random.default_rng(8)
+    hardness = rng.random(1500)
+    weak = (rng.random(1500) > hardness).astype(np.float64)
+    strong = (rng.random(1500) > hardness / 4).astype(np.float64)
+    report = floor_report(hardness, weak, strong, floor=0.9, confidence=0.95, seed=0, num_resamples=100)
+    assert report["status"] == "held"
+    assert report["strong_share"] < 1
+    assert report["resamples"]["share_honoured"] >= 0.95
+    assert Routed.of(hardness[:5], weak[:5], strong[:5]).certified_share(np.arange(5), 0.99, 0.99) is None
