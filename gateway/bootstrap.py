@@ -31,6 +31,7 @@ from gateway.outcomes.collect import CollectOptions, Progress, collect
 from gateway.outcomes.described import describe_ladder
 from gateway.outcomes.display import show_progress
 from gateway.outcomes.errors import OutcomeError
+from gateway.outcomes.halves import FITTING_HALF, draw_half
 from gateway.outcomes.prompts import PromptRow, make_row, read_prompts, unique_rows
 from gateway.outcomes.records import AnswerLog
 from gateway.outcomes.table import Outcomes, grade
@@ -169,18 +170,20 @@ async def collect_outcomes(
 
 
 def builtin_rows(num_tasks: int, seed: int) -> list[PromptRow]:
-    """Train-split tasks of the natural mix of grades, and small talk beside them; each as one user message.
+    """Tasks of the natural mix that no tier was trained on, and small talk beside them; each as one user message.
 
-    Small talk teaches the router that a greeting needs no thought; it counts for no metric and no threshold.
+    A tier does a little better on problems it was trained on, and a router fitted on those would promise too much: so
+    the tasks come from the test split, from the half that the ladder bench leaves alone. Small talk teaches the router
+    that a greeting needs no thought; it counts for no metric and no threshold.
     """
     from backends.builtin.tasks.chat import draw_chat
-    from backends.builtin.tasks.generate import generate
 
-    tasks = [make_row((Message("user", t.prompt),), t.answer, "builtin") for t in generate(seed, num_tasks)]
+    tasks = draw_half(FITTING_HALF, seed, num_tasks)
+    rows = [make_row((Message("user", task.prompt),), task.answer, "builtin") for task in tasks]
     rng = random.Random(seed)
     talk = [draw_chat(rng) for _ in range(num_tasks // SMALL_TALK_SHARE)]
     chat = [replace(make_row((Message("user", said),), reply, "exact"), is_judged=False) for said, reply in talk]
-    return unique_rows([*tasks, *chat])
+    return unique_rows([*rows, *chat])
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -259,7 +262,7 @@ async def _collected(
 
 def _window(given: argparse.Namespace) -> str:
     if given.builtin:
-        return f"{given.tasks} train-split tasks of the built-in family (natural mix, seed {given.seed}) and small talk"
+        return f"{given.tasks} built-in tasks no tier was trained on (natural mix, seed {given.seed}) and small talk"
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     return f"{given.prompts.name}, answered {today}"
 

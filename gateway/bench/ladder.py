@@ -1,8 +1,9 @@
 """The point of it all: fresh tasks through the HTTP endpoint, each tier alone and routed. ``suffice bench ladder``.
 
-Tasks are drawn from the test split by a seed of the caller's choice; no router or model was fitted on any of them. Each
-is asked at every tier (``model`` pinned) and once as ``auto`` without exploration, greedily. Beside the routed accuracy
-stands what random routing, prompt length, the best fixed mix and an oracle reach at the same mean cost.
+Tasks are drawn by a seed of the caller's choice from the half of the test split that nothing was fitted on, neither a
+model nor a router. Each is asked at every tier (``model`` pinned) and once as ``auto`` without exploration, greedily.
+Beside the routed accuracy stands what random routing, prompt length, the best fixed mix and an oracle reach at the same
+mean cost.
 
 Measured seconds depend on what else the machine does and on how many requests share a step; prices do not.
 """
@@ -19,11 +20,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from backends.builtin.tasks.generate import generate
 from backends.builtin.tasks.types import Task
 from gateway.bench.card import card, print_card
 from gateway.bench.ladder_client import Reply, ask_all, own_server
 from gateway.bench.ladder_report import LadderRun, summarise
+from gateway.outcomes.halves import JUDGING_HALF, draw_half
 from gateway.settings import read_client_key
 
 _PROGRESS_EVERY_S = 15.0
@@ -62,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 async def _run(given: argparse.Namespace) -> tuple[LadderRun, dict[str, Any]]:
-    tasks = list(generate(given.seed, given.tasks, split="test"))
+    tasks = draw_half(JUDGING_HALF, given.seed, given.tasks)
     started = time.perf_counter()
     if given.url:
         run, served = await _ask_everything(given.url, tasks, given)

@@ -23,6 +23,7 @@ from gateway.bootstrap import FitRequest, builtin_rows, collect_outcomes, fit_ou
 from gateway.outcomes.collect import CollectOptions
 from gateway.outcomes.errors import CollectionError, PromptFileError
 from gateway.outcomes.grading import CHECKERS, agreement, final_answer, word_overlap
+from gateway.outcomes.halves import FITTING_HALF, JUDGING_HALF, draw_half, half_of
 from gateway.outcomes.prompts import PromptRow, read_prompts
 from gateway.settings import Settings, load_settings
 from policies.decide import decide
@@ -42,7 +43,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
 
 def scripted_ladder(settings: Settings, num_tasks: int = 400, seed: int = 1) -> dict[str, EchoBackend]:
     """Tiers that know the answers up to a grade and else say nothing of use."""
-    tasks = {task.prompt: task for task in generate(seed, num_tasks)}
+    tasks = {task.prompt: task for task in draw_half(FITTING_HALF, seed, num_tasks)}
 
     def script_of(ability: int) -> Callable[[GenerateRequest], Script]:
         def script(request: GenerateRequest) -> Script:
@@ -77,7 +78,7 @@ async def run(
 async def test_prompts_become_a_router_that_holds_its_floor(settings: Settings, tmp_path: Path) -> None:
     rows = task_rows(400)
     outcomes = await run(rows, settings, scripted_ladder(settings), tmp_path / "answers.jsonl")
-    grades = {task.prompt: task.grade for task in generate(1, 400)}
+    grades = {task.prompt: task.grade for task in draw_half(FITTING_HALF, 1, 400)}
     expected = [[float(grades[row.prompt] <= ability) for ability in ABILITY] for row in outcomes.rows]
     assert outcomes.table.scores.tolist() == expected
     assert outcomes.cost_usd[0].tolist() == [0.0001, 0.0005, 0.003, 0.01]
@@ -94,7 +95,7 @@ async def test_prompts_become_a_router_that_holds_its_floor(settings: Settings, 
     wanted = {"policy.exploration_share": 0.0, "policy.quality_floor": 0.95}
     policy = apply_derived(load_settings(environ={}, overrides=wanted).policy, router.decision)
     assert policy.quality_value_usd is not None
-    fresh = list(generate(99, 600, split="test"))
+    fresh = draw_half(JUDGING_HALF, 99, 600)
     right, cost = [], []
     for task, found in zip(fresh, router.predict([_request(task.prompt) for task in fresh]), strict=True):
         estimates = tuple(TierEstimate(t.tier, t.p_right, t.p_as_good) for t in found.tiers)
@@ -220,7 +221,7 @@ async def test_a_dead_tier_ends_the_run_and_keeps_what_was_answered(
 
 async def test_without_references_the_top_tier_is_taken_for_right(settings: Settings, tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
-    tasks = list(generate(1, 120))
+    tasks = draw_half(FITTING_HALF, 1, 120)
     file.write_text("".join(json.dumps({"prompt": task.prompt}) + "\n" for task in tasks))
     rows = read_prompts(file)
     outcomes = await run(rows, settings, scripted_ladder(settings), tmp_path / "answers.jsonl")
@@ -274,6 +275,16 @@ def test_bad_files_and_calls_end_with_a_message(tmp_path: Path, capsys: pytest.C
     with pytest.raises(SystemExit) as wrong:
         bootstrap.main([])
     assert wrong.value.code == 2
+
+
+def test_what_fits_a_router_and_what_judges_it_never_meet() -> None:
+    fitting, judging = draw_half(FITTING_HALF, 1, 3000), draw_half(JUDGING_HALF, 2, 3000)
+    problems = [{task.task_id for task in half} for half in (fitting, judging)]
+    assert not problems[0] & problems[1]
+    assert {half_of(task) for task in fitting} == {FITTING_HALF}
+    assert draw_half(FITTING_HALF, 1, 500) == fitting[:500]
+    trained_on = {task.task_id for task in generate(1, 3000, split="train")}
+    assert not trained_on & (problems[0] | problems[1])
 
 
 def test_small_talk_is_learned_but_not_judged() -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.builtin.tasks.generate import generate
 from backends.builtin.tasks.types import Task
 from backends.protocol import GenerateRequest
 from backends.testing import EchoBackend, Script
@@ -20,6 +19,7 @@ from gateway.bench import ladder
 from gateway.bench.ladder_client import Reply
 from gateway.bench.ladder_plot import plot_run
 from gateway.bench.ladder_report import LadderRun, summarise
+from gateway.outcomes.halves import JUDGING_HALF, draw_half
 from gateway.settings import load_settings
 
 ABILITY = (1, 2, 3, 5)
@@ -34,7 +34,7 @@ def reply(task: Task, tier: int, *, p_right: tuple[float, ...] = ()) -> Reply:
 
 
 def run_of(num_tasks: int, route: Callable[[Task], int]) -> LadderRun:
-    tasks = list(generate(5, num_tasks, split="test"))
+    tasks = draw_half(JUDGING_HALF, 5, num_tasks)
     pinned = [[reply(task, tier) for task in tasks] for tier in range(1, 5)]
     routed = [reply(task, route(task), p_right=(0.5, 0.6, 0.7, 0.9)) for task in tasks]
     return LadderRun.of(tasks, pinned, routed, ["simple", "medium", "complex", "expert"])
@@ -87,7 +87,7 @@ async def test_over_http(
     serve: Callable[[Any], str], sqlite_url: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     settings = load_settings(environ={}, overrides={"database.url": sqlite_url, "router.artifact": "none"})
-    tasks = {task.prompt: task for task in generate(11, 40, split="test")}
+    tasks = {task.prompt: task for task in draw_half(JUDGING_HALF, 11, 40)}
 
     def script_of(ability: int, seconds: float) -> Callable[[GenerateRequest], Script]:
         def script(request: GenerateRequest) -> Script:
@@ -105,7 +105,7 @@ async def test_over_http(
     url = serve(create_app(settings, backends=backends), lifespan="on")
     status = await asyncio.to_thread(ladder.main, ["--url", url, "--tasks", "40", "--seed", "11", "--json", "--check"])
     found = json.loads(capsys.readouterr().out)
-    grades = np.array([task.grade for task in generate(11, 40, split="test")])
+    grades = np.array([task.grade for task in draw_half(JUDGING_HALF, 11, 40)])
     for row, ability in zip(found["tiers"], ABILITY, strict=True):
         assert row["accuracy"]["value"] == pytest.approx(float(np.mean(grades <= ability)))
     # Without a router all traffic takes the safe choice: as good as the top tier, and as dear, which --check reports.
