@@ -20,13 +20,14 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    UniqueConstraint,
 )
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeDecorator
 
 # The newest revision in migrations/versions; a test compares the two. Kept here so that a start needs no Alembic.
-SCHEMA_REVISION = "0001"
+SCHEMA_REVISION = "0002"
 
 metadata = MetaData(
     naming_convention={
@@ -172,4 +173,90 @@ secrets = Table(
     Column("name", Text, primary_key=True),
     Column("value", Text, nullable=False),
     Column("created_at", UtcDateTime, nullable=False),
+)
+
+# Answers drawn to be checked: each row is the work and, once done, its result. See gateway/verify.
+verifications = Table(
+    "verifications",
+    metadata,
+    Column("verification_id", String(36), primary_key=True),
+    Column("request_id", String(36), ForeignKey("requests.request_id", ondelete="CASCADE"), nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("direction", Text, nullable=False),
+    Column("tier", SmallInteger, nullable=False),
+    Column("against_tier", SmallInteger, nullable=False),
+    Column("inclusion_probability", Double, nullable=False),
+    Column("stratum", Text, nullable=False),
+    Column("tenant", Text, nullable=False),
+    Column("domain", Text, nullable=False),
+    Column("policy_name", Text, nullable=False),
+    Column("policy_version", Text, nullable=False),
+    Column("router_version", Text, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("claimed_by", Text),
+    Column("claimed_until", UtcDateTime),
+    Column("num_attempts", Integer, nullable=False),
+    Column("retry_at", UtcDateTime),
+    Column("finished_at", UtcDateTime),
+    Column("p_good", Double),
+    Column("verdict", SmallInteger),
+    Column("grader", Text),
+    Column("grader_version", Text),
+    Column("scores", _json(), nullable=False),
+    Column("cost_nano_usd", BigInteger, nullable=False),
+    Column("compute_s", Double),
+    Column("error", Text),
+    UniqueConstraint("request_id", "direction"),
+    Index(None, "status", "created_at"),
+    Index(None, "finished_at"),
+)
+
+# What a check reads; deleted once it is done, unless the log keeps texts anyway.
+verification_texts = Table(
+    "verification_texts",
+    metadata,
+    Column(
+        "verification_id",
+        String(36),
+        ForeignKey("verifications.verification_id", ondelete="CASCADE"),
+        primary_key=True,
+    ),
+    Column("prompt", Text, nullable=False),
+    Column("sampling", _json(), nullable=False),
+    Column("answer", Text, nullable=False),
+    Column("other_answer", Text),
+)
+
+feedback = Table(
+    "feedback",
+    metadata,
+    Column("feedback_id", String(36), primary_key=True),
+    Column("request_id", String(36), ForeignKey("requests.request_id", ondelete="CASCADE"), nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("tenant", Text, nullable=False),
+    Column("key_id", Text),
+    Column("idempotency_key", Text, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("value", Double),
+    Column("reference", Text),
+    Column("comment", Text),
+    Column("metadata", _json(), nullable=False),
+    UniqueConstraint("tenant", "idempotency_key"),
+    Index(None, "request_id"),
+    Index(None, "created_at"),
+)
+
+# What is known of an answer's quality apart from the graders; it measures the graders' own errors.
+gold_labels = Table(
+    "gold_labels",
+    metadata,
+    Column("gold_id", String(36), primary_key=True),
+    Column("request_id", String(36), ForeignKey("requests.request_id", ondelete="CASCADE"), nullable=False),
+    Column("tier", SmallInteger, nullable=False),
+    Column("source", Text, nullable=False),
+    Column("label", Double, nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("note", Text, nullable=False),
+    Index(None, "request_id"),
+    Index(None, "created_at"),
 )

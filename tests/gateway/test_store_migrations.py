@@ -56,13 +56,31 @@ async def fill(url: str) -> None:
     """At least one row in every table."""
     now = datetime.now(UTC)
     async with Store(StoreConfig(url=url, migrate=False)) as store:
-        await store.record(make_record(session_id="s", final_tier=1, prompt_text="p"))
+        record = make_record(session_id="s", final_tier=1, prompt_text="p")
+        await store.record(record)
         await store.put_config("hash", {}, now)
     keys = insert(tables.api_keys).values(
         key_id="k", name="n", key_hash="h", prefix="p", tenant="t", created_at=now, limits={}
     )
     policies = insert(tables.policy_versions).values(name="p", version="1", created_at=now, body={}, author="", note="")
-    await run_sql(url, keys, policies)
+    await run_sql(url, keys, policies, *verification_rows(record.request_id, now))
+
+
+def verification_rows(request_id: str, now: datetime) -> list[Any]:
+    """One row for each of the tables beside the log."""
+    names = ("direction", "stratum", "tenant", "domain", "policy_name", "policy_version", "router_version", "status")
+    job: dict[str, Any] = dict.fromkeys(names, "")
+    job |= {"verification_id": "v", "request_id": request_id, "created_at": now, "tier": 1, "against_tier": 2}
+    job |= {"inclusion_probability": 0.1, "num_attempts": 0, "scores": {}, "cost_nano_usd": 0}
+    about = {"request_id": request_id, "created_at": now}
+    return [
+        insert(tables.verifications).values(**job),
+        insert(tables.verification_texts).values(verification_id="v", prompt="p", sampling={}, answer="a"),
+        insert(tables.feedback).values(
+            feedback_id="f", tenant="t", idempotency_key="i", kind="rating", metadata={}, **about
+        ),
+        insert(tables.gold_labels).values(gold_id="g", tier=1, source="admin", label=1.0, note="", **about),
+    ]
 
 
 def test_the_code_names_the_newest_revision() -> None:
