@@ -8,7 +8,7 @@ from torch import Tensor
 from engine.config import QuantConfig
 from engine.errors import UnsupportedQuantization
 from engine.layers.quant import QuantWeight
-from engine.load.tensors import TensorFiles
+from engine.load.tensors import TensorSource
 
 # The nibble at bits 4k..4k+3 of a word holds output AWQ_ORDER[k] of its eight (Lin et al. 2023; AutoAWQ's GEMM kernel).
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -16,7 +16,7 @@ AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 def unpack_awq(words: Tensor) -> Tensor:
     """int32 (rows, n / 8) → uint8 (rows, n)."""
-    shifts = torch.arange(0, 32, 4, dtype=torch.int32)
+    shifts = torch.arange(0, 32, 4, dtype=torch.int32, device=words.device)
     nibbles = ((words[..., None] >> shifts) & 15).to(torch.uint8)
     inverse = sorted(range(8), key=AWQ_ORDER.__getitem__)
     return nibbles[..., inverse].flatten(-2)
@@ -29,7 +29,7 @@ def pack_awq(codes: Tensor) -> Tensor:
     return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
 
 
-def read_awq(files: TensorFiles, name: str, in_features: int, out_features: int, quant: QuantConfig) -> QuantWeight:
+def read_awq(files: TensorSource, name: str, in_features: int, out_features: int, quant: QuantConfig) -> QuantWeight:
     """Read ``name.qweight``, ``.qzeros`` and ``.scales``."""
     group_size = in_features if quant.group_size == -1 else quant.group_size
     if in_features % group_size or out_features % 8:

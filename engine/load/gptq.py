@@ -8,12 +8,12 @@ from torch import Tensor
 from engine.config import QuantConfig
 from engine.errors import TensorMismatch, UnsupportedQuantization
 from engine.layers.quant import QuantWeight
-from engine.load.tensors import TensorFiles
+from engine.load.tensors import TensorSource
 
 
 def unpack_rows(words: Tensor) -> Tensor:
     """int32 (n / 8, columns) → uint8 (n, columns)."""
-    shifts = torch.arange(0, 32, 4, dtype=torch.int32)[None, :, None]
+    shifts = torch.arange(0, 32, 4, dtype=torch.int32, device=words.device)[None, :, None]
     return ((words[:, None, :] >> shifts) & 15).to(torch.uint8).flatten(0, 1)
 
 
@@ -23,7 +23,7 @@ def pack_rows(codes: Tensor) -> Tensor:
     return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
 
 
-def read_gptq(files: TensorFiles, name: str, in_features: int, out_features: int, quant: QuantConfig) -> QuantWeight:
+def read_gptq(files: TensorSource, name: str, in_features: int, out_features: int, quant: QuantConfig) -> QuantWeight:
     """Read ``name.qweight``, ``.qzeros``, ``.scales`` and, where it is written, ``.g_idx``."""
     group_size = in_features if quant.group_size == -1 else quant.group_size
     if in_features % 8 or out_features % 8:
@@ -45,7 +45,7 @@ def read_gptq(files: TensorFiles, name: str, in_features: int, out_features: int
     return QuantWeight.from_codes(codes.t(), scales.t(), zeros.t(), group_size, order)
 
 
-def _input_order(files: TensorFiles, name: str, in_features: int, group_size: int) -> Tensor | None:
+def _input_order(files: TensorSource, name: str, in_features: int, group_size: int) -> Tensor | None:
     """The permutation that makes groups contiguous, None when they already are.
 
     Raises
@@ -57,7 +57,7 @@ def _input_order(files: TensorFiles, name: str, in_features: int, group_size: in
     if key not in files:
         return None
     group_of_input = files.take(key, (in_features,)).to(torch.int64)
-    expected = torch.arange(in_features) // group_size
+    expected = torch.arange(in_features, device=group_of_input.device) // group_size
     if torch.equal(group_of_input, expected):
         return None
     ordered, order = torch.sort(group_of_input, stable=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -15,13 +16,15 @@ from engine.layers.linear import Linear
 from engine.layers.norm import RMSNorm
 from engine.layers.quant import QuantWeight
 from engine.load.awq import read_awq
+from engine.load.dummy import DummyTensors
 from engine.load.gptq import read_gptq
 from engine.load.linear import CpuCompute, LinearFactory, LinearPart
 from engine.load.source import load_config, resolve_checkpoint
-from engine.load.tensors import TensorFiles
+from engine.load.tensors import TensorFiles, TensorSource
 from engine.models.decoder import DecoderLayer, DecoderModel
 
 ProgressFn = Callable[[float], None]
+LoadFormat = Literal["auto", "dummy"]
 
 
 def load_model(
@@ -30,6 +33,7 @@ def load_model(
     dtype: torch.dtype | str = "auto",
     device: torch.device | str = "cpu",
     cpu_compute: CpuCompute = "auto",
+    load_format: LoadFormat = "auto",
     progress: ProgressFn | None = None,
 ) -> DecoderModel:
     """Load a Hugging Face checkpoint.
@@ -41,6 +45,7 @@ def load_model(
         checkpoints compute in bfloat16, whose range they cannot leave)
     device : where weights live
     cpu_compute : see :class:`engine.load.linear.LinearFactory`
+    load_format : "auto" reads the safetensors files; "dummy" needs ``config.json`` alone and draws random weights
     progress : called with the share done, 0 to 1, after each layer
 
     Raises
@@ -52,12 +57,42 @@ def load_model(
     config = load_config(folder)
     target = _choose_device(device)
     chosen = _choose_dtype(dtype, config, target)
-    files = TensorFiles(folder)
+    if load_format == "dummy":
+        return assemble(
+            DummyTensors(config, device=target, folder=folder), config, chosen, target, cpu_compute, progress
+        )
+    files = TensorFiles(folder, target)
     if target.type == "cuda":
         refuse_unless_fits(folder, files.num_bytes, torch.cuda.mem_get_info(target)[0])
-    report = progress or (lambda share: None)
+    return assemble(files, config, chosen, target, cpu_compute, progress)
+
+
+def dummy_model(
+    config: ModelConfig,
+    *,
+    dtype: torch.dtype | str = "auto",
+    device: torch.device | str = "cpu",
+    seed: int = 0,
+    progress: ProgressFn | None = None,
+) -> DecoderModel:
+    """A model of this shape and format with random weights; no files. See :func:`load_model`."""
+    target = _choose_device(device)
+    source = DummyTensors(config, device=target, seed=seed)
+    return assemble(source, config, _choose_dtype(dtype, config, target), target, "auto", progress)
+
+
+def assemble(
+    source: TensorSource,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    cpu_compute: CpuCompute = "auto",
+    progress: ProgressFn | None = None,
+) -> DecoderModel:
+    """Put a model together from wherever its tensors come from."""
     with torch.inference_mode():
-        return _Assembler(files, config, LinearFactory(chosen, target, cpu_compute)).assemble(report)
+        factory = LinearFactory(dtype, device, cpu_compute)
+        return _Assembler(source, config, factory).assemble(progress or (lambda share: None))
 
 
 def refuse_unless_fits(folder: Path, needed_bytes: int, free_bytes: int) -> None:
@@ -104,7 +139,7 @@ def _choose_dtype(dtype: torch.dtype | str, config: ModelConfig, device: torch.d
 class _Assembler:
     """Takes tensors by their Hugging Face names and builds layers; one use."""
 
-    def __init__(self, files: TensorFiles, config: ModelConfig, factory: LinearFactory) -> None:
+    def __init__(self, files: TensorSource, config: ModelConfig, factory: LinearFactory) -> None:
         self.files = files
         self.config = config
         self.factory = factory

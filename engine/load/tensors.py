@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Protocol
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -15,11 +17,35 @@ from engine.load.source import read_json
 HARMLESS_SUFFIXES = (".rotary_emb.inv_freq", ".attn.bias", ".masked_bias")
 
 
-class TensorFiles:
-    """All tensors of a folder. Each is read from disk when taken; :meth:`finish` refuses what nobody took."""
+class TensorSource(Protocol):
+    """Where a model's tensors come from, by their Hugging Face names. See :class:`TensorFiles`."""
 
-    def __init__(self, folder: Path) -> None:
+    @property
+    def folder(self) -> Path: ...
+
+    def __contains__(self, name: str) -> bool: ...
+
+    def take(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor: ...
+
+    def take_float(self, name: str, shape: tuple[int, ...]) -> Tensor: ...
+
+    def ignore(self, names: Iterable[str]) -> None: ...
+
+    def finish(self) -> None: ...
+
+
+class TensorFiles:
+    """All tensors of a folder. Each is read from disk when taken; :meth:`finish` refuses what nobody took.
+
+    Parameters
+    ----------
+    folder : holds the safetensors files
+    device : where tensors are put as they are read
+    """
+
+    def __init__(self, folder: Path, device: torch.device | str = "cpu") -> None:
         self.folder = folder
+        self._device = str(device)
         self._where = _locate(folder)
         self._open: dict[Path, safe_open] = {}
         self._taken: set[str] = set()
@@ -96,7 +122,7 @@ class TensorFiles:
 
     def _file(self, path: Path) -> safe_open:
         if path not in self._open:
-            self._open[path] = _open(path)
+            self._open[path] = _open(path, self._device)
         return self._open[path]
 
 
@@ -135,9 +161,9 @@ def _names(path: Path) -> set[str]:
     return set(_open(path).keys())  # type: ignore[no-untyped-call]
 
 
-def _open(path: Path) -> safe_open:
+def _open(path: Path, device: str = "cpu") -> safe_open:
     try:
-        return safe_open(str(path), framework="pt", device="cpu")
+        return safe_open(str(path), framework="pt", device=device)
     except (SafetensorError, OSError) as error:
         raise CheckpointCorrupt(
             f"{path} ({path.stat().st_size:,} bytes): not a whole safetensors file ({error}). Fetch it again.",

@@ -1,0 +1,95 @@
+"""Random weights in a checkpoint's exact format, made where they will live: a benchmark without the download.
+
+Every tensor has the name, shape and dtype that a real file would give, so that it takes the same way through the
+loader, repacking included. Answers are noise; times, bytes and memory are real.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from engine.config import ModelConfig
+from engine.errors import TensorMismatch
+
+# Eight 4-bit zero points of 8 each, as one int32: codes are then symmetric about zero.
+_ZERO_WORD = -0x77777778
+# Codes 0..15 about a zero point of 8 have this standard deviation.
+_CODE_STD = 4.64
+
+
+class DummyTensors:
+    """Stands where :class:`engine.load.tensors.TensorFiles` does; each tensor is drawn when it is taken.
+
+    Parameters
+    ----------
+    config : the model to make up
+    device : where the tensors are drawn; a GPU fills 40 GB in seconds
+    seed : of everything drawn
+    folder : named in messages
+
+    Weights are scaled so that hidden states keep their size from layer to layer: nothing overflows, nothing dies.
+    """
+
+    def __init__(self, config: ModelConfig, *, device: torch.device, seed: int = 0, folder: Path = Path()) -> None:
+        self.folder = folder
+        self._config = config
+        self._device = device
+        self._generator = torch.Generator(device).manual_seed(seed)
+        self._dtype = torch.float16 if config.quant is not None and config.quant.method == "awq" else torch.bfloat16
+
+    def __contains__(self, name: str) -> bool:
+        """Whether a file of this format would hold the tensor."""
+        base, _, suffix = name.rpartition(".")
+        quant = self._config.quant
+        if suffix in ("bias", "g_idx"):
+            return False
+        if quant is None or not base.endswith("_proj"):
+            return suffix == "weight"
+        return (suffix in ("qweight", "qzeros", "scales")) != any(part in base for part in quant.skip)
+
+    def take(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
+        """Draw one tensor.
+
+        Raises
+        ------
+        TensorMismatch
+            ``shape`` is not given: there is no file that would know it.
+        """
+        if shape is None:
+            raise TensorMismatch(f"{self.folder}: dummy tensor {name!r} needs a shape.", tensor=name, path=self.folder)
+        suffix = name.rpartition(".")[2]
+        if suffix == "qzeros":
+            return torch.full(shape, _ZERO_WORD, dtype=torch.int32, device=self._device)
+        if suffix == "qweight":
+            return self._random_words(shape)
+        if suffix == "scales":
+            scale = 1.0 / (_CODE_STD * math.sqrt(self._in_features(name)))
+            return torch.full(shape, scale, dtype=self._dtype, device=self._device)
+        if len(shape) == 1:
+            return (torch.zeros if suffix == "bias" else torch.ones)(shape, dtype=self._dtype, device=self._device)
+        drawn = torch.empty(shape, dtype=self._dtype, device=self._device)
+        return drawn.normal_(0.0, 1.0 / math.sqrt(shape[1]), generator=self._generator)
+
+    def take_float(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """As :meth:`take`."""
+        return self.take(name, shape)
+
+    def ignore(self, names: Iterable[str]) -> None:
+        """Nothing is left over here."""
+
+    def finish(self) -> None:
+        """Nothing is left over here."""
+
+    def _in_features(self, name: str) -> int:
+        config = self._config
+        if name.endswith("down_proj.scales"):
+            return config.intermediate_size
+        return config.q_size if name.endswith("o_proj.scales") else config.hidden_size
+
+    def _random_words(self, shape: tuple[int, ...]) -> Tensor:
+        return torch.randint(-(2**31), 2**31, shape, dtype=torch.int32, device=self._device, generator=self._generator)
