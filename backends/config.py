@@ -18,6 +18,8 @@ from backends.errors import InvalidConfig
 from backends.protocol import Capability
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+CpuCompute = Literal["auto", "int8", "int4", "exact"]
+LoadFormat = Literal["auto", "dummy"]
 SpeculationMode = Literal["off", "draft", "ngram"]
 Transport = Literal["auto", "httpx", "aiohttp"]
 ScoreApi = Literal["none", "vllm", "echo"]
@@ -85,6 +87,16 @@ class LocalModelConfig:
     path: str = _option(MISSING, "A folder in Hugging Face layout, a hub id, or `builtin:tier1` … `builtin:tier3`.")
     dtype: Dtype = _option(
         "auto", "Type of weights that are not quantised, and of activations.", choices=get_args(Dtype)
+    )
+    cpu_compute: CpuCompute = _option(
+        "auto",
+        "How 4-bit weights are multiplied on a CPU: `int8` copies (fast), packed `int4`, or `exact` (slow).",
+        choices=get_args(CpuCompute),
+    )
+    load_format: LoadFormat = _option(
+        "auto",
+        "`dummy` draws random weights from `config.json` alone, for measuring; the tokenizer is still read.",
+        choices=get_args(LoadFormat),
     )
     thinking: bool = _option(False, "Whether the model thinks step by step unless a request says otherwise.")
     drafter: str | None = _option(None, "The model that drafts: another served model's name, or a path as above.")

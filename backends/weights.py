@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from backends.builtin.paths import model_dir
+from backends.config import CpuCompute, LoadFormat
 from backends.errors import ModelLoadError
 from engine.errors import LoadError, TokenizerError
 from engine.load.model import load_model
@@ -54,10 +55,19 @@ class WeightPool:
         self._new_loop = partial(StepLoop, "engines", on_start=partial(torch.set_num_threads, threads))
         # Its thread begins with the first engine.
         self._loop = self._new_loop()
-        self._entries: dict[tuple[str, str, str], _Entry] = {}
+        self._entries: dict[tuple[str, ...], _Entry] = {}
         self._lock = threading.Lock()
 
-    def acquire(self, path: str, *, dtype: str, device: str, progress: Progress | None = None) -> Checkpoint:
+    def acquire(
+        self,
+        path: str,
+        *,
+        dtype: str,
+        device: str,
+        cpu_compute: CpuCompute = "auto",
+        load_format: LoadFormat = "auto",
+        progress: Progress | None = None,
+    ) -> Checkpoint:
         """Load a checkpoint, or wait for whoever is loading it. Each call is one use, given back by :meth:`release`.
 
         Raises
@@ -66,10 +76,17 @@ class WeightPool:
             Naming the file at fault.
         """
         with self._lock:
-            entry = self._entries.setdefault((path, dtype, device), _Entry())
+            entry = self._entries.setdefault((path, dtype, device, cpu_compute, load_format), _Entry())
         with entry.lock:
             if entry.checkpoint is None:
-                entry.checkpoint = load_checkpoint(path, dtype=dtype, device=device, progress=progress)
+                entry.checkpoint = load_checkpoint(
+                    path,
+                    dtype=dtype,
+                    device=device,
+                    cpu_compute=cpu_compute,
+                    load_format=load_format,
+                    progress=progress,
+                )
             entry.num_users += 1
             return entry.checkpoint
 
@@ -95,8 +112,16 @@ class WeightPool:
         self._loop.close()
 
 
-def load_checkpoint(path: str, *, dtype: str, device: str, progress: Progress | None = None) -> Checkpoint:
-    """Read weights and tokenizer from a folder, a hub id or ``builtin:tierN``.
+def load_checkpoint(
+    path: str,
+    *,
+    dtype: str,
+    device: str,
+    cpu_compute: CpuCompute = "auto",
+    load_format: LoadFormat = "auto",
+    progress: Progress | None = None,
+) -> Checkpoint:
+    """Read weights and tokenizer of a folder, a hub id or ``builtin:tierN``; options as in ``engine.load.model``.
 
     Raises
     ------
@@ -105,7 +130,9 @@ def load_checkpoint(path: str, *, dtype: str, device: str, progress: Progress | 
     report = None if progress is None else partial(progress, path)
     try:
         folder = model_dir(_builtin_tier(path)) if path.startswith("builtin:") else resolve_checkpoint(path)
-        model = load_model(folder, dtype=dtype, device=device, progress=report)
+        model = load_model(
+            folder, dtype=dtype, device=device, cpu_compute=cpu_compute, load_format=load_format, progress=report
+        )
         return Checkpoint(folder, model, Tokenizer(folder))
     except (LoadError, TokenizerError, OSError) as error:
         raise ModelLoadError(f"{path} could not be loaded: {error}") from error

@@ -45,7 +45,14 @@ def build(
         The checkpoint, its drafter or its KV cache cannot be loaded; says which file or how many bytes.
     """
     device = pick_device(config.device)
-    acquire = partial(weights.acquire, dtype=config.dtype, device=device, progress=on_progress)
+    acquire = partial(
+        weights.acquire,
+        dtype=config.dtype,
+        device=device,
+        cpu_compute=config.cpu_compute,
+        load_format=config.load_format,
+        progress=on_progress,
+    )
     checkpoints = [acquire(config.path)]
     try:
         if config.speculation.mode == "draft":

@@ -12,7 +12,7 @@ import pytest
 
 from backends.builtin.paths import model_dir
 from backends.errors import ModelLoadError
-from backends.weights import load_checkpoint
+from backends.weights import WeightPool, load_checkpoint
 
 
 def edit(name: str, **changes: Any) -> Callable[[Path], None]:
@@ -70,3 +70,30 @@ def test_a_damaged_checkpoint_is_refused_by_name(name: str, tmp_path: Path) -> N
 def test_an_absent_folder_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match="no such folder"):
         load_checkpoint(str(tmp_path / "absent"), dtype="float32", device="cpu")
+
+
+def test_the_way_of_computing_is_part_of_what_is_shared() -> None:
+    pool = WeightPool()
+    try:
+        fast = pool.acquire("builtin:tier1", dtype="auto", device="cpu")
+        exact = pool.acquire("builtin:tier1", dtype="auto", device="cpu", cpu_compute="exact")
+        assert pool.acquire("builtin:tier1", dtype="auto", device="cpu") is fast
+        assert exact is not fast
+        assert exact.model.layers[0].down.weight_bytes < fast.model.layers[0].down.weight_bytes
+    finally:
+        pool.close()
+
+
+def test_dummy_weights_need_no_weight_file(tmp_path: Path) -> None:
+    for name in (
+        "config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "chat_template.jinja",
+        "generation_config.json",
+    ):
+        if (model_dir(1) / name).exists():
+            shutil.copy(model_dir(1) / name, tmp_path)
+    checkpoint = load_checkpoint(str(tmp_path), dtype="auto", device="cpu", load_format="dummy")
+    real = load_checkpoint("builtin:tier1", dtype="auto", device="cpu")
+    assert checkpoint.model.weight_bytes == real.model.weight_bytes

@@ -36,7 +36,8 @@ def test_it_holds_the_names_that_a_file_of_the_format_holds(folder: Path) -> Non
             assert name in dummy, name
             stored = files.take(name)
             drawn = dummy.take(name, tuple(stored.shape))
-            assert drawn.shape == stored.shape and drawn.dtype.is_floating_point == stored.dtype.is_floating_point
+            assert drawn.shape == stored.shape
+            assert drawn.dtype.is_floating_point == stored.dtype.is_floating_point
 
 
 def test_the_model_needs_only_a_config_and_stays_finite(folder: Path, tmp_path: Path) -> None:
@@ -50,7 +51,8 @@ def test_the_model_needs_only_a_config_and_stays_finite(folder: Path, tmp_path: 
     assert model.config == real.config
     assert model.weight_bytes == real.weight_bytes
     out = run_whole(model, TOKENS)
-    assert out.isfinite().all() and out.std() > 0
+    assert out.isfinite().all()
+    assert out.std() > 0
 
 
 def test_the_seed_decides_the_weights(folder: Path) -> None:
