@@ -119,7 +119,8 @@ class RequestRecord:
 class ApiKey:
     """A caller's key: never the key itself, only its SHA-256 (hex) and the prefix that people recognise it by.
 
-    ``limits`` are the key's own (requests per minute, budget ...), named as the policies name them.
+    ``limits`` are the key's own (requests per minute, budget ...), named as the policies name them. ``scope`` is what
+    it opens: ``use`` the API, ``admin`` the administration.
     """
 
     key_id: str
@@ -131,6 +132,7 @@ class ApiKey:
     revoked_at: datetime | None = None
     last_used_at: datetime | None = None
     limits: Mapping[str, Any] = field(default_factory=dict)
+    scope: str = "use"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

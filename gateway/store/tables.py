@@ -15,6 +15,7 @@ from sqlalchemy import (
     ForeignKey,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
     SmallInteger,
     String,
@@ -27,7 +28,7 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeDecorator
 
 # The newest revision in migrations/versions; a test compares the two. Kept here so that a start needs no Alembic.
-SCHEMA_REVISION = "0002"
+SCHEMA_REVISION = "0003"
 
 metadata = MetaData(
     naming_convention={
@@ -132,6 +133,7 @@ api_keys = Table(
     Column("revoked_at", UtcDateTime),
     Column("last_used_at", UtcDateTime),
     Column("limits", _json(), nullable=False),
+    Column("scope", Text, nullable=False, server_default="use"),
 )
 
 sessions = Table(
@@ -258,5 +260,131 @@ gold_labels = Table(
     Column("created_at", UtcDateTime, nullable=False),
     Column("note", Text, nullable=False),
     Index(None, "request_id"),
+    Index(None, "created_at"),
+)
+
+# What is in force, one row a matter; ``generation`` counts the changes. See gateway/control.
+control = Table(
+    "control",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("value", _json(), nullable=False),
+    Column("version", BigInteger, nullable=False),
+    Column("updated_at", UtcDateTime, nullable=False),
+    Column("updated_by", Text, nullable=False),
+)
+
+# The artifact is the bytes of an ``.npz`` without objects, never a pickle.
+router_versions = Table(
+    "router_versions",
+    metadata,
+    Column("version", Text, primary_key=True),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("artifact", LargeBinary, nullable=False),
+    Column("card", _json(), nullable=False),
+    Column("parent", Text, nullable=False),
+    Column("origin", Text, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("note", Text, nullable=False),
+    Index(None, "created_at"),
+)
+
+rollouts = Table(
+    "rollouts",
+    metadata,
+    Column("rollout_id", String(36), primary_key=True),
+    Column("router_version", Text, nullable=False),
+    Column("baseline_version", Text, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("stage", Text, nullable=False),
+    Column("share", Double, nullable=False),
+    Column("state", _json(), nullable=False),
+    Column("started_at", UtcDateTime, nullable=False),
+    Column("updated_at", UtcDateTime, nullable=False),
+    Column("ended_at", UtcDateTime),
+    Column("reason", Text, nullable=False),
+    Column("history", _json(), nullable=False),
+    Index(None, "started_at"),
+)
+
+# What a router in shadow would have done with requests that another one routed.
+shadow_decisions = Table(
+    "shadow_decisions",
+    metadata,
+    Column("request_id", String(36), primary_key=True),
+    Column("router_version", Text, primary_key=True),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("policy_name", Text, nullable=False),
+    Column("tier", SmallInteger, nullable=False),
+    Column("shadow_tier", SmallInteger, nullable=False),
+    Column("sufficiency", _json(), nullable=False),
+    Column("novelty", Double, nullable=False),
+    Index(None, "router_version", "created_at"),
+)
+
+evaluations = Table(
+    "evaluations",
+    metadata,
+    Column("evaluation_id", String(36), primary_key=True),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("subject", Text, nullable=False),
+    Column("body", _json(), nullable=False),
+    Index(None, "created_at"),
+)
+
+alerts = Table(
+    "alerts",
+    metadata,
+    Column("alert_id", String(36), primary_key=True),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("severity", Text, nullable=False),
+    Column("subject", Text, nullable=False),
+    Column("body", _json(), nullable=False),
+    Column("resolved_at", UtcDateTime),
+    Index(None, "created_at"),
+)
+
+# One holder at a time; ``token`` rises with every new holder, so that a late one can be told from the present one.
+leases = Table(
+    "leases",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("holder", Text, nullable=False),
+    Column("expires_at", UtcDateTime, nullable=False),
+    Column("token", BigInteger, nullable=False),
+)
+
+retrain_runs = Table(
+    "retrain_runs",
+    metadata,
+    Column("run_id", String(36), primary_key=True),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("trigger", Text, nullable=False),
+    Column("reason", Text, nullable=False, server_default=""),
+    Column("status", Text, nullable=False),
+    Column("stage", Text, nullable=False),
+    Column("progress", Double, nullable=False),
+    Column("holder", Text, nullable=False),
+    Column("router_version", Text),
+    Column("evaluation_id", Text),
+    Column("error", Text),
+    Column("finished_at", UtcDateTime),
+    Index(None, "created_at"),
+)
+
+admin_audit = Table(
+    "admin_audit",
+    metadata,
+    Column("audit_id", String(36), primary_key=True),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("key_id", Text),
+    Column("action", Text, nullable=False),
+    Column("subject", Text, nullable=False),
+    Column("before", _json()),
+    Column("after", _json()),
+    Column("status", SmallInteger, nullable=False),
+    Column("remote", Text, nullable=False),
     Index(None, "created_at"),
 )

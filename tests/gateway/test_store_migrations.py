@@ -63,7 +63,7 @@ async def fill(url: str) -> None:
         key_id="k", name="n", key_hash="h", prefix="p", tenant="t", created_at=now, limits={}
     )
     policies = insert(tables.policy_versions).values(name="p", version="1", created_at=now, body={}, author="", note="")
-    await run_sql(url, keys, policies, *verification_rows(record.request_id, now))
+    await run_sql(url, keys, policies, *verification_rows(record.request_id, now), *control_rows(now))
 
 
 def verification_rows(request_id: str, now: datetime) -> list[Any]:
@@ -80,6 +80,45 @@ def verification_rows(request_id: str, now: datetime) -> list[Any]:
             feedback_id="f", tenant="t", idempotency_key="i", kind="rating", metadata={}, **about
         ),
         insert(tables.gold_labels).values(gold_id="g", tier=1, source="admin", label=1.0, note="", **about),
+    ]
+
+
+def control_rows(now: datetime) -> list[Any]:
+    """One row for each of the tables that steer what is served."""
+    run = {"status": "", "stage": "", "holder": ""}
+    return [
+        insert(tables.control).values(name="generation", value={}, version=1, updated_at=now, updated_by=""),
+        insert(tables.router_versions).values(
+            version="r", created_at=now, artifact=b"npz", card={}, parent="", origin="", status="", note=""
+        ),
+        insert(tables.rollouts).values(
+            rollout_id="o",
+            router_version="r",
+            baseline_version="",
+            status="",
+            stage="",
+            share=0.1,
+            state={},
+            started_at=now,
+            updated_at=now,
+            reason="",
+            history=[],
+        ),
+        insert(tables.shadow_decisions).values(
+            request_id="q",
+            router_version="r",
+            created_at=now,
+            policy_name="",
+            tier=1,
+            shadow_tier=2,
+            sufficiency=[],
+            novelty=0.0,
+        ),
+        insert(tables.evaluations).values(evaluation_id="e", created_at=now, kind="", subject="", body={}),
+        insert(tables.alerts).values(alert_id="a", created_at=now, kind="", severity="", subject="", body={}),
+        insert(tables.leases).values(name="leader", holder="h", expires_at=now, token=1),
+        insert(tables.retrain_runs).values(run_id="t", created_at=now, trigger="cli", progress=0.0, **run),
+        insert(tables.admin_audit).values(audit_id="u", created_at=now, action="", subject="", status=200, remote=""),
     ]
 
 
