@@ -83,6 +83,8 @@ class SharedFields:
         self._model = fields.string(_MAX_NAME_CHARS, min_chars=1)
         self._n = fields.integer(1, limits.max_n)
         self._sampling = _sampling_checks(limits)
+        # An empty answer makes sense where the prompt can be echoed with its probabilities.
+        self._sampling_of_text = self._sampling | {"max_tokens": ("max_tokens", fields.integer(0, _MAX_OUTPUT_TOKENS))}
         self._wishes: Mapping[str, Check] = {
             "tier": self._tier,
             "min_tier": self._tier,
@@ -104,18 +106,20 @@ class SharedFields:
         value = body.get("n")
         return 1 if value is None else self._n(value, "n")
 
-    def sampling(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Arguments of :class:`SamplingParams` the body gives, checked; all else of the body is not looked at."""
+    def sampling(self, body: Mapping[str, Any], *, may_be_empty: bool = False) -> dict[str, Any]:
+        """Arguments of :class:`SamplingParams` the body gives, checked; all else of the body is not looked at.
+
+        ``may_be_empty``: an answer of no tokens may be asked for.
+        """
         given = {}
+        checks = self._sampling_of_text if may_be_empty else self._sampling
         for key, value in body.items():
-            if value is not None and (entry := self._sampling.get(key)) is not None:
+            if value is not None and (entry := checks.get(key)) is not None:
                 name, check = entry
                 given[name] = check(value, key)
         # Two names for one limit: the newer one wins, whatever their order in the body.
         if body.get("max_completion_tokens") is not None and "max_tokens" in given:
-            given["max_tokens"] = self._sampling["max_tokens"][1](
-                body["max_completion_tokens"], "max_completion_tokens"
-            )
+            given["max_tokens"] = checks["max_tokens"][1](body["max_completion_tokens"], "max_completion_tokens")
         return given
 
     def streaming(self, body: Mapping[str, Any]) -> tuple[bool, bool]:
@@ -141,7 +145,7 @@ class SharedFields:
         effort = body.get("reasoning_effort")
         if effort is None:
             return None
-        return _EFFORT(effort, "reasoning_effort") not in ("none", "minimal")
+        return EFFORT(effort, "reasoning_effort") not in ("none", "minimal")
 
     def wishes(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Wishes:
         """The ``suffice`` object over the ``x-suffice-*`` headers: what both say, the body decides."""
@@ -178,6 +182,25 @@ class SharedFields:
             if body.get(key) is not None:
                 check(body[key], key)
 
+    def properties(self, *, may_be_empty: bool = False) -> dict[str, fields.Schema]:
+        """The JSON Schema of every field that is read here, by name."""
+        checks = self._sampling_of_text if may_be_empty else self._sampling
+        wishes = {name: fields.schema_of(check) for name, check in self._wishes.items()}
+        described: dict[str, fields.Schema] = {
+            "model": fields.schema_of(self._model),
+            "n": fields.schema_of(self._n),
+            "stream": fields.schema_of(fields.boolean),
+            "stream_options": {"type": "object", "properties": {"include_usage": fields.schema_of(fields.boolean)}},
+            "suffice": {"type": "object", "properties": wishes, "additionalProperties": False},
+        }
+        described |= {name: fields.schema_of(check) for name, (_, check) in checks.items()}
+        return described | {name: fields.schema_of(check) for name, check in _WITHOUT_EFFECT.items()}
+
+    def wish_headers(self) -> dict[str, fields.Schema]:
+        """The JSON Schema of every ``x-suffice-*`` request header."""
+        return {f"x-suffice-{name.replace('_', '-')}": fields.schema_of(check) for name, check in self._wishes.items()}
+
+    @fields.lets_through({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string"}]})
     def _tier(self, value: Any, param: str) -> int:
         if isinstance(value, str):
             if value not in self._tier_numbers:
@@ -190,7 +213,7 @@ class SharedFields:
         return number
 
 
-_EFFORT = fields.one_of("none", "minimal", "low", "medium", "high", "xhigh", "max")
+EFFORT = fields.one_of("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
 def _format_is_text(value: Any) -> bool:
@@ -253,12 +276,14 @@ _SHARE = fields.number(0, 1)
 _COUNT = fields.integer(-1, 2**31 - 1)
 
 
+@fields.lets_through(fields.schema_of(_SHARE))
 def _top_p(value: Any, param: str) -> float:
     # 0 means "only the likeliest token" to OpenAI; samplers want a positive share.
     share: float = _SHARE(value, param)
     return share or 1e-9
 
 
+@fields.lets_through(fields.schema_of(_COUNT))
 def _top_k(value: Any, param: str) -> int:
     # -1 is vLLM's older word for "all".
     count: int = _COUNT(value, param)

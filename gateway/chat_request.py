@@ -7,7 +7,7 @@ from typing import Any
 
 from backends.protocol import Message, SamplingParams
 from gateway import fields
-from gateway.api_request import ApiRequest, SharedFields
+from gateway.api_request import EFFORT, ApiRequest, SharedFields
 from gateway.errors import InvalidRequest, UnsupportedOption
 
 # OpenAI renamed the system role; models know the old name.
@@ -53,6 +53,20 @@ class ChatReader:
             wishes=shared.wishes(body, headers),
         )
 
+    def schema(self) -> dict[str, Any]:
+        """What a body may hold, as JSON Schema."""
+        properties = self._shared.properties() | {
+            "messages": {"type": "array", "items": _MESSAGE, "minItems": 1, "maxItems": self._max_messages},
+            "logprobs": fields.schema_of(fields.boolean),
+            "top_logprobs": fields.schema_of(self._top_logprobs),
+            "reasoning_effort": fields.schema_of(EFFORT),
+            "chat_template_kwargs": {
+                "type": "object",
+                "properties": {"enable_thinking": fields.schema_of(fields.boolean)},
+            },
+        }
+        return fields.open_object(properties, required=("model", "messages"))
+
     def _messages(self, value: Any) -> tuple[Message, ...]:
         if not isinstance(value, list):
             raise fields.wrong_type("messages", "an array", value)
@@ -94,6 +108,25 @@ def _message(value: Any, place: int) -> Message:
 
 
 _NAME = fields.string(_MAX_NAME_CHARS, min_chars=1)
+
+_PART = {
+    "type": "object",
+    "required": ["type"],
+    "properties": {
+        "type": {"type": "string", "enum": ["text", "refusal"]},
+        "text": {"type": "string"},
+        "refusal": {"type": "string"},
+    },
+}
+_MESSAGE = {
+    "type": "object",
+    "required": ["role", "content"],
+    "properties": {
+        "role": {"type": "string", "enum": list(_ROLES)},
+        "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART, "minItems": 1}]},
+        "name": {"anyOf": [fields.schema_of(_NAME), {"type": "null"}]},
+    },
+}
 
 
 def _flatten(content: Any, where: str) -> str:

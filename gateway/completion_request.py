@@ -38,15 +38,13 @@ class CompletionReader:
         model = shared.model(body)
         shared.refuse_unsupported(body)
         prompts = _prompts(body.get("prompt"))
-        sampling = {"max_tokens": _DEFAULT_MAX_TOKENS} | shared.sampling(body)
+        sampling = {"max_tokens": _DEFAULT_MAX_TOKENS} | shared.sampling(body, may_be_empty=True)
         echo = body.get("echo") is not None and fields.boolean(body["echo"], "echo")
         stream, include_usage = shared.streaming(body)
         if (logprobs := body.get("logprobs")) is not None:
             sampling["logprobs"] = self._logprobs(logprobs, "logprobs")
             if echo:
                 sampling["prompt_logprobs"] = sampling["logprobs"]
-        if echo and stream and logprobs is not None:
-            raise UnsupportedOption("'echo' with 'logprobs' is not supported in a stream.", param="echo")
         n = shared.n(body)
         self._check_best_of(body.get("best_of"), n)
         self._check_choices(len(prompts) * n)
@@ -62,6 +60,16 @@ class CompletionReader:
             wishes=shared.wishes(body, headers),
         )
 
+    def schema(self) -> dict[str, Any]:
+        """What a body may hold, as JSON Schema."""
+        properties = self._shared.properties(may_be_empty=True) | {
+            "prompt": _PROMPT,
+            "echo": fields.schema_of(fields.boolean),
+            "logprobs": fields.schema_of(self._logprobs),
+            "best_of": fields.schema_of(self._best_of),
+        }
+        return fields.open_object(properties, required=("model", "prompt"))
+
     def _check_best_of(self, value: Any, n: int) -> None:
         if value is not None and self._best_of(value, "best_of") != n:
             raise UnsupportedOption("'best_of' is only supported when it equals 'n'.", param="best_of")
@@ -74,6 +82,13 @@ class CompletionReader:
 
 
 _IDS = fields.token_ids(_MAX_PROMPT_IDS)
+_TEXT_OR_IDS = {"anyOf": [{"type": "string"}, fields.schema_of(_IDS) | {"minItems": 1}]}
+_PROMPT = {
+    "anyOf": [
+        *_TEXT_OR_IDS["anyOf"],
+        {"type": "array", "items": _TEXT_OR_IDS, "minItems": 1, "maxItems": _MAX_PROMPTS},
+    ]
+}
 
 
 def _prompts(value: Any) -> tuple[Prompt, ...]:

@@ -17,8 +17,8 @@ class CompletionWire(Wire):
     object_name = "text_completion"
     chunk_object_name = "text_completion"
 
-    def __init__(self, head: WireHead, *, include_usage: bool = False) -> None:
-        super().__init__(head, include_usage=include_usage)
+    def __init__(self, head: WireHead, *, include_usage: bool = False, holds_back: bool = False) -> None:
+        super().__init__(head, include_usage=include_usage, holds_back=holds_back)
         self._offsets: dict[int, int] = {}
 
     def opening(self, index: int) -> bytes:
@@ -40,16 +40,24 @@ class CompletionWire(Wire):
         choice = b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b}' % (index, text, logprobs, reason)
         return self._before + choice + self._after
 
+    def held(self, answer: Answer) -> bytes:
+        logprobs = _logprobs_json(_entries(answer), 0)
+        return self._frame(answer.index, orjson.dumps(answer.text), orjson.dumps(logprobs))
+
     def choice(self, answer: Answer) -> dict[str, Any]:
-        assert answer.finished is not None, "only finished answers are shown whole"
-        prompt = answer.finished.prompt_logprobs
-        entries: Sequence[TokenLogprob | None] = [*(prompt or ()), *answer.logprobs]
+        entries = _entries(answer)
         return {
             "index": answer.index,
             "text": answer.text,
             "logprobs": _logprobs_json(entries, 0) if entries else None,
             "finish_reason": answer.finish_reason.value,
         }
+
+
+def _entries(answer: Answer) -> Sequence[TokenLogprob | None]:
+    """The tokens of an echoed prompt, then the answer's own."""
+    assert answer.finished is not None, "only finished answers are shown whole"
+    return [*(answer.finished.prompt_logprobs or ()), *answer.logprobs]
 
 
 def _logprobs_json(entries: Sequence[TokenLogprob | None], offset: int) -> dict[str, Any]:

@@ -23,6 +23,23 @@ class EmbeddingRequest:
     dimensions: int | None = None
 
 
+_MODEL = fields.string(_MAX_NAME_CHARS, min_chars=1)
+_ENCODING = fields.one_of("float", "base64")
+_DIMENSIONS = fields.integer(1, 2**20)
+
+
+def embedding_schema() -> dict[str, Any]:
+    """What a body may hold, as JSON Schema."""
+    text = {"type": "string", "minLength": 1}
+    properties = {
+        "model": fields.schema_of(_MODEL),
+        "input": {"anyOf": [text, {"type": "array", "items": text, "minItems": 1, "maxItems": _MAX_INPUTS}]},
+        "encoding_format": fields.schema_of(_ENCODING),
+        "dimensions": fields.schema_of(_DIMENSIONS),
+    }
+    return fields.open_object(properties, required=("model", "input"))
+
+
 def read_embedding_request(body: Mapping[str, Any]) -> EmbeddingRequest:
     """Check everything the body says.
 
@@ -35,10 +52,10 @@ def read_embedding_request(body: Mapping[str, Any]) -> EmbeddingRequest:
     encoding = body.get("encoding_format")
     dimensions = body.get("dimensions")
     return EmbeddingRequest(
-        model=fields.string(_MAX_NAME_CHARS, min_chars=1)(body["model"], "model"),
+        model=_MODEL(body["model"], "model"),
         texts=_texts(body.get("input")),
-        as_base64=encoding is not None and fields.one_of("float", "base64")(encoding, "encoding_format") == "base64",
-        dimensions=None if dimensions is None else fields.integer(1, 2**20)(dimensions, "dimensions"),
+        as_base64=encoding is not None and _ENCODING(encoding, "encoding_format") == "base64",
+        dimensions=None if dimensions is None else _DIMENSIONS(dimensions, "dimensions"),
     )
 
 

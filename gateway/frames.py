@@ -17,6 +17,8 @@ class Frames:
 
     def add(self, answer: Answer, delta: TokenDelta) -> None:
         """Queue the frame of some new text."""
+        if self.wire.holds_back:
+            return
         if answer.index not in self._opened:
             self._open(answer)
         frame = self.wire.delta(answer.index, delta)
@@ -27,6 +29,8 @@ class Frames:
         """Queue the frame that ends a choice."""
         if answer.index not in self._opened:
             self._open(answer)
+        if self.wire.holds_back:
+            self.pending.append(self.wire.held(answer))
         self.pending.append(self.wire.ending(answer.index, answer.finish_reason))
 
     def take(self) -> bytes:

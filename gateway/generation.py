@@ -183,7 +183,10 @@ class GenerationEndpoint:
         head = WireHead(
             exchange.request_id, int(exchange.created_at.timestamp()), exchange.tier.model, self._fingerprint
         )
-        return self._wire(head, include_usage=exchange.request.include_usage)
+        request = exchange.request
+        # The probabilities of an echoed prompt come with the ending, and belong before the answer's.
+        holds_back = request.stream and request.echo and request.sampling.prompt_logprobs is not None
+        return self._wire(head, include_usage=request.include_usage, holds_back=holds_back)
 
     async def _fail(self, exchange: Exchange, error: Exception, responder: Responder) -> None:
         """One ending for every failure after admission: a row if a decision was made, an answer if someone listens."""

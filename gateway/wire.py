@@ -31,14 +31,19 @@ class WireHead:
 
 
 class Wire:
-    """Formats one response. Subclasses say how a choice looks."""
+    """Formats one response. Subclasses say how a choice looks.
+
+    ``holds_back``: a stream's choice is sent in one piece when it has ended, because what belongs at its beginning is
+    only known then.
+    """
 
     id_prefix: ClassVar[str]
     object_name: ClassVar[str]
     chunk_object_name: ClassVar[str]
 
-    def __init__(self, head: WireHead, *, include_usage: bool = False) -> None:
+    def __init__(self, head: WireHead, *, include_usage: bool = False, holds_back: bool = False) -> None:
         self._head = head
+        self.holds_back = holds_back
         fields = orjson.dumps(self._fields(self.chunk_object_name))[:-1]
         self._before = b"data: " + fields + b',"choices":['
         self._after = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
@@ -63,6 +68,10 @@ class Wire:
 
     def ending(self, index: int, reason: FinishReason) -> bytes:
         """The frame that ends a choice."""
+        raise NotImplementedError
+
+    def held(self, answer: Answer) -> bytes:
+        """The frame of a finished choice that was held back."""
         raise NotImplementedError
 
     def choice(self, answer: Answer) -> dict[str, Any]:

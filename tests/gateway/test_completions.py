@@ -76,8 +76,31 @@ async def test_echo_with_logprobs_covers_the_prompt(tmp_path: Path) -> None:
         assert choice["text"] == "one twoone"
         assert len(choice["logprobs"]["tokens"]) == 3
         assert choice["logprobs"]["token_logprobs"][0] is None
-        body = {"model": "expert", "prompt": "x", "echo": True, "logprobs": 0, "stream": True}
-        assert_error(await gateway.client.post("/v1/completions", json=body), 400, "unsupported_parameter", "echo")
+
+
+async def test_a_prompt_can_be_scored_without_an_answer(tmp_path: Path) -> None:
+    async with running(make_settings(tmp_path)) as gateway:
+        found = await complete(gateway, "one two", echo=True, logprobs=0, max_tokens=0)
+        choice = found["choices"][0]  # type: ignore[index]
+        assert (choice["text"], choice["finish_reason"]) == ("one two", "length")
+        assert len(choice["logprobs"]["tokens"]) == 2
+        assert found["usage"]["completion_tokens"] == 0  # type: ignore[index]
+        assert (await complete(gateway, "one two", max_tokens=0))["choices"][0]["text"] == ""  # type: ignore[index]
+        assert_error(await gateway.chat("hi", max_tokens=0), 400, "invalid_value", "max_tokens")
+
+
+async def test_an_echoed_prompt_with_probabilities_comes_in_one_piece_and_in_order(tmp_path: Path) -> None:
+    async with running(make_settings(tmp_path)) as gateway:
+        asked = {"echo": True, "logprobs": 1, "max_tokens": 1, "n": 2}
+        whole = await complete(gateway, "one two", **asked)
+        body = {"model": "expert", "prompt": "one two", "stream": True} | asked
+        response = await gateway.client.post("/v1/completions", json=body)
+        chunks = [json.loads(each) for each in events(response.text) if each != "[DONE]"]
+        for choice in whole["choices"]:  # type: ignore[attr-defined]
+            own = [c["choices"][0] for c in chunks if c["choices"] and c["choices"][0]["index"] == choice["index"]]
+            assert "".join(each["text"] for each in own) == choice["text"]
+            assert [each["logprobs"] for each in own if each["logprobs"]] == [choice["logprobs"]]
+            assert own[-1]["finish_reason"] == choice["finish_reason"]
 
 
 @pytest.mark.parametrize(
@@ -92,6 +115,7 @@ async def test_echo_with_logprobs_covers_the_prompt(tmp_path: Path) -> None:
         ({"prompt": ["x"] * 200}, "prompt"),
         ({"prompt": ["x"] * 100, "n": 16}, "n"),
         ({"echo": "yes"}, "echo"),
+        ({"max_tokens": -1}, "max_tokens"),
         ({"logprobs": 50}, "logprobs"),
         ({"best_of": 3}, "best_of"),
         ({"suffix": "x"}, "suffix"),
