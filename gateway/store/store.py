@@ -32,7 +32,7 @@ from gateway.store.rows import (
 from gateway.store.sinks import BatchSink, PostgresSink, SqliteSink
 from gateway.store.tables import api_keys, configs, policy_versions, request_texts, requests, secrets, sessions
 from gateway.store.translate import RowFault, translate
-from gateway.store.urls import parse_database_url
+from gateway.store.urls import Dialect, parse_database_url
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -71,6 +71,11 @@ class Store:
         self._is_open = False
 
     @property
+    def dialect(self) -> Dialect:
+        """Which of the two databases it is."""
+        return self._url.dialect
+
+    @property
     def shown_url(self) -> str:
         """The database's URL without its password."""
         return self._url.shown
@@ -99,6 +104,21 @@ class Store:
             await self.committer.close(self._config.connect_timeout_s + self._config.write_timeout_s)
         await self._sink.close()
         await self._engine.dispose()
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[AsyncConnection]:
+        """A transaction on a pooled connection, for what lives in tables of its own; foreign exceptions are translated.
+
+        Raises
+        ------
+        StoreUnavailable and its kinds
+        RowFault : the values are at fault; to be caught where that can be
+        """
+        try:
+            async with self._engine.begin() as connection:
+                yield connection
+        except (SQLAlchemyError, OSError, TimeoutError) as error:
+            raise translate(error, self.shown_url) from error
 
     async def __aenter__(self) -> Self:
         try:
@@ -256,11 +276,11 @@ class Store:
         return bytes.fromhex(rows[0]["value"])
 
     async def _rows(self, statement: Any) -> list[Mapping[str, Any]]:
-        async with self._connection() as connection:
+        async with self.transaction() as connection:
             return [dict(row) for row in (await connection.execute(statement)).mappings()]
 
     async def _change(self, statement: Any, values: dict[str, Any] | None = None) -> int:
-        async with self._connection() as connection:
+        async with self.transaction() as connection:
             return int((await connection.execute(statement, values)).rowcount)
 
     async def _delete_slowly(self, table: Table, column: ColumnElement[str], chosen: Select[Any]) -> int:
@@ -277,15 +297,6 @@ class Store:
             await self._change(insert.on_conflict_do_nothing() if ignore_existing else insert, values)
         except RowFault as fault:
             raise RecordRejected(str(next(iter(values.values()))), str(fault)) from fault
-
-    @asynccontextmanager
-    async def _connection(self) -> AsyncIterator[AsyncConnection]:
-        """A transaction on a pooled connection, with foreign exceptions translated."""
-        try:
-            async with self._engine.begin() as connection:
-                yield connection
-        except (SQLAlchemyError, OSError, TimeoutError) as error:
-            raise translate(error, self.shown_url) from error
 
 
 def _select_records() -> Select[Any]:
