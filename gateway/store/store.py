@@ -6,7 +6,7 @@ import asyncio
 import hmac
 import secrets as random_secrets
 from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
 
@@ -243,21 +243,6 @@ class Store:
     async def get_config(self, config_hash: str) -> Mapping[str, Any] | None:
         rows = await self._rows(select(configs.c.body).where(configs.c.config_hash == config_hash))
         return rows[0]["body"] if rows else None
-
-    # ---- for the classes beside it that read and write tables of their own
-
-    @property
-    def dialect(self) -> str:
-        """``sqlite`` or ``postgresql``."""
-        return self._url.dialect
-
-    def transaction(self) -> AbstractAsyncContextManager[AsyncConnection]:
-        """A transaction on a pooled connection, with foreign exceptions translated."""
-        return self._connection()
-
-    async def fetch(self, statement: Any) -> list[Mapping[str, Any]]:
-        """The rows of one statement."""
-        return await self._rows(statement)
 
     # ---- health
 
