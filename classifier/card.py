@@ -25,6 +25,8 @@ def render_card(artifact: RouterArtifact) -> str:
         parts.append(_novelty(novelty))
     if decision := about.get("decision"):
         parts.append(_decision(decision))
+    if confidence := about.get("confidence", {}).get("tiers"):
+        parts.append(_confidence(confidence))
     if note := about.get("note"):
         parts.append(str(note))
     return "\n\n".join(parts) + "\n"
@@ -117,6 +119,20 @@ def _decision(decision: Mapping[str, Any]) -> str:
             f"{_percent(by_floor.get('quality_vs_top'))} | {entry.get('quality_value_usd', 'not held')} | "
             f"{_dollars(by_value.get('cost_usd'))} | {_percent(by_value.get('quality_vs_top'))} |"
         )
+    return "\n".join(rows)
+
+
+def _confidence(tiers: Mapping[str, Any]) -> str:
+    rows = [
+        "How well each tier's own log-probabilities tell its right answers from its wrong ones, on answers left out:",
+        "",
+        "| tier | answers | AUC | Brier |",
+        "|---|---|---|---|",
+    ]
+    rows += [
+        f"| {tier} | {each['num_rows']} | {_number(each['auc'])} | {_number(each['brier'])} |"
+        for tier, each in tiers.items()
+    ]
     return "\n".join(rows)
 
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from classifier.artifact import RouterArtifact
 from classifier.calibration import CalibratorBank
+from classifier.confidence import AnswerConfidence
 from classifier.embedding import Embedder, embedder_for
 from classifier.encoder import Encoder, RawRow, append_embedding, read_request
 from classifier.errors import ArtifactCorrupt, ArtifactUnsupported, EmbeddingError
@@ -58,6 +59,10 @@ class ArtifactRouter:
     embedder : the sentence-embedding source, when the artifact uses one and it is at hand already
     path : named in errors
 
+    Attributes
+    ----------
+    confidence : what the tiers' own log-probabilities are worth, where it was measured
+
     Raises
     ------
     ArtifactUnsupported
@@ -77,6 +82,7 @@ class ArtifactRouter:
             self._estimator, self._seen, self._scale = _unpack(artifact)
             self._calibrators = _calibrators(artifact)
             check_shapes(artifact)
+            self.confidence = AnswerConfidence.from_json(artifact.metadata.get("confidence", {}))
         except (KeyError, ValueError, IndexError, TypeError) as error:
             raise ArtifactCorrupt(path, f"arrays are missing or do not fit together ({error}).") from error
         self._hash_config = self._estimator.encoder.config

@@ -21,6 +21,7 @@ import numpy as np
 from backends.protocol import Backend, Message
 from classifier.artifact import RouterArtifact
 from classifier.card import render_card
+from classifier.confidence import AnswerConfidence, AnswerSignals, fit_confidence
 from classifier.embedding import Embedder, SentenceTransformerEmbedder
 from classifier.errors import ClassifierError
 from classifier.evaluation import Judged, evaluate
@@ -79,6 +80,7 @@ def fit_outcomes(outcomes: Outcomes, request: FitRequest) -> RouterArtifact:
     artifact = fitted.artifact.with_metadata(
         metrics=evaluate(judged, seed=request.seed),
         decision=derive_for_floors(traffic, max_novelty=novelty_bound(len(outcomes.rows))),
+        confidence=answer_confidence(outcomes, seed=request.seed).to_json(),
         graded_by=dict(outcomes.graded_by),
         measured=_measured(outcomes),
         note=request.note,
@@ -99,6 +101,17 @@ def _judged(outcomes: Outcomes, fitted: Fitted) -> Judged:
         outcomes.table.groups[counts],
         fitted.folds[counts],
     )
+
+
+def answer_confidence(outcomes: Outcomes, *, seed: int) -> AnswerConfidence:
+    """What each tier's own log-probabilities say about its answer being right, on the rows that count."""
+    signals: dict[int, list[AnswerSignals]] = {}
+    right: dict[int, list[float]] = {}
+    for tier, found in outcomes.signals.items():
+        known = [i for i, each in enumerate(found) if each.num_tokens and outcomes.rows[i].is_judged]
+        signals[tier] = [found[i] for i in known]
+        right[tier] = [float(outcomes.table.scores[i, tier - 1]) for i in known]
+    return fit_confidence(signals, right, seed=seed)
 
 
 def novelty_bound(num_rows: int) -> float:

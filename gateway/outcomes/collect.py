@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from backends.errors import BackendError, BackendOverloaded, ContextLengthExceeded, RequestRejected
 from backends.protocol import Backend, Finished, FinishReason, GenerateRequest, Priority, SamplingParams, TokenDelta
+from classifier.confidence import AnswerSignals
 from gateway.outcomes.errors import CollectionError
 from gateway.outcomes.prompts import PromptRow
 from gateway.outcomes.records import Answer, AnswerLog
@@ -129,19 +130,25 @@ class _TierRun:
             request_id=f"bootstrap-{row.key}-{self._tier}",
             messages=row.messages,
             sampling=SamplingParams(
-                temperature=self._options.temperature, seed=self._options.seed, max_tokens=self._options.max_tokens
+                temperature=self._options.temperature,
+                seed=self._options.seed,
+                max_tokens=self._options.max_tokens,
+                logprobs=0 if "logprobs" in self._backend.capabilities else None,
             ),
             priority=Priority.BACKGROUND,
         )
         text: list[str] = []
+        logprobs: list[float] = []
         ending: Finished | None = None
         async for event in self._backend.generate(request):
             if isinstance(event, TokenDelta):
                 text.append(event.text)
+                logprobs += [each.logprob for each in event.logprobs]
             else:
                 ending = event
         if ending is None or ending.reason in (FinishReason.ERROR, FinishReason.CANCELLED):
             return None
+        signals = AnswerSignals.of(logprobs)
         return Answer(
             row.key,
             self._tier,
@@ -151,6 +158,9 @@ class _TierRun:
             ending.usage.completion_tokens,
             ending.compute_s if ending.compute_measured else None,
             time.perf_counter() - started,
+            signals.num_tokens,
+            signals.total_logprob,
+            signals.least_logprob,
         )
 
     def _settle(self, answer: Answer) -> None:

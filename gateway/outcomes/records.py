@@ -31,6 +31,7 @@ class Answer:
     prompt_tokens, completion_tokens : as billed
     compute_s : device seconds, None where the backend cannot know
     total_s : wall seconds from asking to the ending
+    num_scored, total_logprob, least_logprob : of the answer's own tokens; 0 of them where the backend does not say
     """
 
     key: str
@@ -41,6 +42,9 @@ class Answer:
     completion_tokens: int = 0
     compute_s: float | None = None
     total_s: float = 0.0
+    num_scored: int = 0
+    total_logprob: float = 0.0
+    least_logprob: float = 0.0
 
 
 class AnswerLog:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from classifier.confidence import AnswerSignals
 from classifier.table import TrainingTable
 from gateway.outcomes.grading import CHECKERS, agreement
 from gateway.outcomes.prompts import PromptRow
@@ -31,6 +32,7 @@ class Outcomes:
     measured_cost_usd : float64 (n, num_tiers), by device seconds; NaN where a backend could not measure
     compute_s : float64 (n, num_tiers), device seconds, NaN likewise
     graded_by : how many grades each method gave
+    signals : tier -> what its own log-probabilities say of each answer
     """
 
     rows: tuple[PromptRow, ...]
@@ -39,6 +41,7 @@ class Outcomes:
     measured_cost_usd: Floats
     compute_s: Floats
     graded_by: Mapping[str, int]
+    signals: Mapping[int, tuple[AnswerSignals, ...]] = field(default_factory=dict)
 
 
 def grade(
@@ -65,7 +68,7 @@ def grade(
         [row.request for row in complete], scores, label_source=source, window=window, typical=judged
     )
     used = [[answers[row.key, tier.index] for tier in ladder] for row in complete]
-    return Outcomes(tuple(complete), table, *_costs(used, ladder), methods)
+    return Outcomes(tuple(complete), table, *_costs(used, ladder), methods, _signals(used, ladder))
 
 
 def _grades(row: PromptRow, answers: Sequence[Answer], methods: Counter[str]) -> list[float]:
@@ -79,6 +82,15 @@ def _grades(row: PromptRow, answers: Sequence[Answer], methods: Counter[str]) ->
         methods[f"agreement ({method})"] += 1
         grades.append(score)
     return [*grades, 1.0]
+
+
+def _signals(used: Sequence[Sequence[Answer]], ladder: Ladder) -> dict[int, tuple[AnswerSignals, ...]]:
+    return {
+        tier.index: tuple(
+            AnswerSignals(each[place].num_scored, each[place].total_logprob, each[place].least_logprob) for each in used
+        )
+        for place, tier in enumerate(ladder)
+    }
 
 
 def _costs(used: Sequence[Sequence[Answer]], ladder: Ladder) -> tuple[Floats, Floats, Floats]:

@@ -90,6 +90,11 @@ async def test_prompts_become_a_router_that_holds_its_floor(settings: Settings, 
     assert router.version in text
     assert "prompt length alone" in text
     assert artifact.metadata["graded_by"] == {"reference (builtin)": 4 * len(rows)}
+    # The scripted tiers' log-probabilities are kept with their answers; those that are never wrong teach nothing.
+    assert all(each.num_tokens for found in outcomes.signals.values() for each in found)
+    assert router.confidence.tiers
+    assert 4 not in router.confidence.tiers
+    assert "| tier | answers | AUC |" in text
 
     # The policy that serves takes its numbers from the artifact; fresh tasks then hold the floor at half the cost.
     wanted = {"policy.exploration_share": 0.0, "policy.quality_floor": 0.95}

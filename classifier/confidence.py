@@ -1,0 +1,192 @@
+"""How sure a model was of its own answer, and what that was worth on labelled traffic.
+
+A model that writes an answer gives a log-probability to each token of it. Their sum, mean and least, with the number of
+tokens, become one calibrated number a tier: P(right) after the answer is known, where a router's is P(right) before.
+
+Known problems: a model can be sure and wrong, most of all on prompts unlike those it was trained on; the calibration
+holds for traffic like that it was fitted on, for greedy answers and whole ones. The beginning of an answer is judged by
+the same numbers, which is an extrapolation.
+
+References
+----------
+Kadavath et al. 2022, "Language Models (Mostly) Know What They Know", sections 3 and 4, for the calibration of a model's
+own probabilities. Platt 1999 for the form.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from classifier.errors import TrainingError
+from classifier.heads import MAX_LOGIT
+from classifier.metrics import brier, roc_auc
+
+Floats = NDArray[np.float64]
+
+SIGNALS = ("total", "mean", "least", "log_tokens")
+"""What a calibration reads of an answer, in the order of its weights."""
+
+# Below these a sum or a token says nothing more, and one absurd token should not decide alone.
+_LEAST_TOTAL, _LEAST_TOKEN = -60.0, -20.0
+_MIN_ROWS, _MIN_OF_A_KIND = 60, 12
+_NUM_FOLDS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerSignals:
+    """The log-probabilities of one answer's tokens, summed up.
+
+    Attributes
+    ----------
+    num_tokens : of the answer, reasoning apart
+    total_logprob, least_logprob : natural logarithms, under the model's own distribution at temperature 1
+    """
+
+    num_tokens: int
+    total_logprob: float
+    least_logprob: float
+
+    @classmethod
+    def of(cls, logprobs: Iterable[float]) -> Self:
+        """Sum up; an answer without tokens is one of which nothing is known."""
+        found = list(logprobs)
+        return cls(len(found), math.fsum(found), min(found, default=0.0))
+
+    @property
+    def mean_probability(self) -> float:
+        """Geometric mean of the tokens' probabilities: a confidence without any calibration; 0 for no tokens."""
+        return math.exp(self.total_logprob / self.num_tokens) if self.num_tokens else 0.0
+
+    def values(self) -> tuple[float, float, float, float]:
+        """In the order of ``SIGNALS``."""
+        total = max(self.total_logprob, _LEAST_TOTAL)
+        mean = max(self.total_logprob / max(self.num_tokens, 1), _LEAST_TOKEN)
+        return total, mean, max(self.least_logprob, _LEAST_TOKEN), math.log1p(self.num_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class TierConfidence:
+    """One tier's calibration: ``sigmoid(bias + weights . signals)``.
+
+    Attributes
+    ----------
+    weights : one per signal
+    bias : log-odds
+    num_rows : labelled answers it was fitted on
+    auc, brier : on answers left out of the fit
+    """
+
+    weights: tuple[float, ...]
+    bias: float
+    num_rows: int
+    auc: float
+    brier: float
+
+    def p_right(self, signals: AnswerSignals) -> float:
+        """Calibrated P(right)."""
+        logit = self.bias + math.fsum(w * x for w, x in zip(self.weights, signals.values(), strict=True))
+        return 1 / (1 + math.exp(-max(-MAX_LOGIT, min(MAX_LOGIT, logit))))
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerConfidence:
+    """The calibrations of a ladder, by tier number; a tier may have none."""
+
+    tiers: Mapping[int, TierConfidence] = field(default_factory=dict)
+
+    def p_right(self, tier: int, signals: AnswerSignals) -> float:
+        """P(right) where the tier was calibrated, else the mean probability of a token."""
+        found = self.tiers.get(tier)
+        return signals.mean_probability if found is None or not signals.num_tokens else found.p_right(signals)
+
+    def to_json(self) -> dict[str, Any]:
+        """As an artifact carries it."""
+        return {
+            "signals": list(SIGNALS),
+            "tiers": {
+                str(tier): {
+                    "weights": list(each.weights),
+                    "bias": each.bias,
+                    "num_rows": each.num_rows,
+                    "auc": each.auc,
+                    "brier": each.brier,
+                }
+                for tier, each in self.tiers.items()
+            },
+        }
+
+    @classmethod
+    def from_json(cls, described: Mapping[str, Any]) -> Self:
+        """Read :meth:`to_json` back; nothing at all is no calibration.
+
+        Raises
+        ------
+        ValueError, KeyError, TypeError
+            It is not of that form, or of other signals than this version computes.
+        """
+        if not described:
+            return cls()
+        if tuple(described["signals"]) != SIGNALS:
+            raise ValueError(f"confidence rests on {described['signals']}, expected {list(SIGNALS)}")
+        return cls({int(tier): _read_tier(each) for tier, each in described["tiers"].items()})
+
+
+def _read_tier(described: Mapping[str, Any]) -> TierConfidence:
+    weights = tuple(float(weight) for weight in described["weights"])
+    bias = float(described["bias"])
+    if len(weights) != len(SIGNALS) or not all(map(math.isfinite, (*weights, bias))):
+        raise ValueError(f"confidence has weights {weights} and bias {bias}, expected {len(SIGNALS)} and 1 numbers")
+    return TierConfidence(weights, bias, int(described["num_rows"]), float(described["auc"]), float(described["brier"]))
+
+
+def fit_confidence(
+    signals: Mapping[int, Sequence[AnswerSignals]], right: Mapping[int, Sequence[float]], *, seed: int = 0
+) -> AnswerConfidence:
+    """Calibrate every tier that has enough labelled answers of both kinds.
+
+    Parameters
+    ----------
+    signals : tier -> its answers'
+    right : tier -> the same answers' grades, 0..1; half and more counts as right
+    seed : of the folds
+
+    Returns
+    -------
+    Without the tiers that have fewer than 60 answers, or fewer than 12 right or wrong ones
+    """
+    fitted = {tier: _fit_tier(each, right[tier], seed) for tier, each in signals.items()}
+    return AnswerConfidence({tier: each for tier, each in fitted.items() if each is not None})
+
+
+def _fit_tier(signals: Sequence[AnswerSignals], right: Sequence[float], seed: int) -> TierConfidence | None:
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import StratifiedKFold, cross_val_predict
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    if len(signals) != len(right):
+        raise TrainingError(f"{len(signals)} answers have {len(right)} grades; expected one each.")
+    labels = np.asarray(right, dtype=np.float64) >= 0.5
+    if len(labels) < _MIN_ROWS or min(labels.sum(), (~labels).sum()) < _MIN_OF_A_KIND:
+        return None
+    x = np.array([each.values() for each in signals])
+    model = make_pipeline(StandardScaler(), LogisticRegression(C=1.0, max_iter=1000))
+    folds = StratifiedKFold(_NUM_FOLDS, shuffle=True, random_state=seed)
+    left_out = cross_val_predict(model, x, labels, cv=folds, method="predict_proba")[:, 1]
+    model.fit(x, labels)
+    scaler, regression = model.steps[0][1], model.steps[1][1]
+    weights = regression.coef_[0] / scaler.scale_
+    bias = float(regression.intercept_[0] - np.dot(weights, scaler.mean_))
+    return TierConfidence(
+        tuple(float(weight) for weight in weights),
+        bias,
+        len(labels),
+        roc_auc(left_out, labels.astype(np.float64)),
+        brier(left_out, labels.astype(np.float64)),
+    )
