@@ -140,13 +140,22 @@ class Thinking:
 
 
 @dataclass(frozen=True, slots=True)
+class Prediction:
+    """Tokens believed to be the answer, or to be what follows ``after_id`` (the end of the reasoning) in the output."""
+
+    token_ids: tuple[int, ...]
+    after_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """Token ids in; everything the engine needs to answer.
 
     ``score_from`` asks for the log-probability and rank of every prompt token from that index on (at least 1).
     ``pooled`` asks for the mean of the prompt's last hidden states. With ``max_tokens`` 0 nothing is generated.
     ``cache_salt`` keeps prefix-cache entries apart: only requests with the same salt share blocks.
-    ``speculate`` False turns drafting off for this request.
+    ``speculate`` False turns drafting off for this request. ``prediction`` is checked many tokens at a time; it changes
+    how fast the answer comes, never what it is.
     """
 
     request_id: str
@@ -160,6 +169,7 @@ class Request:
     cache_salt: str = ""
     stop_check: StopCheck | None = None
     masks: tuple[LogitsMask, ...] = ()
+    prediction: Prediction | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +199,7 @@ class Ending:
 
     Times are seconds: ``queue_s`` from submission to first scheduled, ``ttft_s`` to the first token, ``itl_s`` the mean
     gap after it, ``total_s`` to the end. ``compute_s`` is the request's share, by tokens, of every step it was in.
+    ``num_predicted_tokens`` are the prediction's, ``num_accepted_predicted_tokens`` those of them in the answer.
     """
 
     reason: FinishReason
@@ -197,6 +208,8 @@ class Ending:
     num_cached_tokens: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    num_predicted_tokens: int = 0
+    num_accepted_predicted_tokens: int = 0
     num_preemptions: int = 0
     queue_s: float = 0.0
     ttft_s: float = 0.0
