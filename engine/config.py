@@ -326,6 +326,7 @@ class EngineConfig:
     aging_s : waiting background work counts as live after this long
     itl_target_s : a step that decodes takes no more prompt tokens than are computed in about this time
     max_draft_tokens : most tokens proposed per sequence and step, when there is a drafter
+    asynchronous : plan and launch each step while the one before it runs; None does so where the device is not the host
     threads : intra-op threads on a CPU
     """
 
@@ -339,6 +340,7 @@ class EngineConfig:
     aging_s: float = 10.0
     itl_target_s: float = 0.1
     max_draft_tokens: int = 5
+    asynchronous: bool | None = None
     threads: int = 1
 
     def __post_init__(self) -> None:

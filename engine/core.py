@@ -1,7 +1,17 @@
 """The part of an engine that belongs to its thread: one step at a time, and the books of every request.
 
-A step is: schedule, draft, run, draw, settle. Everything that belongs to a request is freed in the step that ends it;
-when nothing is left the books are summed. Nothing here locks: whoever calls owns the core meanwhile.
+A step is: schedule, draft, launch, collect, settle. An asynchronous engine launches the next step before it collects
+the last, so that the device never waits for the host:
+
+    synchronous    schedule 1, launch 1, collect 1, settle 1; schedule 2, launch 2, collect 2, settle 2; ...
+    asynchronous   schedule 1, launch 1; schedule 2, launch 2, collect 1, settle 1; schedule 3, launch 3, collect 2, ...
+
+Step 2 is then planned without knowing what step 1 will draw. Where step 1 ends a request, the token that step 2 draws
+for it is never looked at. Where the host must know (drafts, masks), step 1 is settled before step 2 is planned. Answers
+are the same either way.
+
+Everything that belongs to a request is freed in the step that ends it; when nothing is left the books are summed.
+Nothing here locks: whoever calls owns the core meanwhile.
 """
 
 from __future__ import annotations
@@ -16,7 +26,7 @@ from engine.errors import EngineError, StepFailed
 from engine.kv_cache import KVCache
 from engine.memory import plan_blocks
 from engine.request import Chunk, Ending, Event, FinishReason, TokenLogprob
-from engine.runner import Model, Runner, StepResult
+from engine.runner import Flight, Model, Runner, StepResult, StepRunner
 from engine.scheduler import Scheduler, StepPlan
 from engine.sequence import Sequence
 from engine.sink import Sink
@@ -57,7 +67,11 @@ class EngineCore:
         self.num_blocks = plan.num_blocks
         self.context_length = min(config.context_length or model.config.context_length, plan.num_tokens)
         kv = KVCache(model.config, plan.num_blocks, plan.block_size, dtype=model.dtype, device=model.device)
-        self.runner = Runner(model, kv)
+        self.runner: StepRunner = Runner(model, kv)
+        beside = model.device.type != "cpu"
+        self._asynchronous = beside if config.asynchronous is None else config.asynchronous
+        self._flight: Flight | None = None
+        self._landed_s = self._device_landed_s = 0.0  # when the last step's results were here
         self.speculator = speculator
         self.scheduler = self._new_scheduler()
         self.live: dict[int, Sequence] = {}
@@ -97,38 +111,78 @@ class EngineCore:
             self._end(sequence, FinishReason.CANCELLED, events)
 
     def fail_all(self, error: EngineError, events: Events) -> None:
-        """End every sequence with an error."""
+        """End every sequence with an error; what is in flight is waited for and thrown away."""
+        self._flight = None
+        self.runner.close()
         for sequence in list(self.live.values()):
             self._end(sequence, FinishReason.ERROR, events, error)
 
+    @property
+    def has_work(self) -> bool:
+        """Whether :meth:`step` would do anything."""
+        return self._flight is not None or self.scheduler.has_work
+
     def step(self, events: Events) -> None:
         """Do one step; its events are appended. Never raises for what a request or the device can cause."""
-        if self.scheduler.has_work:
+        if self.has_work:
             try:
                 self._step(events)
             except Exception as cause:  # a bug of ours outside the model
                 self._start_over(cause, events)
-        if not self.scheduler.has_work:
+        if not self.has_work:
             self._audit(events)
 
     def _step(self, events: Events) -> None:
-        began_s, device_began_s = self.clock(), self._device_time()
+        self._limit_drafts()
+        if self._flight is not None and self._must_wait(self._flight):
+            self._land(self._flight, events)
+            self._limit_drafts()
+        now_s, device_s = self.clock(), self._device_time()
+        before = self._flight
+        if before is None:
+            self._landed_s, self._device_landed_s = now_s, device_s
+        self._flight = self._launch(self.scheduler.schedule(now_s), events)
+        if before is not None:
+            self._land(before, events)
+        elif self._flight is not None and not self._asynchronous:
+            self._land(self._flight, events)
+
+    def _limit_drafts(self) -> None:
         if self.speculator is not None:
             self.speculator.set_limits(self.scheduler.decoding(), other_tokens=self.scheduler.num_to_prefill())
-        plan = self.scheduler.schedule(began_s)
-        self.num_preemptions += len(plan.preempted)
-        results = self._run(plan, events)
-        ended_s = self.clock()
-        self.step_s.observe(ended_s - began_s)
-        self._bound_prefills(plan, ended_s - began_s)
+
+    def _must_wait(self, flight: Flight) -> bool:
+        """Whether the next step can only be planned with the results of the one in flight."""
+        if any(item.num_drafts or (item.draws and self.runner.must_wait(item.sequence)) for item in flight.plan.items):
+            return True
+        return self.speculator is not None and any(each.draft_limit for each in self.scheduler.decoding())
+
+    def _land(self, flight: Flight, events: Events) -> None:
+        """Wait for a launched step and settle what it gave."""
+        plan = flight.plan
+        if flight is self._flight:
+            self._flight = None
+        results = self._collect(flight, events)
+        self.scheduler.land(plan.items)
+        now_s, device_now_s = self.clock(), self._device_time()
+        # With a step always in flight, a step takes from the end of the one before it to its own end.
+        seconds, device_s = now_s - self._landed_s, device_now_s - self._device_landed_s
+        self._landed_s, self._device_landed_s = now_s, device_now_s
+        device_s = device_s if flight.device_s is None else flight.device_s
+        if self.speculator is not None and results:
+            self.speculator.observe(results, plan.num_tokens, max(device_s - flight.draft_s, 0.0))
+        self.step_s.observe(seconds)
+        self._bound_prefills(plan, seconds)
         self.num_steps += 1
-        self.last_step_s = ended_s
-        share_s = (self._device_time() - device_began_s) / max(plan.num_tokens, 1)
+        self.last_step_s = now_s
+        share_s = device_s / max(plan.num_tokens, 1)
         for result in results:
             item = result.item
             item.sequence.compute_s += share_s * (item.num_tokens + item.num_drafts)
+            if id(item.sequence) not in self.live:
+                continue  # it ended while this step was in flight
             try:
-                self._settle(result, ended_s, events)
+                self._settle(result, now_s, events)
             except Exception as cause:  # a caller's stop check, most likely: its own request ends with it
                 self._end(item.sequence, FinishReason.ERROR, events, self._failed(cause))
 
@@ -142,25 +196,44 @@ class EngineCore:
         limit = int(self.config.itl_target_s / (self._prompt_token_s.value or 1e-9))
         self.scheduler.max_prefill_tokens = min(max(limit, _LEAST_CHUNK), self.config.max_batch_tokens)
 
-    def _run(self, plan: StepPlan, events: Events) -> list[StepResult]:
-        """Run the model; if it raises, everything in the step ends with the error and the rest goes on."""
+    def _launch(self, plan: StepPlan, events: Events) -> Flight | None:
+        """Draft and start a step; if that raises, everything in the step ends with the error and the rest goes on."""
+        self.num_preemptions += len(plan.preempted)
+        began_s = self._device_time()
         try:
             if self.speculator is not None:
                 for sequence in plan.preempted:
                     self.speculator.release(sequence)
                 self.speculator.propose(plan)
-            began_s = self._device_time()
-            results = self.runner.run(plan)
-            if self.speculator is not None:
-                self.speculator.observe(results, plan.num_tokens, self._device_time() - began_s)
+            if not plan.items:
+                return None
+            draft_s = self._device_time() - began_s
+            flight = self.runner.launch(plan)
+            flight.draft_s = draft_s
         except Exception as cause:
-            self.num_failed_steps += 1
-            logger.exception("%s: step %d failed with %d sequences", self.name, self.num_steps, len(plan.items))
-            error = self._failed(cause)
-            for item in plan.items:
-                self._end(item.sequence, FinishReason.ERROR, events, error)
+            self._fail(plan, cause, events)
+            return None
+        self.scheduler.launch(plan)
+        return flight
+
+    def _collect(self, flight: Flight, events: Events) -> list[StepResult]:
+        """Wait for a step; if the device failed, everything in the step ends with the error and the rest goes on."""
+        try:
+            return self.runner.collect(flight)
+        except Exception as cause:
+            self._fail(flight.plan, cause, events)
             return []
-        return results
+
+    def _fail(self, plan: StepPlan, cause: Exception, events: Events) -> None:
+        self.num_failed_steps += 1
+        self.last_step_s = self.clock()
+        logger.error(
+            "%s: step %d failed, with %d sequences", self.name, self.num_steps, len(plan.items), exc_info=cause
+        )
+        error = self._failed(cause)
+        for item in plan.items:
+            if id(item.sequence) in self.live:
+                self._end(item.sequence, FinishReason.ERROR, events, error)
 
     def _settle(self, result: StepResult, now_s: float, events: Events) -> None:
         """Add a step's tokens to their sequence, publish its blocks, and end it if it is at an end."""
@@ -171,16 +244,19 @@ class EngineCore:
             self.runner.kv.clear([b for b in sequence.block_table if not self.scheduler.pool.is_shared(b)])
             self._end(sequence, FinishReason.ERROR, events, result.error)
             return
-        computed = sequence.num_computed + item.num_tokens
-        if not result.token_ids:
-            self.scheduler.commit(sequence, computed)
-            if computed == len(sequence.token_ids):
+        computed = item.start + item.num_tokens
+        is_kept = item.epoch == sequence.num_preemptions  # else its blocks went to others meanwhile
+        if not item.draws:
+            if is_kept:
+                self.scheduler.commit(sequence, computed)
+            if is_kept and sequence.is_full and computed == len(sequence.token_ids):
                 self._end(sequence, FinishReason.LENGTH, events)
             return
         before = len(sequence.token_ids)
         num_drawn, reason = self._append(sequence, result.token_ids)
         sequence.draft_ids = []
-        self.scheduler.commit(sequence, computed + num_drawn - 1)
+        if is_kept:
+            self.scheduler.commit(sequence, computed + num_drawn - 1)
         if sequence.first_token_s is None:
             sequence.first_token_s = now_s
         sequence.last_token_s = now_s
@@ -227,11 +303,20 @@ class EngineCore:
         sequence.num_thinking = -1
         room = sequence.max_output - sequence.num_output
         forced = thinking.close_ids[:room]
+        if forced:
+            self._withdraw(sequence)
         sequence.token_ids.extend(forced)
         if sequence.request.stop_check is not None:
             for each in forced:
                 sequence.request.stop_check.push(each)
         return True
+
+    def _withdraw(self, sequence: Sequence) -> None:
+        """What the step in flight draws for a sequence is not wanted: other tokens come in its place."""
+        for item in self.scheduler.flying:
+            if item.sequence is sequence and item.draws:
+                item.draws = False
+                sequence.num_due -= 1
 
     def _end(
         self,
@@ -265,6 +350,7 @@ class EngineCore:
         for sequence in list(self.live.values()):
             sequence.block_table = []
             self._end(sequence, FinishReason.ERROR, events, error)
+        self._flight = None
         self.scheduler = self._new_scheduler()
 
     def _audit(self, events: Events) -> None:

@@ -261,13 +261,13 @@ class Engine:
 
     def has_work(self) -> bool:
         """Whether :meth:`step` would do anything."""
-        return bool(self._inbox) or self.core.scheduler.has_work
+        return bool(self._inbox) or self.core.has_work
 
     def step(self) -> None:
         """Take what came in, do one step, hand its events over."""
         with self._step_lock:
             events: Events = []
-            if not self.core.scheduler.has_work:
+            if not self.core.has_work:
                 self._busy_since_s = self.clock()
             self._take_inbox(events)
             self.core.step(events)

@@ -1,8 +1,15 @@
-"""One step on the device: lay the plan out as a batch, run the model, keep what was asked for, draw."""
+"""One step on the device: lay the plan out as a batch, run the model, keep what was asked for, draw.
+
+A step has two halves, so that the host may plan the next one while the device works: :meth:`StepRunner.launch` starts
+it, :meth:`StepRunner.collect` waits for what it gave. At most one further step is launched in between, and that one
+takes the tokens it needs from the first by itself, since nobody has told the host yet.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Protocol
 
 import torch
@@ -55,19 +62,55 @@ class StepResult:
     error: EngineError | None = None
 
 
-def draws(item: Scheduled) -> bool:
-    """Whether this step computes the sequence's last token, so that the next can be drawn."""
-    sequence = item.sequence
-    return item.num_tokens == sequence.num_left and sequence.num_output < sequence.max_output
+@dataclass(slots=True)
+class Flight:
+    """A launched step: its plan, and what its runner needs to collect it.
+
+    ``device_s`` is the time the device spent on it, once collected, where the device can tell; ``draft_s`` the part of
+    a step's time that went into drafting, before the launch.
+    """
+
+    plan: StepPlan
+    results: list[StepResult] = field(default_factory=list)
+    device_s: float | None = None
+    draft_s: float = 0.0
 
 
-def build_batch(items: list[Scheduled], block_size: int, device: torch.device) -> Batch:
-    """Lay out the tokens to compute: from each sequence's first uncomputed token on, then its drafts."""
+class StepRunner(Protocol):
+    """What runs the plans of one engine."""
+
+    kv: KVCache
+
+    def launch(self, plan: StepPlan) -> Flight:
+        """Start a step; the one launched before may still be in flight.
+
+        Side effects: writes the KV pool, extends ``scores`` and ``pooled_sum`` of sequences that asked for them.
+        """
+
+    def collect(self, flight: Flight) -> list[StepResult]:
+        """Wait for a step's results, one per item of its plan."""
+
+    def must_wait(self, sequence: Sequence) -> bool:
+        """Whether the host must know a sequence's latest token before its next one can be computed."""
+
+    def close(self) -> None:
+        """Wait for what is in flight and give back what is held. Idempotent."""
+
+
+def build_batch(
+    items: list[Scheduled], block_size: int, device: torch.device, due: Mapping[int, int] = MappingProxyType({})
+) -> Batch:
+    """Lay out the tokens to compute: from each sequence's first uncomputed token on, then its drafts.
+
+    ``due`` has the tokens that sequences (by ``id``) got from the step in flight.
+    """
     tokens, lengths, tables = [], [], []
     for item in items:
         sequence = item.sequence
-        end = sequence.num_computed + item.num_tokens
-        chunk = sequence.token_ids[sequence.num_computed : end]
+        end = item.start + item.num_tokens
+        chunk = sequence.token_ids[item.start : end]
+        if len(chunk) < item.num_tokens:
+            chunk.append(due[id(sequence)])
         if item.num_drafts:
             chunk += sequence.draft_ids
             end += item.num_drafts
@@ -90,14 +133,34 @@ class Runner:
         self.model = model
         self.kv = kv
         self.sampler = Sampler(model.config.vocab_size, model.device)
+        self._due: dict[int, int] = {}
 
-    def run(self, plan: StepPlan) -> list[StepResult]:
-        """Compute a plan's tokens and draw where a sequence is ready.
+    def launch(self, plan: StepPlan) -> Flight:
+        """Compute a plan's tokens and draw where a sequence is ready, all at once: the host is the device here.
 
-        Side effects: writes the KV pool, extends ``scores`` and ``pooled_sum`` of sequences that asked for them.
+        Results are still only handed out by :meth:`collect`, so the engine may step as it does beside a GPU.
         """
+        results = self._run(plan)
+        # A draw that failed has no token. Whatever is computed from the stand-in is thrown away with the sequence.
+        self._due = {
+            id(result.item.sequence): max(result.token_ids[0], 0) if result.token_ids else 0
+            for result in results
+            if result.item.draws
+        }
+        return Flight(plan, results)
+
+    def collect(self, flight: Flight) -> list[StepResult]:
+        return flight.results
+
+    def must_wait(self, sequence: Sequence) -> bool:
+        return bool(sequence.request.masks)
+
+    def close(self) -> None:
+        self._due = {}
+
+    def _run(self, plan: StepPlan) -> list[StepResult]:
         with torch.inference_mode():
-            batch = build_batch(plan.items, self.kv.block_size, self.model.device)
+            batch = build_batch(plan.items, self.kv.block_size, self.model.device, self._due)
             hidden = self.model.forward(batch, self.kv)
             results = [StepResult(item, [], []) for item in plan.items]
             rows: list[Row] = []
@@ -105,17 +168,19 @@ class Runner:
             start = 0
             for item, result in zip(plan.items, results, strict=True):
                 sequence = item.sequence
-                if sequence.num_computed < sequence.num_prompt:
-                    result.error = self._keep_prompt(item, hidden[start : start + item.num_tokens])
-                if draws(item):
+                if item.start < sequence.num_prompt:
+                    result.error = keep_prompt(self.model, item, hidden[start : start + item.num_tokens])
+                if item.draws:
                     last = start + item.num_tokens - 1
+                    # A token that is due counts as a draft here: it was drawn, but it is not in ``token_ids`` yet.
+                    due = (self._due[id(sequence)],) if sequence.num_due else ()
                     for j in range(item.num_drafts + 1):
-                        rows.append(Row(sequence, tuple(sequence.draft_ids[:j])))
+                        rows.append(Row(sequence, (*due, *sequence.draft_ids[:j])))
                         flat.append(last + j)
                 start += item.num_tokens + item.num_drafts
             if rows:
                 logits = self.model.logits(hidden if len(flat) == start else hidden[flat])
-                self._draw(logits, rows, [result for result in results if draws(result.item)])
+                self._draw(logits, rows, [result for result in results if result.item.draws])
             return results
 
     def _draw(self, logits: Tensor, rows: list[Row], results: list[StepResult]) -> None:
@@ -130,39 +195,45 @@ class Runner:
                 result.token_ids = [draw.token_id for draw in drawn]
                 result.logprobs = [draw.logprob for draw in drawn if draw.logprob is not None]
 
-    # What is kept of a prompt
 
-    def _keep_prompt(self, item: Scheduled, hidden: Tensor) -> EngineError | None:
-        """Collect hidden sums and log-probabilities of one chunk, (n, H)."""
-        sequence = item.sequence
-        if not sequence.pooled_done:
-            self._pool(sequence, hidden)
-        if sequence.num_to_score:
-            return self._score(sequence, hidden)
-        return None
+# What is kept of a prompt
 
-    def _pool(self, sequence: Sequence, hidden: Tensor) -> None:
-        inside = hidden[: sequence.num_prompt - sequence.num_computed]
-        total = inside.sum(dim=0, dtype=torch.float32)
-        sequence.pooled_sum = total if sequence.pooled_sum is None else sequence.pooled_sum + total
-        sequence.pooled_done = sequence.num_computed + inside.shape[0] >= sequence.num_prompt
 
-    def _score(self, sequence: Sequence, hidden: Tensor) -> EngineError | None:
-        """Score the prompt tokens that this chunk's rows predict.
+def keep_prompt(model: Model, item: Scheduled, hidden: Tensor) -> EngineError | None:
+    """Collect hidden sums and log-probabilities of one chunk, (n, H)."""
+    sequence = item.sequence
+    if not sequence.pooled_done:
+        _pool(item, hidden)
+    if sequence.num_to_score:
+        return _score(model, item, hidden)
+    return None
 
-        Row i of the chunk is position ``num_computed + i`` and predicts the token one further, so scoring wants rows
-        ``[first, last)``:  first = next token to score - 1 - num_computed,  last = num_prompt - 1 - num_computed.
-        """
-        top = sequence.request.sampling.prompt_logprobs or 0
-        at = sequence.num_prompt - sequence.num_to_score
-        first = at - 1 - sequence.num_computed
-        last = min(hidden.shape[0], sequence.num_prompt - 1 - sequence.num_computed)
-        for begin in range(first, last, SCORE_ROWS):
-            end = min(begin + SCORE_ROWS, last)
-            logits = self.model.logits(hidden[begin:end])
-            if not bool(logits.isfinite().all()):
-                return NonFiniteLogits(f"The logits of prompt positions {at} and on hold NaN or infinity.")
-            ids = sequence.token_ids[at : at + end - begin]
-            sequence.scores += token_logprobs(logits, ids, [top] * len(ids))
-            at += end - begin
-        return None
+
+def _pool(item: Scheduled, hidden: Tensor) -> None:
+    sequence = item.sequence
+    inside = hidden[: sequence.num_prompt - item.start]
+    total = inside.sum(dim=0, dtype=torch.float32)
+    sequence.pooled_sum = total if sequence.pooled_sum is None else sequence.pooled_sum + total
+    sequence.pooled_done = item.start + inside.shape[0] >= sequence.num_prompt
+
+
+def _score(model: Model, item: Scheduled, hidden: Tensor) -> EngineError | None:
+    """Score the prompt tokens that a chunk's rows predict.
+
+    Row i of the chunk is position ``item.start + i`` and predicts the token one further, so scoring wants rows
+    ``[first, last)``:  first = next token to score - 1 - item.start,  last = num_prompt - 1 - item.start.
+    """
+    sequence = item.sequence
+    top = sequence.request.sampling.prompt_logprobs or 0
+    at = sequence.num_prompt - sequence.num_to_score
+    first = at - 1 - item.start
+    last = min(hidden.shape[0], sequence.num_prompt - 1 - item.start)
+    for begin in range(first, last, SCORE_ROWS):
+        end = min(begin + SCORE_ROWS, last)
+        logits = model.logits(hidden[begin:end])
+        if not bool(logits.isfinite().all()):
+            return NonFiniteLogits(f"The logits of prompt positions {at} and on hold NaN or infinity.")
+        ids = sequence.token_ids[at : at + end - begin]
+        sequence.scores += token_logprobs(logits, ids, [top] * len(ids))
+        at += end - begin
+    return None

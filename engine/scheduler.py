@@ -12,6 +12,10 @@ Who waits for whom:
 - A sequence is admitted when blocks for all its present tokens and one more are there, and gets them at once; only
   growth by decoding can therefore run short. Then the last in the order gives its blocks back and is recomputed later.
 - The first in the order is never preempted and fits the pool alone (checked at submission): there is always progress.
+
+A step may be planned while the one before it is in flight: every sequence in it is taken to get the token it is due.
+Blocks that are freed meanwhile may be given out at once, because a device runs what is launched in order: whoever gets
+them writes after the step in flight has.
 """
 
 from __future__ import annotations
@@ -28,11 +32,31 @@ from engine.sequence import Sequence
 
 @dataclass(slots=True)
 class Scheduled:
-    """``num_tokens`` tokens from ``num_computed`` on; ``num_drafts`` further ones may be checked."""
+    """``num_tokens`` tokens from position ``start`` on; ``num_drafts`` further ones may be checked.
+
+    Attributes
+    ----------
+    draws : the sequence's last token is among them, so that the next is drawn; withdrawn when it turns out unwanted
+    epoch : the sequence's ``num_preemptions`` when this was planned; what was computed before a preemption is gone
+    """
 
     sequence: Sequence
     num_tokens: int
     num_drafts: int = 0
+    start: int = 0
+    draws: bool = True
+    epoch: int = 0
+
+    @classmethod
+    def of(cls, sequence: Sequence, num_tokens: int) -> Scheduled:
+        """Plan the next ``num_tokens`` tokens of a sequence."""
+        return cls(
+            sequence,
+            num_tokens,
+            start=sequence.num_computed + sequence.num_ahead,
+            draws=num_tokens == sequence.num_left and not sequence.is_full,
+            epoch=sequence.num_preemptions,
+        )
 
 
 @dataclass(slots=True)
@@ -68,6 +92,7 @@ class Scheduler:
         self.max_prefill_tokens = max_batch_tokens  # in a step that also decodes; set by whoever knows what they cost
         self.running: list[Sequence] = []  # sorted by rank
         self.waiting: list[Sequence] = []  # sorted by rank
+        self.flying: list[Scheduled] = []  # of the step launched last, if its results are not here yet
 
     @property
     def has_work(self) -> bool:
@@ -109,8 +134,25 @@ class Scheduler:
         if self.waiting:
             self._admit(plan, now_s)
         self._schedule_drafts(plan)
-        assert plan.items or not self.has_work, "work is waiting and none of it can run"
+        assert plan.items or self.flying or not self.has_work, "work is waiting and none of it can run"
         return plan
+
+    def launch(self, plan: StepPlan) -> None:
+        """Record that a plan is in flight; the one before it may be still."""
+        for item in plan.items:
+            item.sequence.num_ahead += item.num_tokens
+            item.sequence.num_due += item.draws
+        self.flying = plan.items
+
+    def land(self, items: list[Scheduled]) -> None:
+        """Record that the results of a launched plan's items are here; the caller commits them."""
+        for item in items:
+            sequence = item.sequence
+            sequence.num_due -= item.draws
+            if item.epoch == sequence.num_preemptions:
+                sequence.num_ahead -= item.num_tokens
+        if items is self.flying:
+            self.flying = []
 
     def commit(self, sequence: Sequence, num_computed: int) -> None:
         """Record that ``num_computed`` leading tokens are in the cache; publish full blocks, drop unused ones.
@@ -141,8 +183,10 @@ class Scheduler:
         index = 0
         while index < len(self.running):
             sequence = self.running[index]
-            if sequence.num_left == 1 and self._grow(sequence, len(sequence.token_ids), plan):
-                plan.items.append(Scheduled(sequence, 1))
+            # Whoever gets its last token from the step in flight has nothing more to compute.
+            is_ready = sequence.num_left == 1 and not (sequence.num_due and sequence.is_full)
+            if is_ready and self._grow(sequence, sequence.num_tokens, plan):
+                plan.items.append(Scheduled.of(sequence, 1))
                 plan.num_tokens += 1
             # A sequence that preempted itself was the last in the list, so the index is past the end either way.
             index += 1
@@ -150,14 +194,14 @@ class Scheduler:
     def _schedule_prefills(self, plan: StepPlan) -> None:
         for sequence in list(self.running):
             left = sequence.num_left
-            if left == 1 or sequence not in self.running:
+            if left <= 1 or sequence not in self.running:
                 continue
             room = self._prefill_room(plan)
             if room <= 0:
                 return
             count = min(left, room)
-            if self._grow(sequence, len(sequence.token_ids), plan):
-                plan.items.append(Scheduled(sequence, count))
+            if self._grow(sequence, sequence.num_tokens, plan):
+                plan.items.append(Scheduled.of(sequence, count))
                 plan.num_tokens += count
 
     def _prefill_room(self, plan: StepPlan) -> int:
@@ -222,11 +266,11 @@ class Scheduler:
             insort(self.running, sequence, key=_rank)
             if sequence.scheduled_s is None:
                 sequence.scheduled_s = now_s
-            plan.items.append(Scheduled(sequence, count))
+            plan.items.append(Scheduled.of(sequence, count))
             plan.num_tokens += count
 
     def _is_on_its_way(self, sequence: Sequence, plan: StepPlan) -> bool:
-        """Whether this very step computes the next block that the sequence could read from the cache.
+        """Whether this step, or the one in flight, computes the next block that the sequence could read from the cache.
 
         Several answers to one prompt arrive together; waiting a step for the first one's prefill saves all the others'.
         """
@@ -235,8 +279,10 @@ class Scheduler:
         held = len(self.pool.lookup(names))
         if held == len(names):
             return False
-        for item in plan.items:
-            leader, end = item.sequence, (item.sequence.num_computed + item.num_tokens) // size
+        for item in (*plan.items, *self.flying):
+            leader, end = item.sequence, min(item.start + item.num_tokens, len(item.sequence.token_ids)) // size
+            if leader not in self.running:
+                continue
             if leader.num_hashed <= held < end and leader.hashes(end, size)[held] == names[held]:
                 return True
         return False

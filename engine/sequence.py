@@ -16,6 +16,10 @@ class Sequence:
     drawn exactly when none would be left. Whoever appends tokens (a draw, an accepted draft, a forced end of
     thinking) merely makes more to compute.
 
+    A step in flight was launched and its results are not here yet. What it will add is counted apart, so that the next
+    step can be planned on top of it: ``num_ahead`` positions it computes, and ``num_due`` (0 or 1) tokens it draws,
+    whose ids only the device knows.
+
     Attributes
     ----------
     token_ids : prompt, then output
@@ -42,8 +46,10 @@ class Sequence:
         "first_token_s",
         "last_token_s",
         "max_output",
+        "num_ahead",
         "num_cached",
         "num_computed",
+        "num_due",
         "num_hashed",
         "num_preemptions",
         "num_prompt",
@@ -84,6 +90,8 @@ class Sequence:
         self.token_ids: list[int] = list(request.prompt_ids)
         self.num_prompt = len(self.token_ids)
         self.num_computed = 0
+        self.num_ahead = 0
+        self.num_due = 0
         self.num_cached = 0
         self.num_preemptions = 0
         self.block_table: list[int] = []
@@ -111,9 +119,19 @@ class Sequence:
         return len(self.token_ids) - self.num_prompt
 
     @property
+    def num_tokens(self) -> int:
+        """Length once the step in flight has landed."""
+        return len(self.token_ids) + self.num_due
+
+    @property
     def num_left(self) -> int:
-        """Tokens whose keys and values are still to be computed."""
-        return len(self.token_ids) - self.num_computed
+        """Tokens whose keys and values no step launched so far computes."""
+        return len(self.token_ids) + self.num_due - self.num_computed - self.num_ahead
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the output has its full length once the step in flight has landed."""
+        return len(self.token_ids) + self.num_due - self.num_prompt >= self.max_output
 
     @property
     def num_reserved(self) -> int:
@@ -123,7 +141,8 @@ class Sequence:
     @property
     def is_decoding(self) -> bool:
         """One token left, and it is not the prompt's own last one: the next step draws and does little else."""
-        return len(self.token_ids) - self.num_computed == 1 and len(self.token_ids) > self.num_prompt
+        num_tokens = len(self.token_ids) + self.num_due
+        return num_tokens - self.num_computed - self.num_ahead == 1 and num_tokens > self.num_prompt
 
     @property
     def num_to_score(self) -> int:
@@ -159,9 +178,10 @@ class Sequence:
         return names[:num_blocks]
 
     def restart(self) -> None:
-        """Forget what was computed, keep what was produced; the blocks were released by the caller."""
+        """Forget what was computed, keep what was produced (a token due is); the blocks were released by the caller."""
         self.block_table = []
         self.num_computed = 0
+        self.num_ahead = 0
         self.num_hashed = 0
         self.draft_ids = []
         if self.num_to_score:
