@@ -36,6 +36,7 @@ import orjson
 
 from backends import errors as backends
 from classifier import errors as classifier
+from gateway.control import errors as control
 from gateway.store import errors as store
 from policies import errors as policies
 
@@ -231,6 +232,12 @@ TABLE: Mapping[type[Exception], Row] = {
     classifier.ArtifactUnsupported: _broken("router_unsupported"),
     classifier.TrainingError: _broken("training_failed"),
     classifier.EmbeddingError: _broken("embedding_failed"),
+    # control: changes to what is in force
+    control.ControlError: _broken("control_error"),
+    control.Conflict: Row(409, _INVALID, "conflict"),
+    control.UnknownVersion: Row(404, _INVALID, "not_found"),
+    control.RouterRefused: Row(400, _INVALID, "router_refused"),
+    control.LeaseLost: _broken("lease_lost"),
     # store: what is not committed is not answered
     store.StoreError: _broken("log_error"),
     store.StoreUnavailable: _down("log_unavailable", is_public=False),

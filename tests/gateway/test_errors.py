@@ -9,12 +9,20 @@ import pytest
 
 import backends.errors
 import classifier.errors
+import gateway.control.errors
 import gateway.errors
 import gateway.store.errors
 import policies.errors
 from gateway.errors import TABLE, answer_to
 
-ROOMS = (backends.errors, classifier.errors, gateway.errors, gateway.store.errors, policies.errors)
+ROOMS = (
+    backends.errors,
+    classifier.errors,
+    gateway.control.errors,
+    gateway.errors,
+    gateway.store.errors,
+    policies.errors,
+)
 
 
 def exceptions(room: ModuleType) -> list[type[Exception]]:
