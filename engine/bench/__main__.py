@@ -1,7 +1,11 @@
-"""``python -m engine.bench``: this engine beside ``transformers`` on the same checkpoints, in one run.
+"""``python -m engine.bench``: this engine beside its peers and floors, in one run.
 
-Prints the card, a table per checkpoint, and ends with one line of JSON (also written to ``--out``). The peer computes
-the dequantised weights in float32; how often our greedy tokens equal its own is reported beside the speed.
+Where there is a GPU (or with ``--shapes``) the shapes of :mod:`engine.bench.shapes` are measured with random weights
+beside their physical floors, see :mod:`engine.bench.gpu`; ``--ladder`` drives four tiers together. On a CPU: beside
+``transformers`` on the same checkpoints. That peer computes the dequantised weights in float32; how often our greedy
+tokens equal its own is reported beside the speed.
+
+Prints the card, a table, and JSON lines (also written to ``--out``).
 """
 
 from __future__ import annotations
@@ -15,9 +19,12 @@ from pathlib import Path
 import torch
 
 from engine.bench.card import machine_card
+from engine.bench.gpu import BATCHES, PROMPT_LENGTHS, bench_shapes, write_lines
+from engine.bench.ladder import bench_ladder
 from engine.bench.ours import Run, run_ours
 from engine.bench.peer_server import ServerPeer
 from engine.bench.peer_transformers import load_peer, run_one_after_another, run_padded_batch
+from engine.bench.shapes import SHAPES
 from engine.bench.workload import Job, describe, mixed_jobs
 from engine.load.model import load_model
 from engine.models.decoder import DecoderModel
@@ -27,6 +34,9 @@ BUILTIN = Path(__file__).parents[2] / "backends" / "builtin" / "models"
 
 def main(argv: list[str] | None = None) -> None:
     args = _arguments(argv)
+    if args.device != "cpu" or args.shapes:
+        _on_gpu(args)
+        return
     torch.set_num_threads(args.threads)
     card = machine_card()
     print(json.dumps(card, indent=2))
@@ -51,10 +61,34 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--no-peer", action="store_true", help="leave transformers out")
     parser.add_argument("--server", help="URL of an OpenAI-compatible server of the one --model, to compare with too")
     parser.add_argument("--out", type=Path, help="also write the JSON line here")
+    gpu = parser.add_argument_group("random weights", "used on a GPU, or where --shapes is given")
+    gpu.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    gpu.add_argument("--load-format", choices=("dummy",), default="dummy", help="shapes have no files to read")
+    gpu.add_argument("--shapes", nargs="+", choices=sorted(SHAPES), help="default on a GPU: the four of the ladder")
+    gpu.add_argument("--batches", type=int, nargs="+", default=list(BATCHES))
+    gpu.add_argument("--prompt-lengths", type=int, nargs="+", default=list(PROMPT_LENGTHS))
+    gpu.add_argument("--at-once", type=int, default=512, help="most requests at once for the rate of output")
+    gpu.add_argument("--profile", action="store_true", help="say where the time of a decode step goes")
+    gpu.add_argument("--peer", choices=("vllm",), help="the same through vLLM, where it can be imported")
+    gpu.add_argument("--peer-folders", type=Path, help="folders of config.json files named as the shapes, for vLLM")
+    gpu.add_argument("--ladder", action="store_true", help="drive four tiers together with a Poisson mix")
+    gpu.add_argument("--ladder-shapes", nargs=3, default=["3b-int4", "8b-int4", "70b-int4"], choices=sorted(SHAPES))
+    gpu.add_argument("--ladder-start-rate", type=float, default=20.0, help="requests a second of the first load")
+    gpu.add_argument("--ladder-seconds", type=float, default=20.0, help="length of each load in the ladder run")
     args = parser.parse_args(argv)
+    if args.peer == "vllm" and args.peer_folders is None:
+        parser.error("--peer vllm needs --peer-folders: vLLM reads a shape's config.json from a folder")
     if args.server and len(args.model or ()) != 1:
         parser.error("--server needs exactly one --model, the checkpoint that it serves")
     return args
+
+
+def _on_gpu(args: argparse.Namespace) -> None:
+    args.shapes = args.shapes or ([] if args.ladder else ["3b-int4", "8b-int4", "8b-bf16", "70b-int4"])
+    rows = bench_shapes(args) if args.shapes else []
+    if args.ladder:
+        rows += bench_ladder(args)
+    write_lines(rows, args.out)
 
 
 def _bench_model(source: str, args: argparse.Namespace, read_gb_per_s: float) -> dict[str, object]:

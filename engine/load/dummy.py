@@ -30,13 +30,23 @@ class DummyTensors:
     config : the model to make up
     device : where the tensors are drawn; a GPU fills 40 GB in seconds
     seed : of everything drawn
+    residual_scale : size of what layers add to the residual stream; near 0 the last hidden state is the embedding
     folder : named in messages
 
     Weights are scaled so that hidden states keep their size from layer to layer: nothing overflows, nothing dies.
     """
 
-    def __init__(self, config: ModelConfig, *, device: torch.device, seed: int = 0, folder: Path = Path()) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        device: torch.device,
+        seed: int = 0,
+        residual_scale: float = 1.0,
+        folder: Path = Path(),
+    ) -> None:
         self.folder = folder
+        self._residual_scale = residual_scale
         self._config = config
         self._device = device
         self._generator = torch.Generator(device).manual_seed(seed)
@@ -68,12 +78,14 @@ class DummyTensors:
         if suffix == "qweight":
             return self._random_words(shape)
         if suffix == "scales":
-            scale = 1.0 / (_CODE_STD * math.sqrt(self._in_features(name)))
+            scale = self._gain(name) / (_CODE_STD * math.sqrt(self._in_features(name)))
             return torch.full(shape, scale, dtype=self._dtype, device=self._device)
         if len(shape) == 1:
             return (torch.zeros if suffix == "bias" else torch.ones)(shape, dtype=self._dtype, device=self._device)
         drawn = torch.empty(shape, dtype=self._dtype, device=self._device)
-        return drawn.normal_(0.0, 1.0 / math.sqrt(shape[1]), generator=self._generator)
+        if name == "model.embed_tokens.weight":
+            return drawn.normal_(generator=self._generator)
+        return drawn.normal_(0.0, self._gain(name) / math.sqrt(shape[1]), generator=self._generator)
 
     def take_float(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """As :meth:`take`."""
@@ -84,6 +96,9 @@ class DummyTensors:
 
     def finish(self) -> None:
         """Nothing is left over here."""
+
+    def _gain(self, name: str) -> float:
+        return self._residual_scale if "o_proj" in name or "down_proj" in name else 1.0
 
     def _in_features(self, name: str) -> int:
         config = self._config

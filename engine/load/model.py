@@ -73,11 +73,12 @@ def dummy_model(
     dtype: torch.dtype | str = "auto",
     device: torch.device | str = "cpu",
     seed: int = 0,
+    residual_scale: float = 1.0,
     progress: ProgressFn | None = None,
 ) -> DecoderModel:
-    """A model of this shape and format with random weights; no files. See :func:`load_model`."""
+    """A model of this shape and format with random weights; no files. See :func:`load_model` and the tensors' class."""
     target = _choose_device(device)
-    source = DummyTensors(config, device=target, seed=seed)
+    source = DummyTensors(config, device=target, seed=seed, residual_scale=residual_scale)
     return assemble(source, config, _choose_dtype(dtype, config, target), target, "auto", progress)
 
 

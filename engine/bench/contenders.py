@@ -1,0 +1,128 @@
+"""Who is measured: our engine, and vLLM where it can be imported, behind one small face."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from engine.config import EngineConfig, ModelConfig
+from engine.engine import Engine
+from engine.models.decoder import DecoderModel
+from engine.request import Ending, Event, Request, SamplingParams
+from engine.speculator import Speculator
+
+
+class Countdown:
+    """A sink that counts endings; shared by every request of a pass."""
+
+    loop = None
+
+    def __init__(self, count: int) -> None:
+        self._left = count
+        self._done = threading.Event()
+        self.error: Exception | None = None
+
+    def put(self, event: Event) -> None:
+        if isinstance(event, Ending):
+            self.error = self.error or event.error
+            self._left -= 1
+            if not self._left:
+                self._done.set()
+
+    def wait(self) -> None:
+        """Return when all have ended; raise what any of them ended with."""
+        self._done.wait()
+        if self.error is not None:
+            raise self.error
+
+
+class OurEngine:
+    """Our engine with its stepping thread. Use as a context manager.
+
+    Parameters
+    ----------
+    model : weights
+    max_num_seqs : most requests in one step
+    kv_tokens : size of the KV pool
+    max_batch_tokens : most tokens in one step
+    speculator : for speed at a set acceptance
+    """
+
+    def __init__(
+        self,
+        model: DecoderModel,
+        *,
+        max_num_seqs: int,
+        kv_tokens: int,
+        max_batch_tokens: int = 8192,
+        speculator: Speculator | None = None,
+    ) -> None:
+        config = EngineConfig(
+            num_blocks=-(-kv_tokens // 16),
+            max_num_seqs=max_num_seqs,
+            max_batch_tokens=max(max_batch_tokens, max_num_seqs),
+            # Nobody is answered live here: prompts may take whole steps, as they do in the peer's offline mode.
+            itl_target_s=10.0,
+            max_waiting=1 << 20,
+        )
+        self.vocab_size = model.config.vocab_size
+        self.engine = Engine(model, config, speculator=speculator, name="bench")
+        self._count = 0
+
+    def serve(self, prompts: Sequence[Sequence[int]], num_output: int) -> float:
+        """See :class:`engine.bench.measures.Contender`."""
+        sampling = SamplingParams(temperature=0.0, max_tokens=num_output, ignore_eos=True)
+        requests = [Request(f"bench-{self._count + i}", tuple(p), sampling) for i, p in enumerate(prompts)]
+        self._count += len(requests)
+        ended = Countdown(len(requests))
+        began_s = time.perf_counter()
+        for request in requests:
+            self.engine.submit(request, ended)
+        ended.wait()
+        return time.perf_counter() - began_s
+
+    def __enter__(self) -> OurEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.engine.close()
+
+
+class Vllm:
+    """vLLM's offline engine on the same shape, random weights, prefix caching off.
+
+    Raises
+    ------
+    ImportError
+        vLLM is not installed here.
+    """
+
+    def __init__(self, config: ModelConfig, folder: str, *, max_num_seqs: int) -> None:
+        import vllm  # type: ignore[import-not-found,unused-ignore]
+
+        self.vocab_size = config.vocab_size
+        self._params: Any = vllm.SamplingParams
+        self._llm: Any = vllm.LLM(
+            model=folder,
+            load_format="dummy",
+            skip_tokenizer_init=True,
+            enable_prefix_caching=False,
+            max_model_len=8192,
+            max_num_seqs=max_num_seqs,
+        )
+
+    def serve(self, prompts: Sequence[Sequence[int]], num_output: int) -> float:
+        """See :class:`engine.bench.measures.Contender`."""
+        params = self._params(temperature=0.0, max_tokens=num_output, ignore_eos=True, detokenize=False)
+        inputs = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+        began_s = time.perf_counter()
+        self._llm.generate(inputs, params, use_tqdm=False)
+        return time.perf_counter() - began_s
+
+    def __enter__(self) -> Vllm:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        del self._llm

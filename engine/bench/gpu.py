@@ -1,0 +1,178 @@
+"""The engine on a GPU, shape by shape: latencies and rates beside the physical floors, with random weights.
+
+Definitions are those of :mod:`engine.bench.measures`; each figure is the median of ``--repeats`` passes after one that
+is not counted, with the least and the most beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.bench.card import machine_card
+from engine.bench.contenders import OurEngine, Vllm
+from engine.bench.floors import Ceilings, Costs, decode_floor_s, measure_ceilings, prefill_floor_s
+from engine.bench.measures import (
+    OUTPUT_TOKENS,
+    PROMPT_TOKENS,
+    SHORT,
+    Contender,
+    Prompts,
+    itl_s,
+    output_rate,
+    prefill_rate,
+    repeated,
+    ttft_s,
+)
+from engine.bench.profile import profile_decode
+from engine.bench.shapes import SHAPES
+from engine.config import EngineConfig, ModelConfig
+from engine.engine import Engine
+from engine.load.model import dummy_model
+from engine.models.decoder import DecoderModel
+
+BATCHES = (1, 8, 32, 128)
+PROMPT_LENGTHS = (512, 1024, 3968)
+# Requests at once for the rate of output: as many as the KV of the largest models leaves room for.
+AT_ONCE = {"70b-int4": 256}
+_MANY = 512
+
+
+def bench_shapes(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Measure every shape asked for; a failure is a row of its own and the rest goes on."""
+    device = torch.device(args.device)
+    ceilings = measure_ceilings(device)
+    card = machine_card() | {"ceilings": ceilings.as_dict(), "seed": args.seed, "repeats": args.repeats}
+    print(json.dumps(card), flush=True)
+    rows: list[dict[str, Any]] = [{"bench": "engine-gpu", "card": card}]
+    for name in args.shapes:
+        rows.append(_bench_shape(name, args, device, ceilings))
+        print(json.dumps(rows[-1]), flush=True)
+        _free(device)
+    print_table(rows[1:])
+    return rows
+
+
+def _bench_shape(name: str, args: argparse.Namespace, device: torch.device, ceilings: Ceilings) -> dict[str, Any]:
+    config = SHAPES[name]
+    row: dict[str, Any] = {"shape": name, "floors": _floors(config, ceilings, args)}
+    began_s = time.perf_counter()
+    model = dummy_model(config, device=device, seed=args.seed)
+    row["load_s"] = round(time.perf_counter() - began_s, 2)
+    row["weight_gb"] = round(model.weight_bytes / 1e9, 3)
+    many = min(AT_ONCE.get(name, _MANY), args.at_once)
+    kv_tokens = _kv_tokens(args, many)
+    with OurEngine(model, max_num_seqs=many, kv_tokens=kv_tokens) as ours:
+        row["ours"] = _measure_all(ours, args, many)
+    if args.profile:
+        row["profile"] = _profiles(model, args)
+    if device.type == "cuda":
+        row["peak_gb"] = round(torch.cuda.max_memory_allocated(device) / 1e9, 2)
+    row["mbu"] = _mbu(config, row, ceilings)
+    del model
+    if args.peer == "vllm" and args.peer_folders:
+        _free(device)
+        with Vllm(config, str(args.peer_folders / name), max_num_seqs=many) as peer:
+            row["vllm"] = _measure_all(peer, args, many)
+    return row
+
+
+def _kv_tokens(args: argparse.Namespace, many: int) -> int:
+    longest: int = max(*args.prompt_lengths, PROMPT_TOKENS + OUTPUT_TOKENS + SHORT)
+    return max(many * (PROMPT_TOKENS + OUTPUT_TOKENS + 32), 16 * 2048 + 1024, 2 * longest)
+
+
+def _measure_all(contender: Contender, args: argparse.Namespace, many: int) -> dict[str, Any]:
+    prompts = Prompts(contender.vocab_size, args.seed)
+    found: dict[str, Any] = {}
+
+    def note(name: str, measure: Callable[[], float], scale: float) -> None:
+        try:
+            found[name] = repeated(measure, args.repeats).scaled(scale)
+        except Exception as error:  # one figure that cannot be had must not cost the others
+            traceback.print_exc()
+            found[name] = {"error": f"{type(error).__name__}: {error}"[:300]}
+        print(f"  {name}: {found[name]}", flush=True)
+
+    for batch in args.batches:
+        note(f"itl_ms_b{batch}", lambda batch=batch: itl_s(contender, prompts, batch), 1e3)  # type: ignore[misc]
+    for length in args.prompt_lengths:
+        note(f"ttft_ms_{length}", lambda length=length: ttft_s(contender, prompts, length), 1e3)  # type: ignore[misc]
+    note("prefill_tok_s", lambda: prefill_rate(contender, prompts), 1.0)
+    note(f"output_tok_s_n{many}", lambda: output_rate(contender, prompts, many), 1.0)
+    return found
+
+
+def _floors(config: ModelConfig, ceilings: Ceilings, args: argparse.Namespace) -> dict[str, float]:
+    costs = Costs.of(config)
+    context = PROMPT_TOKENS + OUTPUT_TOKENS // 2
+    decode = {f"itl_ms_b{b}": decode_floor_s(costs, ceilings, b, context) * 1e3 for b in args.batches}
+    prefill = {f"ttft_ms_{n}": prefill_floor_s(costs, ceilings, n) * 1e3 for n in args.prompt_lengths}
+    rate = 2048 / prefill_floor_s(costs, ceilings, 2048)
+    return {name: round(value, 4) for name, value in (decode | prefill | {"prefill_tok_s": rate}).items()}
+
+
+def _mbu(config: ModelConfig, row: dict[str, Any], ceilings: Ceilings) -> float | None:
+    """Share of the measured read bandwidth that one sequence's decode uses."""
+    found: float | None = row["ours"].get("itl_ms_b1", {}).get("median")
+    if not found:
+        return None
+    return round(Costs.of(config).weight_bytes / (found * 1e-3) / ceilings.read_bytes_per_s, 3)
+
+
+def _profiles(model: DecoderModel, args: argparse.Namespace) -> list[dict[str, object]]:
+    engine = Engine(model, EngineConfig(num_blocks=4096, max_num_seqs=64, max_batch_tokens=8192), start=False)
+    prompts = Prompts(model.config.vocab_size, args.seed)
+    found: list[dict[str, object]] = []
+    try:
+        for batch in [b for b in args.batches if b <= 32]:
+            try:
+                found.append(profile_decode(engine, prompts, batch))
+            except Exception as error:
+                traceback.print_exc()
+                found.append({"batch": batch, "error": f"{type(error).__name__}: {error}"[:300]})
+    finally:
+        engine.close()
+    return found
+
+
+def _free(device: torch.device) -> None:
+    if device.type == "cuda":
+        import gc
+
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def print_table(rows: list[dict[str, Any]]) -> None:
+    """One line a figure: measured, floor, their ratio, and the peer where there is one."""
+    for row in rows:
+        print(f"\n{row['shape']}: {row['weight_gb']} GB, loaded in {row['load_s']} s, MBU {row['mbu']}")
+        for name, found in row["ours"].items():
+            if "error" in found:
+                print(f"  {name:18s} {found['error']}")
+                continue
+            floor = row["floors"].get(name)
+            beside = "" if floor is None else f"   floor {floor:10.3f}   x{_over(name, found['median'], floor):.2f}"
+            peer = row.get("vllm", {}).get(name, {}).get("median")
+            versus = "" if peer is None else f"   vllm {peer:10.3f}"
+            print(f"  {name:18s} {found['median']:12.3f} [{found['min']:.3f}, {found['max']:.3f}]{beside}{versus}")
+
+
+def _over(name: str, value: float, floor: float) -> float:
+    return floor / value if name.endswith("tok_s") else value / floor
+
+
+def write_lines(rows: list[dict[str, Any]], out: Path | None) -> None:
+    """One JSON object a line."""
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -1,0 +1,101 @@
+"""The bench of random-weight shapes, run whole on a CPU with a tiny shape: it must not fail first on a rented GPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.bench.__main__ import main
+from engine.bench.chains import RESIDUAL_SCALE, successors, walk
+from engine.bench.contenders import OurEngine
+from engine.bench.floors import Ceilings, Costs, decode_floor_s, prefill_floor_s
+from engine.bench.shapes import SHAPES
+from engine.config import EngineConfig
+from engine.draft import ModelDrafter
+from engine.engine import Engine
+from engine.errors import EngineError
+from engine.kv_cache import KVCache
+from engine.load.model import dummy_model
+from engine.models.decoder import DecoderModel
+from engine.request import Request, SamplingParams
+from engine.speculator import Speculator
+
+TINY = SHAPES["tiny-bf16"]
+
+
+def walker(agreement: float) -> DecoderModel:
+    model = dummy_model(TINY, seed=3, residual_scale=RESIDUAL_SCALE)
+    walk(model, successors(TINY.vocab_size, agreement=agreement, seed=5))
+    return model
+
+
+def test_every_figure_and_the_ladder_come_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "lines.jsonl"
+    shape = "tiny-int4"
+    main(
+        f"--device cpu --shapes {shape} --batches 1 2 --prompt-lengths 32 --at-once 4 --repeats 1 --profile --ladder "
+        f"--ladder-shapes tiny-bf16 {shape} {shape} --ladder-seconds 0.3 --ladder-start-rate 200 --out {out}".split()
+    )
+    card, row, ladder = (json.loads(line) for line in out.read_text().splitlines())
+    assert card["card"]["ceilings"]["read_bytes_per_s"] > 0
+    assert set(row["ours"]) == {"itl_ms_b1", "itl_ms_b2", "ttft_ms_32", "prefill_tok_s", "output_tok_s_n4"}
+    assert not any("error" in found for found in row["ours"].values())
+    assert [found["batch"] for found in row["profile"]] == [1, 2]
+    assert not any("error" in found for found in row["profile"])
+    assert ladder["ladder"]["loads"]
+    assert not any(load.get("errors") for load in ladder["ladder"]["loads"] + ladder["all_on_tier_3"]["loads"])
+    assert shape in capsys.readouterr().out
+
+
+def test_published_sizes_of_the_shapes() -> None:
+    """Parameter counts of the public checkpoints: 2.82 + 0.39, 6.98 + 0.53 and 68.45 + 1.05 billion."""
+    found = {name: Costs.of(SHAPES[name]) for name in ("3b-int4", "8b-bf16", "70b-int4")}
+    billions = {name: (round(c.linear_params / 1e9, 2), round(c.head_params / 1e9, 2)) for name, c in found.items()}
+    assert billions == {"3b-int4": (2.82, 0.39), "8b-bf16": (6.98, 0.53), "70b-int4": (68.45, 1.05)}
+    assert [c.kv_bytes_per_token for c in found.values()] == [114_688, 131_072, 327_680]
+
+
+def test_floors_are_the_larger_of_bytes_and_operations() -> None:
+    costs, ceilings = Costs.of(SHAPES["70b-int4"]), Ceilings(4.34e12, 782e12)
+    one, many = (decode_floor_s(costs, ceilings, b, 576) for b in (1, 128))
+    assert one == pytest.approx(costs.weight_bytes / 4.34e12, rel=0.01)
+    assert many == pytest.approx(2 * 69.5e9 * 128 / 782e12, rel=0.3)
+    assert prefill_floor_s(costs, ceilings, 512) == pytest.approx(0.09, rel=0.1)
+
+
+@pytest.mark.parametrize("agreement", [1.0, 0.6, 0.0])
+def test_a_drafter_is_right_as_often_as_was_set(agreement: float) -> None:
+    target, draft = walker(1.0), walker(agreement)
+    kv = KVCache(draft.config, 64, 16, dtype=draft.dtype)
+    speculator = Speculator(ModelDrafter(draft, kv, vocab_size=TINY.vocab_size), max_draft_tokens=1, adaptive=False)
+    engine = Engine(target, EngineConfig(num_blocks=64), speculator=speculator)
+    try:
+        sampling = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
+        result = engine.run_blocking(Request("walk", (7,), sampling), timeout_s=120)
+    finally:
+        engine.close()
+    following = successors(TINY.vocab_size, seed=5)
+    expected = [7]
+    for _ in result.token_ids:
+        expected.append(int(following[expected[-1]]))
+    assert list(result.token_ids) == expected[1:]
+    ending = result.ending
+    assert ending.num_accepted_tokens / ending.num_draft_tokens == pytest.approx(agreement, abs=0.1)
+
+
+def test_successors_are_a_permutation() -> None:
+    for agreement in (1.0, 0.5, 0.0):
+        assert torch.equal(successors(97, agreement=agreement).sort().values, torch.arange(97))
+
+
+def test_a_pass_that_fails_says_so() -> None:
+    with OurEngine(walker(1.0), max_num_seqs=2, kv_tokens=64) as ours, pytest.raises(EngineError):
+        ours.serve([[1] * 300], 8)
+
+
+def test_the_peer_needs_folders_to_read() -> None:
+    with pytest.raises(SystemExit):
+        main(["--peer", "vllm"])
