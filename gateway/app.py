@@ -36,11 +36,13 @@ from gateway.ids import uuid7
 from gateway.metrics import Gauges, Metrics
 from gateway.pages import Pages, error_response, guarded
 from gateway.predictor import Predictor
+from gateway.rates.opening import make_rates
 from gateway.recording import Recorder
 from gateway.request_log import RequestLog
 from gateway.service import Service
 from gateway.sessions import Sessions
 from gateway.store.store import Store
+from gateway.verify.sampler import Sampler
 
 if TYPE_CHECKING:
     from gateway.settings import Settings
@@ -110,6 +112,7 @@ class _Parts:
         self.backends: dict[str, Backend] = dict(backends or {})
         self.store = store or Store(settings.database)
         self._predictor: Predictor | None = None
+        self.rates = make_rates(settings, self.store)
         self.metrics = Metrics()
         self.admission = Admission(settings.server.max_concurrency, settings.server.queue_limit)
 
@@ -131,12 +134,13 @@ class _Parts:
         ladder = loading.fit_ladder(settings.ladder, self.backends)
         policies = loading.complete_policies(settings.policies, self._router)
         self.catalog = Catalog(ladder, policies[settings.policy.name], policies, self.backends)
-        recorder = Recorder(ladder, settings.config_hash, settings.log.prompts, self.store.digest, self._rng)
+        recorder = self.recorder = Recorder(settings.config_hash, settings.log.prompts, self.store.digest)
+        sampler = Sampler(ladder, settings.log.prompts, self._rng, enabled=settings.verification.enabled)
         predictor = self._predictor = Predictor(self._router, timeout_s=settings.router.timeout_s)
         sessions = Sessions(self.store)
         request_log = RequestLog(settings.log)
         self.service = Service(
-            self.catalog, predictor, recorder, self.store, sessions, self.metrics, request_log, self._rng
+            self.catalog, predictor, recorder, sampler, self.store, sessions, self.metrics, request_log, self._rng
         )
         self.metrics.gauges = Gauges(
             loads=lambda: {(str(t.index), t.model): self.catalog.backend(t).load() for t in ladder},
@@ -150,7 +154,7 @@ class _Parts:
         settings = self._settings
         server = settings.server
         authenticator = Authenticator(settings.auth, server.host, self.store, cors_origins=server.cors_origins)
-        door = Door(server, authenticator, self.admission)
+        door = Door(server, authenticator, self.admission, self.rates)
         shared = SharedFields(server, self.catalog.tier_numbers)
         fingerprint = f"fp_{settings.config_hash}"
         chat = GenerationEndpoint("/v1/chat/completions", ChatReader(shared), ChatWire, self.service, door, fingerprint)
@@ -162,7 +166,7 @@ class _Parts:
         routes = [
             Route("/v1/chat/completions", chat, methods=["POST"]),
             Route("/v1/completions", completions, methods=["POST"]),
-            Route("/v1/embeddings", EmbeddingEndpoint(self.service, door), methods=["POST"]),
+            Route("/v1/embeddings", EmbeddingEndpoint(self.service, door, self.recorder), methods=["POST"]),
             Route("/v1/models", guarded(pages.models)),
             Route("/v1/models/{model:path}", guarded(pages.model)),
             Route("/v1/requests/{request_id}", guarded(pages.request)),
@@ -176,6 +180,7 @@ class _Parts:
     async def close(self) -> None:
         """Let running requests end, then free the models, then the log: each may still need the next."""
         await self.admission.drain(_LAST_ROWS_S)
+        await self.rates.close()
         if self._predictor is not None:
             self._predictor.close()
         await loading.close_backends(list(self.backends.values()))

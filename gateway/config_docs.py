@@ -16,7 +16,15 @@ from typing import Any, get_type_hints
 
 from backends.config import MODEL_KINDS
 from gateway.config_coerce import expectation
-from gateway.config_sections import AuthConfig, LogConfig, MetricsConfig, RedisConfig, RouterConfig, ServerConfig
+from gateway.config_sections import (
+    AuthConfig,
+    LogConfig,
+    MetricsConfig,
+    RedisConfig,
+    RouterConfig,
+    ServerConfig,
+    VerificationConfig,
+)
 from gateway.store.config import StoreConfig
 from policies.policy import Policy
 from policies.types import Tier
@@ -29,6 +37,7 @@ _TABLES: dict[str, tuple[type[Any], frozenset[str]]] = {
     "log": (LogConfig, frozenset()),
     "metrics": (MetricsConfig, frozenset()),
     "router": (RouterConfig, frozenset()),
+    "verification": (VerificationConfig, frozenset()),
     "policy": (Policy, frozenset({"name", "version"})),
     "tiers": (Tier, frozenset({"index"})),
 } | {f"models-{kind}": (cls, frozenset()) for kind, cls in MODEL_KINDS.items()}

@@ -10,6 +10,8 @@ AuthMode = Literal["auto", "always", "never"]
 LogFormat = Literal["json", "console"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 Retention = Literal["none", "digest", "full"]
+VerificationMethod = Literal["auto", "generate", "score"]
+GraderName = Literal["final_answer", "overlap", "embedding", "likelihood", "judge"]
 
 
 def _option(default: Any, help_text: str, *, at_least: float | None = None, at_most: float | None = None) -> Any:
@@ -84,3 +86,40 @@ class RouterConfig:
 
     artifact: str = _option("none", "`builtin`, `none` (no estimates: the safe choice), or an artifact's path.")
     timeout_s: float = _option(2.0, "A prediction later than this counts as missing.", at_least=0.001)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerificationConfig:
+    """Checking drawn answers in the background."""
+
+    enabled: bool = _option(True, "Whether answers are drawn at all; how many is the policy's `sampling_share`.")
+    worker: bool = _option(True, "Whether this server checks them itself; else `suffice verify-worker` does.")
+    method: VerificationMethod = _option(
+        "auto",
+        "`generate`: the top tier answers too, and both are compared; `score`: it only reads the cheap answer; "
+        "`auto`: generates while the budget allows, else reads.",
+    )
+    graders: tuple[GraderName, ...] = _option(
+        ("final_answer", "overlap", "embedding", "likelihood"), "What looks at a pair of answers."
+    )
+    combination: str = _option("builtin", "What makes one probability of the graders' scores: `builtin`, or a file.")
+    max_cost_share: float = _option(
+        0.05, "Most of what serving cost in the same hour that checks may cost.", at_least=0, at_most=10
+    )
+    max_usd_per_hour: float | None = _option(None, "Most dollars an hour for checks.", at_least=0)
+    max_usd_per_day: float | None = _option(None, "Most dollars a day for checks.", at_least=0)
+    max_compute_s_per_hour: float | None = _option(None, "Most device seconds an hour for checks.", at_least=0)
+    max_compute_s_per_day: float | None = _option(None, "Most device seconds a day for checks.", at_least=0)
+    allowance_usd: float = _option(
+        0.001, "Dollars an hour that checks may cost however little was served, within the other limits.", at_least=0
+    )
+    concurrency: int = _option(1, "Most checks at once in one process.", at_least=1, at_most=64)
+    max_live_requests: int = _option(4, "No check begins while more live requests than this are answered.", at_least=0)
+    overdue_s: float = _option(
+        600.0, "A check that has waited longer than this begins beside any number of them, but not while one waits."
+    )
+    poll_s: float = _option(0.5, "Seconds between two looks for work and for waiting requests.", at_least=0.01)
+    lease_s: float = _option(60.0, "Seconds after which the job of a worker that died is taken by another.", at_least=1)
+    max_attempts: int = _option(5, "Tries before a job counts as failed.", at_least=1)
+    retry_base_s: float = _option(5.0, "Seconds before the second try; doubled with each further one.", at_least=0)
+    max_age_s: float = _option(86_400.0, "A job older than this is given up.", at_least=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import re
@@ -19,6 +20,8 @@ def shown_value(value: Any) -> Any:
     """A setting as JSON: money and paths as strings, the password of a URL as ``***``."""
     if isinstance(value, str):
         return re.sub(r"(?<=://)([^:/@\s]*):[^@/\s]*@", r"\1:***@", value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {each.name: shown_value(getattr(value, each.name)) for each in dataclasses.fields(value)}
     if isinstance(value, Mapping):
         return {str(key): shown_value(each) for key, each in value.items()}
     if isinstance(value, list | tuple):

@@ -115,12 +115,19 @@ def _number_tiers(
             known = [_number(reader, each, f"{path}.allowed_tiers", allowed.source, numbers) for each in written]
             numbered["allowed_tiers"] = Leaf([each for each in known if each is not None], allowed.source)
     if isinstance(thresholds, dict):
-        numbered["thresholds"] = {
-            str(number): each
-            for key, each in thresholds.items()
-            if (number := _number(reader, key, f"{path}.thresholds", first_source(each), numbers)) is not None
-        }
+        numbered["thresholds"] = _number_keys(reader, thresholds, f"{path}.thresholds", numbers)
+    sampling = node.get("sampling")
+    if isinstance(sampling, dict) and isinstance(shares := sampling.get("shares"), dict):
+        numbered["sampling"] = sampling | {"shares": _number_keys(reader, shares, f"{path}.sampling.shares", numbers)}
     return numbered
+
+
+def _number_keys(reader: ConfigReader, table: Table, path: str, numbers: Mapping[str, int]) -> Table:
+    return {
+        str(number): each
+        for key, each in table.items()
+        if (number := _number(reader, key, path, first_source(each), numbers)) is not None
+    }
 
 
 def _number(reader: ConfigReader, tier: Any, path: str, source: str, numbers: Mapping[str, int]) -> Any:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
+from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
 from backends.protocol import FinishReason
 from gateway.api_request import Prompt
+from gateway.auth import Caller
 from gateway.config_sections import Retention
+from gateway.embedding_request import EmbeddingRequest
 from gateway.exchange import Exchange
 from gateway.store.records import RequestRecord
-from policies.ladder import Ladder
-from policies.sampling import inclusion_probability
 
 Digest = Callable[[str], str]
 
@@ -23,24 +23,25 @@ class Recorder:
 
     Parameters
     ----------
-    ladder : the tiers in force
     config_hash : of the settings in force
     retention : what is kept of prompts and answers
     digest : keyed hash of a text
-    rng : draws which answers are to be verified
     """
 
-    def __init__(
-        self, ladder: Ladder, config_hash: str, retention: Retention, digest: Digest, rng: random.Random
-    ) -> None:
-        self._ladder = ladder
+    def __init__(self, config_hash: str, retention: Retention, digest: Digest) -> None:
         self._config_hash = config_hash
         self._retention = retention
         self._digest = digest
-        self._rng = rng
 
-    def row(self, exchange: Exchange, reason: FinishReason, status: int, error_code: str | None) -> RequestRecord:
-        """The row of a request that has ended."""
+    def row(
+        self,
+        exchange: Exchange,
+        reason: FinishReason,
+        status: int,
+        error_code: str | None,
+        verify_probability: float | None = None,
+    ) -> RequestRecord:
+        """The row of a request that has ended; ``verify_probability`` where its answer may be drawn for a check."""
         request, decision, estimate = exchange.request, exchange.decision, exchange.sufficiency
         bill = exchange.bill()
         usage = bill.usage
@@ -89,24 +90,39 @@ class Recorder:
             queue_s=exchange.waited_s + bill.queue_s,
             total_s=exchange.clock() - exchange.accepted_s,
             overhead_s=exchange.overhead_s,
-            verify_probability=self._verify_probability(exchange) if error_code is None else None,
+            verify_probability=verify_probability,
             traceparent=exchange.traceparent,
             **self._kept(exchange),
         )
 
-    def _verify_probability(self, exchange: Exchange) -> float | None:
-        """The chance this answer had of being drawn, if it was drawn."""
-        if exchange.tier is None or exchange.policy is None:
-            return None
-        chance = inclusion_probability(exchange.policy, exchange.tier.index, self._ladder)
-        return chance if chance > 0 and self._rng.random() < chance else None
+    def embedding_row(
+        self, request_id: str, request: EmbeddingRequest, caller: Caller, created_at: datetime, **known: Any
+    ) -> RequestRecord:
+        """The row of a request for vectors: it needed no decision, so it has no tier and nothing a router said."""
+        kept: dict[str, Any] = {} if self._retention == "none" else self._texts("\n".join(request.texts), None)
+        return RequestRecord(
+            request_id=request_id,
+            created_at=created_at,
+            endpoint="/v1/embeddings",
+            model_requested=request.model,
+            tenant=caller.tenant,
+            key_id=caller.key_id,
+            config_hash=self._config_hash,
+            **kept,
+            **known,
+        )
 
     def _kept(self, exchange: Exchange) -> dict[str, str]:
         """Digests and texts, as far as retention allows."""
         if self._retention == "none":
             return {}
         prompt = "\n".join(map(prompt_text, exchange.request.prompts))
-        answer = "\n".join(answer.text for answer in exchange.answers)
+        return self._texts(prompt, "\n".join(answer.text for answer in exchange.answers))
+
+    def _texts(self, prompt: str, answer: str | None) -> dict[str, Any]:
+        if answer is None:
+            digest = {"prompt_digest": self._digest(prompt)}
+            return digest | ({"prompt_text": prompt} if self._retention == "full" else {})
         kept = {"prompt_digest": self._digest(prompt), "answer_digest": self._digest(answer)}
         if self._retention == "full":
             kept |= {"prompt_text": prompt, "answer_text": answer}
@@ -160,6 +176,8 @@ def headers(exchange: Exchange, *, with_cost: bool) -> list[tuple[bytes, bytes]]
         found.append((b"x-suffice-policy-version", _latin(f"{policy.name}@{policy.version}")))
     if with_cost:
         found.append((b"x-suffice-cost", format(exchange.bill().cost_usd, "f").encode()))
+    if exchange.grant is not None:
+        found += exchange.grant.headers
     found.append((b"x-suffice-overhead-ms", b"%.3f" % (exchange.overhead_s * 1e3)))
     return found
 

@@ -20,7 +20,8 @@ from gateway.request_log import RequestLog
 from gateway.serving import probe_request, prompt_size
 from gateway.sessions import Sessions
 from gateway.store.errors import StoreError
-from gateway.store.records import RequestRecord
+from gateway.store.records import RequestRecord, VerificationJob
+from gateway.verify.sampler import Sampler
 from policies.decide import decide
 from policies.policy import Policy
 from policies.types import Overrides, RequestFacts, TierEstimate
@@ -35,7 +36,7 @@ _CHARS_PER_TOKEN = 4
 class RowWriter(Protocol):
     """The part of the store that is needed here."""
 
-    async def record(self, record: RequestRecord) -> None: ...
+    async def record(self, record: RequestRecord, job: VerificationJob | None = None) -> None: ...
 
 
 class Service:
@@ -52,6 +53,7 @@ class Service:
         catalog: Catalog,
         predictor: Predictor,
         recorder: Recorder,
+        sampler: Sampler,
         rows: RowWriter,
         sessions: Sessions,
         metrics: Metrics,
@@ -64,6 +66,7 @@ class Service:
         self.kill_switch = False
         self.unavailable: frozenset[int] = frozenset()
         self._recorder = recorder
+        self._sampler = sampler
         self._rows = rows
         self._sessions = sessions
         self._request_log = request_log
@@ -173,9 +176,12 @@ class Service:
         assert not exchange.settled, "a request ends once"
         exchange.settled = True
         reason = exchange.answers[0].finish_reason
-        record = self._recorder.row(exchange, reason, 200, None)
+        chances = self._sampler.chances(exchange, reason)
+        drawn = self._sampler.draw(chances)
+        record = self._recorder.row(exchange, reason, 200, None, None if chances is None else chances.any)
+        job = None if drawn is None else self._sampler.job(exchange, record, drawn)
         started_s = time.perf_counter()
-        await self._rows.record(record)
+        await self._rows.record(record, job)
         self.metrics.commit_s.observe(time.perf_counter() - started_s)
         self._note(record)
 
@@ -197,6 +203,16 @@ class Service:
             await self._rows.record(record)
         except StoreError as problem:
             _log.error("the row of request %s is lost: %s", exchange.request_id, problem)
+        self._note(record)
+
+    async def settle_embedding(self, record: RequestRecord) -> None:
+        """Commit the row of a request for vectors; until this returns they must not leave.
+
+        Raises
+        ------
+        StoreError
+        """
+        await self._rows.record(record)
         self._note(record)
 
     async def _count_prompt(self, exchange: Exchange) -> None:

@@ -15,7 +15,15 @@ from typing import Any
 from backends.config import ModelConfig
 from gateway.config_raw import Leaf, Table, builtin_table, environment_table, file_table, merge, override_table
 from gateway.config_reader import ConfigReader
-from gateway.config_sections import AuthConfig, LogConfig, MetricsConfig, RedisConfig, RouterConfig, ServerConfig
+from gateway.config_sections import (
+    AuthConfig,
+    LogConfig,
+    MetricsConfig,
+    RedisConfig,
+    RouterConfig,
+    ServerConfig,
+    VerificationConfig,
+)
 from gateway.config_show import digest, shown_value
 from gateway.config_tables import DEFAULT_POLICY, check_references, read_ladder, read_models, read_policies
 from gateway.store.config import StoreConfig
@@ -31,6 +39,7 @@ TOP_LEVEL_KEYS = (
     "log",
     "metrics",
     "router",
+    "verification",
     "policy",
     "policies",
     "tiers",
@@ -61,6 +70,7 @@ class Settings:
     log: LogConfig
     metrics: MetricsConfig
     router: RouterConfig
+    verification: VerificationConfig
     policy: Policy
     policies: Mapping[str, Policy]
     ladder: Ladder
@@ -132,6 +142,7 @@ def _settle(table: Table, environ: Mapping[str, str], path: Path | None, need_se
             ("log", LogConfig),
             ("metrics", MetricsConfig),
             ("router", RouterConfig),
+            ("verification", VerificationConfig),
         )
     }
     database = reader.read(StoreConfig, _database(table.get("database"), data_dir), "database")

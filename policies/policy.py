@@ -10,6 +10,7 @@ from decimal import Decimal
 from enum import StrEnum
 
 from policies.errors import InvalidPolicy
+from policies.sampling import Sampling
 from policies.types import ThresholdMode, Tier
 
 
@@ -53,6 +54,7 @@ class Policy:
     quality_value_usd : what a right answer is worth over a wrong one; None means derived with the router
     exploration_share : share of traffic spread evenly over the permitted tiers, whatever the estimates say, 0..1
     sampling_share : share of answers below the top tier that are to be checked against it, 0..1
+    sampling : how the share differs by tier and confidence, and how often dear answers are checked downward
     max_novelty : a prompt more foreign than this to the router goes to the highest permitted tier, 0..1; None means
         derived with the router, and no limit without one
     sticky : what a conversation's last tier counts for
@@ -80,6 +82,7 @@ class Policy:
     quality_value_usd: Decimal | None = None
     exploration_share: float = 0.02
     sampling_share: float = 0.05
+    sampling: Sampling = field(default_factory=Sampling)
     max_novelty: float | None = None
     sticky: StickyMode = StickyMode.COST
     switch_cost_per_cached_token_usd: Decimal = Decimal(0)
@@ -104,7 +107,7 @@ class Policy:
         Raises
         ------
         InvalidPolicy
-            ``allowed_tiers`` or ``thresholds`` names an unknown tier.
+            ``allowed_tiers``, ``thresholds`` or ``sampling.shares`` names an unknown tier.
         """
         known = {tier.index for tier in ladder}
         expected = f"numbers among {sorted(known)}"
@@ -112,6 +115,8 @@ class Policy:
             raise InvalidPolicy("allowed_tiers", sorted(unknown), expected)
         if unknown := set(self.thresholds) - known:
             raise InvalidPolicy("thresholds", sorted(unknown), expected)
+        if unknown := set(self.sampling.shares) - known:
+            raise InvalidPolicy("sampling.shares", sorted(unknown), expected)
 
     def threshold(self, tier: int) -> float:
         """Least P(as good as the top tier) at which this tier suffices."""

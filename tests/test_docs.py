@@ -51,6 +51,7 @@ def test_every_setting_named_elsewhere_exists() -> None:
         "log",
         "metrics",
         "router",
+        "verification",
     }
     pattern = re.compile(rf"`((?:{'|'.join(sorted(sections))})\.[a-z_]+)(?: = [^`]*)?`")
     named = {match for each in DOCS.glob("*.md") for match in pattern.findall(each.read_text())}

@@ -10,6 +10,7 @@ from typing import Any
 
 from backends.protocol import FinishReason
 from classifier.types import TierSufficiency
+from policies.sampling import Direction
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class RequestRecord:
     status_code, error_code : what HTTP said; error_code None on success
     prompt_digest, answer_digest : keyed hashes, see ``Store.digest``
     prompt_text, answer_text : kept in a table of their own, only where retention says so
-    verify_probability : chance with which this answer was eligible for verification; None when not sampled for it
+    verify_probability : chance with which this answer was to be drawn for verification; None when it could not be
     traceparent : W3C trace context of the caller
     """
 
@@ -113,6 +114,37 @@ class RequestRecord:
     answer_text: str | None = None
     verify_probability: float | None = None
     traceparent: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerificationJob:
+    """An answer that was drawn to be checked, with what the check reads; committed together with its request's row.
+
+    Parameters
+    ----------
+    direction : ``up``: against the top tier; ``down``: whether the next lower tier would have done
+    tier, against_tier : whose answer it is, and who is asked as well
+    inclusion_probability, stratum : the chance with which it was drawn, and why that chance
+    domain : what the prompt is about, empty when nothing says so
+    prompt, sampling, answer : see :mod:`gateway.verify.texts`
+    """
+
+    verification_id: str
+    request_id: str
+    created_at: datetime
+    direction: Direction
+    tier: int
+    against_tier: int
+    inclusion_probability: float
+    stratum: str
+    prompt: str
+    answer: str
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    tenant: str = "default"
+    domain: str = ""
+    policy_name: str = ""
+    policy_version: str = ""
+    router_version: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

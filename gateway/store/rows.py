@@ -17,7 +17,7 @@ import orjson
 
 from backends.protocol import FinishReason
 from classifier.types import TierSufficiency
-from gateway.store.records import ApiKey, Attempt, PolicyVersion, RequestRecord, SessionRecord
+from gateway.store.records import ApiKey, Attempt, PolicyVersion, RequestRecord, SessionRecord, VerificationJob
 
 Row = tuple[Any, ...]
 EncodeTime = Callable[[datetime], Any]
@@ -28,13 +28,15 @@ _ANSWERED = frozenset({FinishReason.STOP, FinishReason.LENGTH, FinishReason.TOOL
 
 @dataclass(frozen=True, slots=True)
 class EncodedRecord:
-    """The rows of one request, in one transaction: its own, its text, its session, its key's last use."""
+    """The rows of one request, in one transaction: its own, its text, its session, its key's last use, its check."""
 
     request_id: str
     request: Row
     text: Row | None
     session: Row | None
     key_use: Row | None
+    job: Row | None = None
+    job_text: Row | None = None
 
 
 def to_nano_usd(cost_usd: Decimal) -> int:
@@ -68,7 +70,9 @@ def postgres_time(moment: datetime) -> datetime:
     return moment.astimezone(UTC)
 
 
-def encode_record(record: RequestRecord, encode_time: EncodeTime, *, note_key_use: bool) -> EncodedRecord:
+def encode_record(
+    record: RequestRecord, encode_time: EncodeTime, *, note_key_use: bool, job: VerificationJob | None = None
+) -> EncodedRecord:
     """Rows for the raw driver whose time format is ``encode_time``."""
     text: Row | None = None
     if record.prompt_text is not None or record.answer_text is not None:
@@ -77,7 +81,13 @@ def encode_record(record: RequestRecord, encode_time: EncodeTime, *, note_key_us
     if note_key_use and record.key_id is not None:
         key_use = (encode_time(record.created_at), record.key_id)
     return EncodedRecord(
-        record.request_id, _request_row(record, encode_time), text, _session_row(record, encode_time), key_use
+        record.request_id,
+        _request_row(record, encode_time),
+        text,
+        _session_row(record, encode_time),
+        key_use,
+        None if job is None else _job_row(job, encode_time),
+        None if job is None else _job_text_row(job),
     )
 
 
@@ -133,6 +143,20 @@ def _request_row(record: RequestRecord, encode_time: EncodeTime) -> Row:
         r.verify_probability,
         _optional(r.traceparent),
     )
+
+
+def _job_row(job: VerificationJob, encode_time: EncodeTime) -> Row:
+    """A queued job: unclaimed, untried, without a result."""
+    identity = (job.verification_id, job.request_id, encode_time(job.created_at))
+    drawn = (job.direction, job.tier, job.against_tier, job.inclusion_probability, job.stratum)
+    about = (clean_text(job.tenant), job.domain, job.policy_name, job.policy_version, job.router_version)
+    claim = ("queued", None, None, 0, None, None)
+    result = (None, None, None, None, "{}", 0, None, None)
+    return (*identity, *drawn, *about, *claim, *result)
+
+
+def _job_text_row(job: VerificationJob) -> Row:
+    return (job.verification_id, clean_text(job.prompt), to_json(job.sampling), clean_text(job.answer), None)
 
 
 def _session_row(record: RequestRecord, encode_time: EncodeTime) -> Row | None:

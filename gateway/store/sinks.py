@@ -20,7 +20,7 @@ from sqlalchemy import Table
 from gateway.store.config import StoreConfig
 from gateway.store.errors import StoreUnavailable
 from gateway.store.rows import EncodedRecord, EncodeTime, Row, postgres_time, sqlite_time
-from gateway.store.tables import api_keys, request_texts, requests, sessions
+from gateway.store.tables import api_keys, request_texts, requests, sessions, verification_texts, verifications
 from gateway.store.urls import DatabaseUrl
 
 # SQLSTATE classes: 08 connection, 40 rolled back (deadlock), 57 operator intervention (restart).
@@ -199,7 +199,8 @@ class _Statements:
 
     def __init__(self, style: str) -> None:
         self._style = style
-        self._insert = {table.name: self._sql_insert(table) for table in (requests, request_texts)}
+        inserted = (requests, request_texts, verifications, verification_texts)
+        self._insert = {table.name: self._sql_insert(table) for table in inserted}
         columns = [column.name for column in sessions.c]
         updates = ", ".join(f"{name} = excluded.{name}" for name in columns[2:])
         self._upsert_session = (
@@ -218,6 +219,11 @@ class _Statements:
         session_rows.sort(key=lambda row: row[:2])
         key_uses = sorted((entry.key_use for entry in batch if entry.key_use is not None), key=lambda row: row[1])
         work.append((self._insert[request_texts.name] + ending, texts))
+        if jobs := [entry.job for entry in batch if entry.job is not None]:
+            job_ending = " ON CONFLICT (verification_id) DO NOTHING" if again else ""
+            job_texts = [entry.job_text for entry in batch if entry.job_text is not None]
+            work.append((self._insert[verifications.name] + job_ending, jobs))
+            work.append((self._insert[verification_texts.name] + job_ending, job_texts))
         work.append((self._upsert_session, session_rows))
         work.append((self._use_key, key_uses))
         return [(statement, rows) for statement, rows in work if rows]

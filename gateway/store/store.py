@@ -20,7 +20,7 @@ from gateway.store.config import StoreConfig
 from gateway.store.engines import make_engine, prepare_sqlite_file, use_wal
 from gateway.store.errors import RecordRejected, StoreClosed
 from gateway.store.migrate import ensure_schema
-from gateway.store.records import ApiKey, PolicyVersion, RequestRecord, SessionRecord
+from gateway.store.records import ApiKey, PolicyVersion, RequestRecord, SessionRecord, VerificationJob
 from gateway.store.rows import (
     clean_text,
     decode_key,
@@ -132,10 +132,10 @@ class Store:
 
     # ---- the log
 
-    async def record(self, record: RequestRecord) -> None:
+    async def record(self, record: RequestRecord, job: VerificationJob | None = None) -> None:
         """Return once the row is committed: only then may the last byte of the answer leave.
 
-        The row's session and its key's last use are committed with it.
+        The row's session, its key's last use and the job to check its answer are committed with it, or not at all.
 
         Raises
         ------
@@ -144,7 +144,8 @@ class Store:
         if not self._is_open:
             raise StoreClosed(f"{self.shown_url} is not open.", database=self.shown_url)
         try:
-            entry = encode_record(record, self._sink.encode_time, note_key_use=self._is_first_use_this_minute(record))
+            is_first_use = self._is_first_use_this_minute(record)
+            entry = encode_record(record, self._sink.encode_time, note_key_use=is_first_use, job=job)
         except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
             raise RecordRejected(record.request_id, f"{type(error).__name__}: {error}") from error
         await self.committer.commit(entry)

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from policies.errors import InvalidLadder, InvalidPolicy
-from policies.ladder import check_ladder, top
+from policies.ladder import check_ladder
 from policies.policy import Policy
-from policies.sampling import inclusion_probability
 from tests.policies.strategies import LADDER
 
 
@@ -79,13 +78,6 @@ def test_bad_ladders_are_refused_by_field(ladder: Any, field_name: str) -> None:
     with pytest.raises(InvalidLadder) as caught:
         check_ladder(ladder)
     assert caught.value.field_name == field_name
-
-
-def test_top_is_never_verified_against_itself() -> None:
-    check_ladder(LADDER)
-    policy = Policy(sampling_share=0.25)
-    assert [inclusion_probability(policy, tier.index, LADDER) for tier in LADDER] == [0.25, 0.25, 0.25, 0.0]
-    assert top([1, 3, 2]) == 3
 
 
 def test_policies_load_no_model_library() -> None:

@@ -1,0 +1,103 @@
+"""Draws the answers that are to be checked, and makes the job that is committed with the answer's own row."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+
+from backends.protocol import FinishReason
+from gateway.config_sections import Retention
+from gateway.exchange import Exchange
+from gateway.ids import uuid7
+from gateway.store.records import RequestRecord, VerificationJob
+from gateway.verify.texts import is_text, pack_prompt, pack_sampling
+from policies.ladder import Ladder
+from policies.policy import Policy
+from policies.sampling import Chances, Drawn, chances, draw
+
+_WHOLE = frozenset({FinishReason.STOP, FinishReason.LENGTH})
+# The router's word groups that name a subject; the others say how a prompt is put.
+_DOMAINS = ("math", "code", "science", "medicine", "law", "finance", "history", "writing", "calendar", "unit")
+
+
+class Sampler:
+    """Draws by the policy in force.
+
+    Parameters
+    ----------
+    ladder : the tiers in force
+    retention : with ``none`` nothing of a prompt may be kept, so nothing is drawn
+    rng : the dice
+    enabled : whether anything is drawn at all
+
+    Attributes
+    ----------
+    throttle : 0..1, lowers every chance alike while checks are behind; set by whoever sees the queue
+    """
+
+    def __init__(self, ladder: Ladder, retention: Retention, rng: random.Random, *, enabled: bool = True) -> None:
+        self._tiers = tuple(tier.index for tier in ladder)
+        self._is_on = enabled and retention != "none" and len(ladder) > 1
+        self._rng = rng
+        self.throttle = 1.0
+
+    def chances(self, exchange: Exchange, reason: FinishReason) -> Chances | None:
+        """How likely this answer is to be drawn; None where it cannot be checked or says nothing of the routing.
+
+        Checked are whole single answers to a text. An answer of a tier that the request itself named is left out: its
+        quality was the caller's choice.
+        """
+        request, tier, policy = exchange.request, exchange.tier, exchange.policy
+        if not self._is_on or tier is None or policy is None or reason not in _WHOLE or request.num_choices != 1:
+            return None
+        if request.wishes.overrides.tier is not None or request.echo or not is_text(request.prompts[0]):
+            return None
+        confidence = _confidence(exchange, tier.index)
+        permitted = permitted_by(policy, self._tiers)
+        return chances(policy.sampling, policy.sampling_share, tier.index, permitted, confidence, self.throttle)
+
+    def draw(self, chosen: Chances | None) -> Drawn | None:
+        """Throw the dice for one answer."""
+        return None if chosen is None else draw(chosen, self._rng)
+
+    def job(self, exchange: Exchange, record: RequestRecord, drawn: Drawn) -> VerificationJob:
+        """The work to be done for a drawn answer."""
+        assert record.final_tier is not None, "only answers are drawn"
+        request = exchange.request
+        return VerificationJob(
+            verification_id=uuid7(),
+            request_id=record.request_id,
+            created_at=record.created_at,
+            direction=drawn.direction,
+            tier=record.final_tier,
+            against_tier=drawn.against_tier,
+            inclusion_probability=drawn.probability,
+            stratum=drawn.stratum,
+            prompt=pack_prompt(request.prompts[0]),
+            answer=exchange.answers[0].text,
+            sampling=pack_sampling(request.sampling, request.thinking),
+            tenant=record.tenant,
+            domain=domain_of(record.features),
+            policy_name=record.policy_name,
+            policy_version=record.policy_version,
+            router_version=record.router_version,
+        )
+
+
+def permitted_by(policy: Policy, tiers: tuple[int, ...]) -> tuple[int, ...]:
+    """The tiers that a policy permits, rising."""
+    return tuple(tier for tier in tiers if tier in policy.allowed_tiers) if policy.allowed_tiers else tiers
+
+
+def domain_of(features: Mapping[str, float]) -> str:
+    """The subject whose words a prompt uses most; empty without any."""
+    counts = [(features.get(f"group_{name}", 0.0), name) for name in _DOMAINS]
+    most = max(count for count, _ in counts)
+    return next(name for count, name in counts if count == most) if most > 0.0 else ""
+
+
+def _confidence(exchange: Exchange, tier: int) -> float | None:
+    """P(as good as the top tier) of the tier that answered, which after a fallback is not the one decided for."""
+    if exchange.sufficiency is None:
+        return None
+    return next((each.p_as_good for each in exchange.sufficiency.tiers if each.tier == tier), None)
