@@ -153,8 +153,12 @@ class EngineCore:
 
     def _must_wait(self, flight: Flight) -> bool:
         """Whether the next step can only be planned with the results of the one in flight."""
-        if any(item.num_drafts or (item.draws and self.runner.must_wait(item.sequence)) for item in flight.plan.items):
-            return True
+        for item in flight.plan.items:
+            prediction = item.sequence.prediction
+            if item.num_drafts or (prediction is not None and prediction.num_wanted):
+                return True
+            if item.draws and self.runner.must_wait(item.sequence):
+                return True
         return self.speculator is not None and any(each.draft_limit for each in self.scheduler.decoding())
 
     def _land(self, flight: Flight, events: Events) -> None:
@@ -261,6 +265,8 @@ class EngineCore:
             sequence.first_token_s = now_s
         sequence.last_token_s = now_s
         self.num_output_tokens += len(sequence.token_ids) - before
+        if sequence.prediction is not None:
+            sequence.prediction.observe(sequence.token_ids[before:], item.num_drafts if item.is_predicted else 0)
         logprobs = result.logprobs[:num_drawn]
         if logprobs:
             logprobs += [TokenLogprob(t, 0.0, 0) for t in sequence.token_ids[before + num_drawn :]]
@@ -379,6 +385,8 @@ def _ending(sequence: Sequence, reason: FinishReason, error: EngineError | None,
         num_cached_tokens=sequence.num_cached,
         num_draft_tokens=sequence.drafted,
         num_accepted_tokens=sequence.accepted,
+        num_predicted_tokens=0 if sequence.prediction is None else sequence.prediction.num_predicted,
+        num_accepted_predicted_tokens=0 if sequence.prediction is None else sequence.prediction.num_accepted,
         num_preemptions=sequence.num_preemptions,
         queue_s=(now_s if sequence.scheduled_s is None else sequence.scheduled_s) - sequence.arrival_s,
         ttft_s=0.0 if first is None else first - sequence.arrival_s,

@@ -238,6 +238,7 @@ class Engine:
             ("prompt", request.prompt_ids),
             ("logit_bias", sampling.logit_bias),
             ("stop_token_ids", sampling.stop_token_ids),
+            ("prediction", request.prediction.token_ids if request.prediction is not None else ()),
         ):
             if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
                 bad = next(i for i in ids if not 0 <= i < vocab_size)

@@ -36,6 +36,7 @@ class Scheduled:
 
     Attributes
     ----------
+    is_predicted : what is checked comes from the request's prediction, not from a drafter
     draws : the sequence's last token is among them, so that the next is drawn; withdrawn when it turns out unwanted
     epoch : the sequence's ``num_preemptions`` when this was planned; what was computed before a preemption is gone
     """
@@ -46,6 +47,7 @@ class Scheduled:
     start: int = 0
     draws: bool = True
     epoch: int = 0
+    is_predicted: bool = False
 
     @classmethod
     def of(cls, sequence: Sequence, num_tokens: int) -> Scheduled:
@@ -124,7 +126,7 @@ class Scheduler:
         """Choose the next step and reserve its blocks.
 
         Every decode runs, then prefills already begun, then new ones, each in order, as the budget lasts; what is left
-        goes to drafts, of which each decode may have ``draft_limit``.
+        goes to drafts, of which each decode may have ``draft_limit``, and to checking predicted answers.
         """
         plan = StepPlan()
         if self.waiting:
@@ -330,10 +332,11 @@ class Scheduler:
     def _schedule_drafts(self, plan: StepPlan) -> None:
         """Spend what is left of budget and pool on drafts; never preempt for a guess."""
         for item in plan.items:
-            wanted = min(item.sequence.draft_limit, self.max_batch_tokens - plan.num_tokens)
-            if wanted <= 0 or not item.sequence.is_decoding:
-                continue
             sequence = item.sequence
+            predicted = self._num_predicted(item, plan)
+            wanted = predicted or min(sequence.draft_limit, self.max_batch_tokens - plan.num_tokens)
+            if wanted <= 0 or not (predicted or sequence.is_decoding):
+                continue
             spare = self.pool.num_available - len(self.running)
             have = len(sequence.block_table)
             reach = (have + max(spare, 0)) * self.pool.block_size
@@ -345,6 +348,18 @@ class Scheduler:
                 sequence.block_table.extend(self.pool.allocate(needed))
             item.num_drafts = wanted
             plan.num_tokens += wanted
+            if predicted:
+                assert sequence.prediction is not None
+                sequence.draft_ids, sequence.draft_probs = sequence.prediction.propose(wanted), None
+                item.is_predicted = True
+
+    def _num_predicted(self, item: Scheduled, plan: StepPlan) -> int:
+        """Predicted tokens to check after the item's own: they delay others as a prompt's do, and are bounded alike."""
+        sequence = item.sequence
+        if sequence.prediction is None or not item.draws or sequence.num_due:
+            return 0
+        room = min(sequence.max_output - sequence.num_output - 1, self._prefill_room(plan))
+        return max(min(sequence.prediction.num_wanted, room), 0)
 
     def __iter__(self) -> Iterator[Sequence]:
         yield from self.running

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from engine.blocks import hash_block, hash_salt
+from engine.prediction import PredictionCursor
 from engine.request import Priority, Request, TokenLogprob
 
 
@@ -26,6 +27,7 @@ class Sequence:
     order : place in the order of arrival; kept through preemption
     block_table : ids of the blocks that hold positions ``[0, len(block_table) * block_size)``
     draft_ids : tokens proposed for the step at hand, never part of ``token_ids``
+    prediction : the answer's place in what was predicted of it, if anything was
     max_output : most tokens this request may produce
     seed : keys every draw, together with the position
     sampler_state, drafter_state : owned by the sampler and the drafter, released with the sequence
@@ -57,6 +59,7 @@ class Sequence:
         "order",
         "pooled_done",
         "pooled_sum",
+        "prediction",
         "priority",
         "request",
         "sampler_state",
@@ -103,6 +106,8 @@ class Sequence:
         self.drafted = 0
         self.accepted = 0
         self.acceptance: float | None = None
+        predicted = request.prediction
+        self.prediction: PredictionCursor | None = None if predicted is None else PredictionCursor(predicted)
         self.scores: list[TokenLogprob] = []
         self.pooled_sum: Any = None
         self.pooled_done = not request.pooled

@@ -118,7 +118,7 @@ class Speculator:
 
     def propose(self, plan: StepPlan) -> None:
         """Have drafts made where the scheduler reserved room; the plan then holds what was really proposed."""
-        items = [item for item in plan.items if item.num_drafts]
+        items = [item for item in plan.items if item.num_drafts and not item.is_predicted]
         if not items:
             return
         began_s = self.clock()
@@ -138,7 +138,7 @@ class Speculator:
             self.target_costs.observe(num_tokens, seconds)
         for result in results:
             drafted = result.item.num_drafts
-            if not drafted or result.error is not None:
+            if not drafted or result.item.is_predicted or result.error is not None:
                 continue
             accepted = len(result.token_ids) - 1
             sequence = result.item.sequence
