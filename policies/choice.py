@@ -25,8 +25,14 @@ def choose(candidates: Ladder, facts: RequestFacts, policy: Policy, ladder: Ladd
     """Choose among ``candidates``, which are not empty and in the ladder's order.
 
     The rules in their order: the kill switch; a conversation that must stay; no trustworthy estimate; the policy's
-    mode. What cannot be judged goes to the highest candidate, the safe choice.
+    mode. What cannot be judged goes to the highest candidate, the safe choice. Last, a tier whose quality is in doubt
+    gives up what does not reach the more that is asked of it; that only ever moves a request up.
     """
+    best = _chosen(candidates, facts, policy, ladder)
+    return _out_of_doubt(best, candidates, facts, policy) if facts.tightened else best
+
+
+def _chosen(candidates: Ladder, facts: RequestFacts, policy: Policy, ladder: Ladder) -> Choice:
     if facts.kill_switch:
         return Choice(candidates[-1].index, ReasonCode.KILL_SWITCH, "the kill switch sends all traffic up")
     session = facts.session if policy.sticky is not StickyMode.OFF else None
@@ -42,6 +48,32 @@ def choose(candidates: Ladder, facts: RequestFacts, policy: Policy, ladder: Ladd
             saved = f"tier {alone.tier} would lose {session.cached_tokens} cached tokens"
             return Choice(best.tier, ReasonCode.STICKY, f"{saved}; {best.detail}")
     return best
+
+
+def _out_of_doubt(best: Choice, candidates: Ladder, facts: RequestFacts, policy: Policy) -> Choice:
+    """The choice, or the first tier above it that suffices and is not in doubt itself; the highest always does.
+
+    By benefit no tier has a threshold; there the next one must not be expected to be the worse.
+    """
+    estimates = usable_estimates(facts)
+    p_left = 0.0
+    for tier in candidates[:-1]:
+        if tier.index < best.tier:
+            continue
+        p_as_good = estimates[tier.index].p_as_good if tier.index in estimates else -1.0
+        least = facts.tightened.get(tier.index, -math.inf)
+        if tier.index != best.tier:
+            least = max(least, policy.threshold(tier.index) if policy.mode is ThresholdMode.FLOOR else p_left)
+        if p_as_good >= least:
+            return _moved(best, tier.index)
+        p_left = max(p_left, p_as_good)
+    return _moved(best, candidates[-1].index)
+
+
+def _moved(best: Choice, tier: int) -> Choice:
+    if tier == best.tier:
+        return best
+    return Choice(tier, ReasonCode.TIGHTENED, f"tier {best.tier} is in doubt; {best.detail}")
 
 
 def candidate_costs_usd(candidates: Ladder, facts: RequestFacts, policy: Policy, ladder: Ladder) -> dict[int, float]:

@@ -31,6 +31,7 @@ class ReasonCode(StrEnum):
     FALLBACK = "fallback"
     KILL_SWITCH = "kill_switch"
     NOVEL = "novel"
+    TIGHTENED = "tightened"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,8 @@ class RequestFacts:
     """Everything a decision may rest on.
 
     ``unavailable`` are tiers whose backend cannot take the request now. ``novelty`` is how foreign the prompt looks to
-    the router, 0 familiar to 1 foreign.
+    the router, 0 familiar to 1 foreign. ``tightened`` are tiers whose quality is in doubt, with the P(as good) they
+    must reach until it is shown again; above 1 for none.
     """
 
     num_prompt_tokens: int | None
@@ -104,6 +106,7 @@ class RequestFacts:
     expected_wait_s: Mapping[int, float] = field(default_factory=dict)
     kill_switch: bool = False
     novelty: float = 0.0
+    tightened: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

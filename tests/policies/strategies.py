@@ -93,4 +93,5 @@ facts = st.builds(
     expected_wait_s=st.dictionaries(st.sampled_from(TIERS), st.floats(0, 20)),
     kill_switch=st.booleans(),
     novelty=shares,
+    tightened=st.just({}) | st.dictionaries(st.sampled_from(TIERS), st.floats(0, 2)),
 )
