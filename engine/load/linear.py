@@ -8,7 +8,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from engine.kernels.int4 import Int4Weight
 from engine.layers.linear import DenseLinear, ExactQuantLinear, Linear, StackedLinear
+from engine.layers.linear_gpu import GpuInt4Linear
 from engine.layers.linear_int4 import Int4Linear
 from engine.layers.linear_int8 import Int8Linear, is_int8_exact
 from engine.layers.quant import QuantWeight, can_concatenate, concatenate
@@ -67,8 +69,13 @@ class LinearFactory:
         return DenseLinear(weight.to(device=self.device, dtype=self.dtype).contiguous(), bias)
 
     def _packed(self, weight: QuantWeight, bias: Tensor | None) -> Linear:
-        if self.device.type != "cpu" or self.cpu_compute == "exact":
-            return ExactQuantLinear(weight.to(self.device), bias)
+        if self.device.type != "cpu":
+            weight = weight.to(self.device)
+            if GpuInt4Linear.supports(weight, self.dtype):
+                return GpuInt4Linear(Int4Weight.repack(weight), bias)
+            return ExactQuantLinear(weight, bias)
+        if self.cpu_compute == "exact":
+            return ExactQuantLinear(weight, bias)
         if self.cpu_compute == "int4" or not is_int8_exact():
             return Int4Linear(weight, bias) if Int4Linear.supports(weight) else ExactQuantLinear(weight, bias)
         if self.cpu_compute == "auto" and weight.out_features * weight.in_features <= SMALL_WEIGHTS:

@@ -10,11 +10,13 @@ from torch import Tensor
 
 from engine.batch import Batch
 from engine.config import ModelConfig
+from engine.kernels.dispatch import has_triton
 from engine.kv_cache import KVCache
 from engine.layers.attention import AttentionGroup, attend, plan_attention
 from engine.layers.linear import Linear
 from engine.layers.norm import RMSNorm
 from engine.layers.rope import Rotary, rotate
+from engine.models.fused import FusedDecoder, StepTensors
 
 
 @dataclass(slots=True)
@@ -43,6 +45,8 @@ class DecoderModel:
     ----------
     config : what the checkpoint declared
     dtype, device : of activations, and of the KV cache it expects
+    fused : the same forward pass for a GPU
+    prefers_fused : it is what runs here; the kernels compute in 16 bits, so a model in float32 keeps the plain pass
     """
 
     def __init__(
@@ -64,6 +68,8 @@ class DecoderModel:
         self.dtype = dtype
         self.device = device
         self.rotary = Rotary(config, dtype=dtype, device=device)
+        self.fused = FusedDecoder(self)
+        self.prefers_fused = device.type == "cuda" and dtype != torch.float32 and has_triton()
         self._windows = frozenset(config.windows)
         self._scale = config.head_dim**-0.5
         self._token_bytes = 2 * config.kv_size * dtype.itemsize
@@ -87,6 +93,8 @@ class DecoderModel:
         -------
         (T, hidden_size) in ``dtype``
         """
+        if self.prefers_fused:
+            return self.fused.forward(StepTensors.of(batch), kv)
         groups = plan_attention(batch, kv.block_size, self._windows, self.dtype, self._token_bytes)
         cos, sin = self.rotary.at(batch.positions)
         hidden = self.embedding.index_select(0, batch.token_ids).to(self.dtype)

@@ -1,0 +1,30 @@
+"""4-bit weights multiplied as they are on a GPU, by our own kernels."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from engine.kernels.int4 import Int4Weight, int4_linear
+from engine.layers.quant import QuantWeight
+
+
+class GpuInt4Linear:
+    """``x @ W.T + bias`` with 4-bit codes and 16-bit activations, summed in float32; see :mod:`engine.kernels.int4`."""
+
+    def __init__(self, weight: Int4Weight, bias: Tensor | None = None) -> None:
+        self.weight = weight
+        self.bias = bias
+        self.out_features, self.in_features = weight.out_features, weight.in_features
+
+    @staticmethod
+    def supports(weight: QuantWeight, dtype: torch.dtype) -> bool:
+        """Whether the kernels take this group size and activations of this type."""
+        return dtype in (torch.bfloat16, torch.float16) and Int4Weight.supports(weight)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return int4_linear(x, self.weight, self.bias)
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
