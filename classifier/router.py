@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from classifier.adjustment import Adjustment, Space
 from classifier.artifact import RouterArtifact
 from classifier.calibration import CalibratorBank
 from classifier.confidence import AnswerConfidence
@@ -20,6 +21,7 @@ from classifier.errors import ArtifactCorrupt, ArtifactUnsupported, EmbeddingErr
 from classifier.features import feature_names
 from classifier.hashing import HashConfig
 from classifier.heads import ForestHead, LinearHead
+from classifier.log_view import LogViews, base_entries, rounded_sketch, sketch_names
 from classifier.novelty import NoveltyScale, SeenWords, readings
 from classifier.types import RouterRequest, Sufficiency, TierSufficiency
 
@@ -82,11 +84,12 @@ class ArtifactRouter:
             self._estimator, self._seen, self._scale = _unpack(artifact)
             self._calibrators = _calibrators(artifact)
             check_shapes(artifact)
+            self._adjustment = Adjustment.from_arrays(artifact.arrays, self.space, artifact.num_tiers - 1)
             self.confidence = AnswerConfidence.from_json(artifact.metadata.get("confidence", {}))
         except (KeyError, ValueError, IndexError, TypeError) as error:
             raise ArtifactCorrupt(path, f"arrays are missing or do not fit together ({error}).") from error
         self._hash_config = self._estimator.encoder.config
-        self._names = feature_names(self.num_tiers)
+        self._names = (*feature_names(self.num_tiers), *sketch_names(self.num_components))
         described = artifact.metadata["embedding"]
         self._embedding_dim = int(described["dim"])
         self._embedder = embedder or embedder_for(described["source"], described["model"])
@@ -105,6 +108,36 @@ class ArtifactRouter:
     def num_tiers(self) -> int:
         """How many tiers it estimates."""
         return self.artifact.num_tiers
+
+    @property
+    def base_version(self) -> str:
+        """The router whose rows in the log this one can be judged on: what an adjustment rests on, else itself."""
+        return str(self.artifact.metadata.get("base", self.version))
+
+    @property
+    def num_components(self) -> int:
+        """How many numbers a sketch has."""
+        return len(self._estimator.component_scale)
+
+    @property
+    def space(self) -> Space:
+        """The coordinates of adjustments to this router."""
+        return Space(self._estimator.encoder.mean, self._estimator.encoder.scale)
+
+    def revise(self, views: LogViews) -> tuple[Floats, Floats, Floats]:
+        """What this router would have said of requests in the log, from what their rows keep.
+
+        Parameters
+        ----------
+        views : rows of requests that a router of the same base estimated
+
+        Returns
+        -------
+        P(right), P(as good as the top tier), float64 (n, num_tiers) each, and novelty, float64 (n,)
+        """
+        if self._adjustment is None:
+            return views.right, views.good, views.novelty
+        return self._adjustment(views)
 
     @property
     def decision(self) -> Mapping[str, Any]:
@@ -138,29 +171,40 @@ class ArtifactRouter:
     def _predict_one(self, request: RouterRequest, vector: NDArray[np.float32] | None, shared_s: float) -> Sufficiency:
         started = time.perf_counter()
         raw = read_request(request, self.num_tiers, self._hash_config)
-        logits, reading = self._logits(raw, vector)
+        logits, reading, projected = self._logits(raw, vector)
         novelty = 0.0 if self._seen.knows(raw) else self._scale.novelty(reading)
         right, good = self._calibrated(logits)
+        sketch = rounded_sketch(projected)
+        features = dict(zip(self._names, (*raw.dense.tolist(), *sketch.tolist()), strict=True))
+        if self._adjustment is not None:
+            features |= base_entries(right.tolist(), good.tolist(), novelty)
+            view = LogViews(
+                raw.dense[None], sketch.astype(np.float32)[None], right[None], good[None], np.array([novelty])
+            )
+            revised_right, revised_good, revised_novelty = self._adjustment(view)
+            right, good, novelty = revised_right[0], revised_good[0], float(revised_novelty[0])
         return Sufficiency(
             tiers=tuple(
                 TierSufficiency(tier, p_right, p_good)
                 for tier, (p_right, p_good) in enumerate(zip(right.tolist(), good.tolist(), strict=True), start=1)
             ),
-            features=dict(zip(self._names, raw.dense.tolist(), strict=True)),
+            features=features,
             novelty=novelty,
             router_version=self.version,
             latency_s=shared_s + time.perf_counter() - started,
         )
 
-    def _logits(self, raw: RawRow, vector: NDArray[np.float32] | None) -> tuple[Floats, Floats]:
+    def _logits(self, raw: RawRow, vector: NDArray[np.float32] | None) -> tuple[Floats, Floats, NDArray[np.float32]]:
+        """Log-odds before calibration, readings of novelty, and the place in the training subspace."""
         part = self._estimator
         encoded = part.encoder.encode(raw)
         dense = encoded.dense if vector is None else append_embedding(encoded.dense, vector)
         projected = encoded.sparse.values @ part.projection.take(encoded.sparse.buckets, axis=0)
         linear = part.linear.logits(dense, encoded.sparse)
-        forest = part.forest.logits(np.concatenate([dense, projected * part.component_scale]))
+        scaled = projected * part.component_scale
+        forest = part.forest.logits(np.concatenate([dense, scaled]))
         mixed = part.forest_weight * forest + (1 - part.forest_weight) * linear
-        return mixed, readings(self._seen, raw, encoded, projected)
+        return mixed, readings(self._seen, raw, encoded, projected), scaled
 
     def _calibrated(self, logits: Floats) -> tuple[Floats, Floats]:
         outputs = self._calibrators(logits)
