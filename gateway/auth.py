@@ -8,13 +8,14 @@ import ipaddress
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
 from urllib.parse import urlsplit
 
 from gateway.config_sections import AuthConfig
 from gateway.errors import OriginRefused, Unauthenticated
+from gateway.rates.limits import NO_LIMITS, KeyLimits, stored_limits
 from gateway.store.records import ApiKey
 
 KEY_PREFIX = "sk-suffice-"
@@ -22,6 +23,9 @@ KEY_PREFIX = "sk-suffice-"
 _SHOWN_CHARS = len(KEY_PREFIX) + 5
 _MAX_KEY_CHARS = 256
 _MAX_REMEMBERED = 4096
+
+USE, ADMIN = "use", "admin"
+SCOPES = (USE, ADMIN)
 
 
 class KeyFinder(Protocol):
@@ -36,7 +40,8 @@ class Caller:
 
     tenant: str = "default"
     key_id: str | None = None
-    limits: Mapping[str, Any] = field(default_factory=dict)
+    limits: KeyLimits = NO_LIMITS
+    scope: str = USE
 
 
 ANONYMOUS = Caller()
@@ -147,7 +152,7 @@ class Authenticator:
         if found.revoked_at is not None:
             self._remembered.pop(key_hash, None)
             raise Unauthenticated(f"The API key {found.prefix}… was revoked on {found.revoked_at:%Y-%m-%d}.")
-        caller = Caller(found.tenant, found.key_id, found.limits)
+        caller = Caller(found.tenant, found.key_id, stored_limits(found.limits), found.scope)
         # Only good keys are remembered, so wrong ones cannot push them out.
         self._remembered[key_hash] = (now_s + self._cache_s, caller)
         self._remembered.move_to_end(key_hash)

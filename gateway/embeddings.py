@@ -8,11 +8,13 @@ import sys
 import time
 from collections.abc import MutableMapping, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import Any
 
 import orjson
 
-from backends.protocol import EmbedResult, Priority
+from backends.protocol import EmbedResult, FinishReason, Priority
+from gateway.auth import Caller
 from gateway.body import Receive, parse_object, read_body
 from gateway.embedding_request import EmbeddingRequest, read_embedding_request
 from gateway.errors import ClientGone, ClientStalled, UnsupportedOption, answer_to
@@ -20,33 +22,59 @@ from gateway.generation import Door, refuse
 from gateway.head import read_head
 from gateway.ids import uuid7
 from gateway.lifeline import Lifeline
+from gateway.rates.rates import Grant
+from gateway.recording import Recorder
 from gateway.responder import Responder, Send
 from gateway.service import Service
 
 _PATH = "/v1/embeddings"
+_CHARS_PER_TOKEN = 4
 
 
 class EmbeddingEndpoint:
-    """Vectors make no routing decision, so they have no row in the decision log; metrics count them."""
+    """Vectors need no routing decision; their row says who asked, for what, and how many tokens it took."""
 
-    def __init__(self, service: Service, door: Door) -> None:
+    def __init__(self, service: Service, door: Door, recorder: Recorder) -> None:
         self._service = service
         self._door = door
+        self._recorder = recorder
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        request_id = uuid7()
+        request_id, created_at = uuid7(), datetime.now(UTC)
         responder = Responder(send, self._door.limits.slow_client_timeout_s)
+        accepted_s = time.perf_counter()
+        grant: Grant | None = None
+        num_tokens, num_requests = 0, 0
         try:
-            request = await self._read(scope, receive)
+            caller, request = await self._read(scope, receive)
+            if caller.limits:
+                grant = await self._door.rates.admit(request_id, caller, _wanted_tokens(request))
             model, result = await self._embed(request, receive)
             vectors = _shown(_fit(request, result), request.as_base64)
+            num_tokens = result.usage.prompt_tokens
+            record = self._recorder.embedding_row(
+                request_id,
+                request,
+                caller,
+                created_at,
+                model_served=model,
+                prompt_tokens=num_tokens,
+                total_s=time.perf_counter() - accepted_s,
+                finish_reason=FinishReason.STOP,
+                status_code=200,
+            )
+            await self._service.settle_embedding(record)
+            num_requests = 1
         except (ClientGone, ClientStalled):
             return
         except Exception as error:
             await refuse(error, request_id, _PATH, responder, receive, self._service.metrics.reject)
             self._service.metrics.http[_PATH, str(answer_to(error, request_id).status)] += 1
             return
-        num_tokens = result.usage.prompt_tokens
+        finally:
+            if grant is not None:
+                used = num_tokens if num_requests else 0
+                self._door.rates.settle(grant, num_requests=num_requests, num_tokens=used, cost_nano_usd=0)
         body = {
             "object": "list",
             "data": [{"object": "embedding", "index": place, "embedding": each} for place, each in enumerate(vectors)],
@@ -54,18 +82,20 @@ class EmbeddingEndpoint:
             "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
         }
         headers = [(b"content-type", b"application/json"), (b"x-suffice-request-id", request_id.encode())]
+        if grant is not None:
+            headers += grant.headers
         with suppress(ClientStalled):
             await responder.whole(200, headers, orjson.dumps(body))
         self._service.metrics.http[_PATH, "200"] += 1
 
-    async def _read(self, scope: MutableMapping[str, Any], receive: Receive) -> EmbeddingRequest:
+    async def _read(self, scope: MutableMapping[str, Any], receive: Receive) -> tuple[Caller, EmbeddingRequest]:
         head = read_head(scope["headers"])
         limits = self._door.limits
         self._door.authenticator.check_origin(head.origin)
-        await self._door.authenticator.check(head.authorization)
+        caller = await self._door.authenticator.check(head.authorization)
         self._door.admission.check()
         body = await read_body(receive, head.content_length, limits.max_body_bytes, limits.slow_client_timeout_s)
-        return read_embedding_request(parse_object(body, limits.max_json_depth))
+        return caller, read_embedding_request(parse_object(body, limits.max_json_depth))
 
     async def _embed(self, request: EmbeddingRequest, receive: Receive) -> tuple[str, EmbedResult]:
         model, backend = self._service.catalog.embedder(request.model)
@@ -77,6 +107,10 @@ class EmbeddingEndpoint:
                 return model, await backend.embed(request.texts)
             finally:
                 admission.leave(time.perf_counter() - entered_s)
+
+
+def _wanted_tokens(request: EmbeddingRequest) -> int:
+    return sum(len(text) // _CHARS_PER_TOKEN + 1 for text in request.texts)
 
 
 def _fit(request: EmbeddingRequest, result: EmbedResult) -> Sequence[Sequence[float]]:

@@ -17,6 +17,8 @@
     ├── NotHttp                   what came is no HTTP request
     ├── HeadTooLarge              request line and headers are too large
     ├── HeadTooSlow               they did not arrive in time
+    ├── RateLimited               a key's requests or tokens of the minute are used up; carries ``retry_after_s``
+    ├── QuotaExhausted            a key's budget is used up; carries ``retry_after_s``
     ├── QueueFull                 all places and the queue before them are taken; carries ``retry_after_s``
     ├── Draining                  the server is stopping; carries ``retry_after_s``
     ├── DeadlineExceeded          the request lived longer than ``server.request_timeout_s``
@@ -28,7 +30,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,6 +126,25 @@ class HeadTooSlow(GatewayError):
         super().__init__(f"The request line and headers were not whole after {timeout_s:g} s.")
 
 
+class RateLimited(GatewayError):
+    """``headers`` are those that every answer to a limited key carries."""
+
+    def __init__(
+        self, meter: str, limit: int, amount: int, retry_after_s: float, headers: list[tuple[bytes, bytes]]
+    ) -> None:
+        wanted = f" The request alone wants {amount}." if amount > limit else ""
+        super().__init__(f"The key may use {limit} {meter} a minute, and has used them.{wanted}")
+        self.retry_after_s = retry_after_s
+        self.headers = headers
+
+
+class QuotaExhausted(GatewayError):
+    def __init__(self, window: str, limit_nano_usd: int, retry_after_s: float) -> None:
+        budget_usd = f"{limit_nano_usd / 1e9:.9f}".rstrip("0").rstrip(".")
+        super().__init__(f"The key's budget of ${budget_usd} a {window} does not cover this request any more.")
+        self.retry_after_s = retry_after_s
+
+
 class QueueFull(GatewayError):
     def __init__(self, num_running: int, num_waiting: int, retry_after_s: float) -> None:
         super().__init__(
@@ -171,6 +193,10 @@ class Row:
     is_public: bool = True
 
 
+# Retry-After of what passes, and of a budget that is whole again with its window.
+_LONGEST_WAIT_S = 60
+_LONGEST_QUOTA_S = 31 * 86_400
+
 _INVALID = "invalid_request_error"
 _SERVER = "server_error"
 
@@ -199,6 +225,9 @@ TABLE: Mapping[type[Exception], Row] = {
     NotHttp: Row(400, _INVALID, "invalid_http"),
     HeadTooLarge: Row(431, _INVALID, "headers_too_large"),
     HeadTooSlow: Row(408, _INVALID, "request_timeout", retryable=True),
+    RateLimited: Row(429, "rate_limit_error", "rate_limit_exceeded", retryable=True),
+    # Waiting does not mend it soon: clients that retry by themselves should not.
+    QuotaExhausted: Row(429, "insufficient_quota", "insufficient_quota"),
     QueueFull: Row(429, "rate_limit_error", "rate_limit_exceeded", retryable=True, log_level=logging.WARNING),
     Draining: _down("shutting_down"),
     DeadlineExceeded: _down("deadline_exceeded", 504),
@@ -267,6 +296,7 @@ class ErrorAnswer:
     body: Mapping[str, Any]
     row: Row
     retry_after_s: int | None = None
+    extra_headers: Sequence[tuple[bytes, bytes]] = ()
 
     @property
     def code(self) -> str:
@@ -277,7 +307,7 @@ class ErrorAnswer:
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Headers that belong to the error itself."""
-        headers = [(b"content-type", b"application/json")]
+        headers = [(b"content-type", b"application/json"), *self.extra_headers]
         if self.retry_after_s is not None:
             headers.append((b"retry-after", b"%d" % self.retry_after_s))
         if self.status == 401:
@@ -308,7 +338,7 @@ def answer_to(error: BaseException, request_id: str) -> ErrorAnswer:
     else:
         message = _PRIVATE_MESSAGES.get(code, "The server failed to answer.") + f" Request id: {request_id}."
     body = {"error": {"message": message, "type": row.type, "param": param_of(error), "code": code}}
-    return ErrorAnswer(status, body, row, _retry_after(error, row, status))
+    return ErrorAnswer(status, body, row, _retry_after(error, row, status), getattr(error, "headers", ()))
 
 
 def param_of(error: BaseException) -> str | None:
@@ -328,7 +358,8 @@ def _retry_after(error: BaseException, row: Row, status: int) -> int | None:
     if status not in (429, 503):
         return None
     wanted_s = getattr(error, "retry_after_s", None)
-    return max(1, min(60, round(wanted_s))) if wanted_s else 1
+    most_s = _LONGEST_WAIT_S if row.retryable else _LONGEST_QUOTA_S
+    return max(1, min(most_s, math.ceil(wanted_s))) if wanted_s else 1
 
 
 def shorten(text: str, max_chars: int = 80) -> str:

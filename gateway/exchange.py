@@ -13,6 +13,7 @@ from gateway.answer import Answer
 from gateway.api_request import ApiRequest
 from gateway.auth import Caller
 from gateway.bill import Bill, make_bill
+from gateway.rates.rates import Grant
 from gateway.store.records import Attempt
 from policies.policy import Policy
 from policies.types import ReasonCode, RoutingDecision, Tier
@@ -26,7 +27,7 @@ class Exchange:
 
     ``entered_s`` is set while a place is held; ``asked_tier`` is the one being tried. ``tier`` is set with the first
     event of an answer: from then on no other tier can take over. ``settled`` is set when the one ending was taken:
-    whoever comes second has nothing left to do.
+    whoever comes second has nothing left to do. ``grant`` is what is held for a request of a limited key.
     """
 
     request_id: str
@@ -53,6 +54,7 @@ class Exchange:
     last_token_s: float | None = None
     settled: bool = False
     settled_bill: Bill | None = None
+    grant: Grant | None = None
 
     def note_abandoned(self, index: int) -> Callable[[Finished], None]:
         """A listener for what a cut-off generation used."""

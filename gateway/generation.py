@@ -19,16 +19,19 @@ from gateway.auth import Authenticator, Caller
 from gateway.body import Receive, discard_rest, parse_object, read_body
 from gateway.config_sections import ServerConfig
 from gateway.eager import Eager
-from gateway.errors import BodyTooLarge, ClientGone, ClientStalled, Draining, answer_to, row_of
+from gateway.errors import BodyTooLarge, ClientGone, ClientStalled, Draining, QuotaExhausted, answer_to, row_of
 from gateway.exchange import Exchange
 from gateway.frames import Frames
 from gateway.head import Head, read_head
 from gateway.ids import uuid7
 from gateway.lifeline import Lifeline
+from gateway.rates.estimate import wanted_nano_usd, wanted_tokens
+from gateway.rates.rates import Rates
 from gateway.responder import Responder, Send
 from gateway.service import Service
 from gateway.serving import Item, begin
 from gateway.wire import Wire, WireHead, usage_json
+from policies.pricing import to_nano_usd
 
 _log = logging.getLogger("suffice.http")
 
@@ -46,6 +49,7 @@ class Door:
     limits: ServerConfig
     authenticator: Authenticator
     admission: Admission
+    rates: Rates
 
 
 class GenerationEndpoint:
@@ -89,6 +93,8 @@ class GenerationEndpoint:
         except Exception as error:
             await self._fail(exchange, error, responder)
         finally:
+            if exchange.grant is not None:
+                self._door.rates.settle(exchange.grant, **_used(exchange))
             # Only now: whoever waits for the last place to be left may close the log.
             if exchange.entered_s is not None:
                 self._door.admission.leave(exchange.clock() - exchange.entered_s)
@@ -110,7 +116,9 @@ class GenerationEndpoint:
         return caller, request, accepted_s
 
     async def _admit(self, exchange: Exchange, responder: Responder, receive: Receive) -> None:
-        limits, admission = self._door.limits, self._door.admission
+        limits, admission, rates = self._door.limits, self._door.admission, self._door.rates
+        if exchange.caller.limits:
+            exchange.grant = await rates.admit(exchange.request_id, exchange.caller, self._wanted_tokens(exchange))
         async with Lifeline(
             receive, timeout_s=limits.request_timeout_s, stall_timeout_s=limits.slow_client_timeout_s
         ) as lifeline:
@@ -119,10 +127,22 @@ class GenerationEndpoint:
             exchange.entered_s = exchange.clock()
             exchange.waited_s = exchange.entered_s - began_s
             await self._service.route(exchange)
+            if exchange.grant is not None:
+                await rates.afford(exchange.grant, self._wanted_nano_usd(exchange))
             if exchange.request.stream:
                 await self._stream(exchange, responder, lifeline)
             else:
                 await self._whole(exchange, responder, lifeline)
+
+    def _wanted_tokens(self, exchange: Exchange) -> int:
+        policy = self._service.catalog.resolve(exchange.request.model).policy
+        return wanted_tokens(exchange.request, policy.expected_output_tokens)
+
+    def _wanted_nano_usd(self, exchange: Exchange) -> int:
+        assert exchange.decision is not None, "the price depends on the tier"
+        assert exchange.policy is not None
+        tier = self._service.catalog.ladder[exchange.decision.tier - 1]
+        return wanted_nano_usd(exchange.request, tier, exchange.policy.expected_output_tokens)
 
     async def _whole(self, exchange: Exchange, responder: Responder, lifeline: Lifeline) -> None:
         begun = await begin(exchange, self._service.catalog)
@@ -192,12 +212,22 @@ class GenerationEndpoint:
         """One ending for every failure after admission: a row if a decision was made, an answer if someone listens."""
         row = row_of(error)
         _report(error, exchange.request_id)
-        if exchange.decision is not None or row.status >= 500 or row.status == 499:
+        is_refused = isinstance(error, QuotaExhausted)
+        if not is_refused and (exchange.decision is not None or row.status >= 500 or row.status == 499):
             await self._service.settle_failure(exchange, error, is_cancelled=row.status == 499)
         else:
             self._service.metrics.reject(self._path, answer_to(error, exchange.request_id).code)
         if not isinstance(error, ClientGone | ClientStalled):
             await responder.error(answer_to(error, exchange.request_id), recording.headers(exchange, with_cost=False))
+
+
+def _used(exchange: Exchange) -> dict[str, int]:
+    """What a limited key's request really used: what its row says, and nothing where it left none."""
+    if not exchange.settled:
+        return {"num_requests": 0, "num_tokens": 0, "cost_nano_usd": 0}
+    bill = exchange.bill()
+    num_tokens = bill.usage.prompt_tokens + bill.usage.completion_tokens
+    return {"num_requests": 1, "num_tokens": num_tokens, "cost_nano_usd": to_nano_usd(bill.cost_usd)}
 
 
 async def refuse(

@@ -139,6 +139,14 @@ async def test_embeddings_come_as_floats_or_base64(tmp_path: Path) -> None:
         for one, other in zip(plain["data"], packed["data"], strict=True):
             numbers = struct.unpack(f"<{len(one['embedding'])}f", base64.b64decode(other["embedding"]))
             assert numbers == pytest.approx(one["embedding"], rel=1e-6)
+        row = (await gateway.rows())[0]
+        assert (row.endpoint, row.model_served, row.decided_tier, row.final_tier) == (
+            "/v1/embeddings",
+            "small",
+            None,
+            None,
+        )
+        assert (row.prompt_tokens, row.completion_tokens, row.status_code) == (plain["usage"]["prompt_tokens"], 0, 200)
         same = await gateway.client.post("/v1/embeddings", json=body | {"dimensions": 16})
         assert same.status_code == 200
         cut = await gateway.client.post("/v1/embeddings", json=body | {"dimensions": 8})

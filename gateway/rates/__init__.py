@@ -1,0 +1,1 @@
+"""What a key may use: requests and tokens a minute, dollars a day and a month."""

@@ -1,0 +1,43 @@
+"""What a key has used since a moment, summed from the log: where its accounts begin after a start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import func, select
+
+from gateway.store.store import Store
+from gateway.store.tables import requests
+
+
+@dataclass(frozen=True, slots=True)
+class KeySum:
+    """Rows, tokens of prompts and answers, and nano-dollars by the price table."""
+
+    num_requests: int
+    num_tokens: int
+    cost_nano_usd: int
+
+
+class KeySums:
+    """Reads sums over the rows of one key; the index on key and time carries them."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def since(self, key_id: str, moment: datetime) -> KeySum:
+        """The sum over the rows from ``moment`` on.
+
+        Raises
+        ------
+        StoreUnavailable
+        """
+        statement = select(
+            func.count(),
+            func.coalesce(func.sum(requests.c.prompt_tokens + requests.c.completion_tokens), 0),
+            func.coalesce(func.sum(requests.c.cost_nano_usd), 0),
+        ).where((requests.c.key_id == key_id) & (requests.c.created_at >= moment))
+        async with self._store.transaction() as connection:
+            num_requests, num_tokens, cost = (await connection.execute(statement)).one()
+        return KeySum(int(num_requests), int(num_tokens), int(cost))
