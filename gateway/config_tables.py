@@ -119,6 +119,10 @@ def _number_tiers(
     sampling = node.get("sampling")
     if isinstance(sampling, dict) and isinstance(shares := sampling.get("shares"), dict):
         numbered["sampling"] = sampling | {"shares": _number_keys(reader, shares, f"{path}.sampling.shares", numbers)}
+    escalation = node.get("escalation")
+    if isinstance(escalation, dict) and isinstance(least := escalation.get("least_confidence"), dict):
+        where = f"{path}.escalation.least_confidence"
+        numbered["escalation"] = escalation | {"least_confidence": _number_keys(reader, least, where, numbers)}
     return numbered
 
 

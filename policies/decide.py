@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from policies.choice import Choice, choose, usable_estimates
+from policies.escalate import way_up
 from policies.exploration import Uniform, draw, propensities
 from policies.fallback import fallback_order
 from policies.ladder import Ladder
@@ -53,6 +54,7 @@ def decide(facts: RequestFacts, policy: Policy, ladder: Ladder, rng: Uniform) ->
         explored=explored,
         confidence=estimate.p_as_good if estimate is not None else None,
         detail=f"explored instead of tier {best.tier}; {best.detail}" if explored else best.detail,
+        way_up=way_up(available, facts, policy),
     )
 
 

@@ -10,6 +10,7 @@ from decimal import Decimal
 from enum import StrEnum
 
 from policies.errors import InvalidPolicy
+from policies.escalation import Escalation
 from policies.sampling import Sampling
 from policies.types import ThresholdMode, Tier
 
@@ -64,6 +65,7 @@ class Policy:
     max_wait_s : a tier expected to wait longer counts as unavailable while another is free; None for no limit
     fallback : where a failed request goes
     max_fallbacks : how many further tiers are tried
+    escalation : whether an answer its own tier doubts is answered by a higher tier within the request
     expected_output_tokens : completion length assumed when comparing costs, at most the request's ``max_tokens``
 
     Raises
@@ -90,6 +92,7 @@ class Policy:
     max_wait_s: float | None = None
     fallback: FallbackMode = FallbackMode.UP
     max_fallbacks: int = 3
+    escalation: Escalation = field(default_factory=Escalation)
     expected_output_tokens: int = 256
 
     def __post_init__(self) -> None:
@@ -107,7 +110,8 @@ class Policy:
         Raises
         ------
         InvalidPolicy
-            ``allowed_tiers``, ``thresholds`` or ``sampling.shares`` names an unknown tier.
+            ``allowed_tiers``, ``thresholds``, ``sampling.shares`` or ``escalation.least_confidence`` names an unknown
+            tier.
         """
         known = {tier.index for tier in ladder}
         expected = f"numbers among {sorted(known)}"
@@ -117,6 +121,8 @@ class Policy:
             raise InvalidPolicy("thresholds", sorted(unknown), expected)
         if unknown := set(self.sampling.shares) - known:
             raise InvalidPolicy("sampling.shares", sorted(unknown), expected)
+        if unknown := set(self.escalation.least_confidence) - known:
+            raise InvalidPolicy("escalation.least_confidence", sorted(unknown), expected)
 
     def threshold(self, tier: int) -> float:
         """Least P(as good as the top tier) at which this tier suffices."""

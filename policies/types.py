@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from enum import StrEnum
 
+from policies.escalation import Rung
+
 
 class ThresholdMode(StrEnum):
     """How a policy turns estimates into a tier: by the floor on quality, or by a price put on quality."""
@@ -29,6 +31,7 @@ class ReasonCode(StrEnum):
     CONTEXT = "context"
     OVERLOAD = "overload"
     FALLBACK = "fallback"
+    ESCALATED = "escalated"
     KILL_SWITCH = "kill_switch"
     NOVEL = "novel"
     TIGHTENED = "tightened"
@@ -114,7 +117,8 @@ class RoutingDecision:
     """The choice, with what is needed to explain and replay it.
 
     ``propensity`` is the probability with which *this* tier was chosen given the facts; ``propensities`` the whole
-    distribution (tier -> probability, summing to 1). ``ladder`` is the fallback order after ``tier``.
+    distribution (tier -> probability, summing to 1). ``ladder`` is the fallback order after ``tier``. ``way_up`` says
+    of each tier that may answer below which confidence its answer goes up, and where to.
     """
 
     tier: int
@@ -125,3 +129,4 @@ class RoutingDecision:
     explored: bool
     confidence: float | None
     detail: str = ""
+    way_up: tuple[Rung, ...] = ()

@@ -1,0 +1,145 @@
+"""Who answers in place of a tier that doubts its answer: the way up, and the flow pumped with plain verdicts."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.decide import decide
+from policies.errors import InvalidPolicy
+from policies.escalation import Escalation, EscalationMode, Rung, Verdict, escalation_flow, targets
+from policies.policy import Policy
+from policies.types import Overrides, RequestFacts, RoutingDecision, ThresholdMode, Tier, TierEstimate
+
+LADDER = tuple(Tier(i, f"t{i}", f"m{i}", price_per_request_usd=Decimal(10 ** (i - 1))) for i in range(1, 5))
+ESTIMATES = tuple(TierEstimate(i, 0.5 + 0.1 * i, 0.6 + 0.1 * i) for i in range(1, 5))
+NEXT, TOP = EscalationMode.NEXT, EscalationMode.TOP
+
+
+def decided(escalation: Escalation, **options: Any) -> RoutingDecision:
+    names = ("estimates", "unavailable", "kill_switch", "overrides")
+    facts = {name: options.pop(name) for name in names if name in options}
+    known = RequestFacts(num_prompt_tokens=10, max_tokens=20, **{"estimates": ESTIMATES, **facts})
+    policy = Policy(escalation=escalation, exploration_share=0.0, **{"quality_floor": 0.9, **options})
+    return decide(known, policy, LADDER, random.Random(0))
+
+
+def ways(decision: RoutingDecision) -> dict[int, int]:
+    return {rung.tier: rung.target for rung in decision.way_up}
+
+
+# The way up
+
+
+def test_it_is_off_by_default_and_for_requests_that_chose_their_tier() -> None:
+    assert decided(Escalation()).way_up == ()
+    assert decided(Escalation(NEXT), overrides=Overrides(tier=2)).way_up == ()
+    assert decided(Escalation(NEXT), kill_switch=True).way_up == ()
+
+
+def test_every_tier_but_the_highest_has_a_way_within_what_the_request_permits() -> None:
+    assert ways(decided(Escalation(NEXT))) == {1: 2, 2: 3, 3: 4}
+    assert ways(decided(Escalation(TOP))) == {1: 4, 2: 4, 3: 4}
+    assert ways(decided(Escalation(NEXT), overrides=Overrides(max_tier=3))) == {1: 2, 2: 3}
+    assert ways(decided(Escalation(NEXT), unavailable=frozenset({2}))) == {1: 3, 3: 4}
+    assert ways(decided(Escalation(TOP), allowed_tiers=(1, 3))) == {1: 3}
+    assert ways(decided(Escalation(TOP), allowed_tiers=(2,))) == {}
+
+
+def test_how_sure_a_tier_must_be() -> None:
+    def least(escalation: Escalation, **options: Any) -> dict[int, float]:
+        return {rung.tier: rung.least_confidence for rung in decided(escalation, **options).way_up}
+
+    # By the floor: as good as the highest tier is expected to be, times the floor.
+    assert least(Escalation(NEXT)) == pytest.approx({1: 0.81, 2: 0.81, 3: 0.81})
+    assert least(Escalation(NEXT), estimates=()) == pytest.approx({1: 0.9, 2: 0.9, 3: 0.9})
+    # By benefit: what the next one would get right, less its price in what a right answer is worth.
+    benefit: dict[str, Any] = {"mode": ThresholdMode.BENEFIT, "quality_value_usd": Decimal(2000)}
+    assert least(Escalation(NEXT), **benefit) == pytest.approx({1: 0.7 - 0.005, 2: 0.8 - 0.05, 3: 0.9 - 0.5})
+    assert least(Escalation(TOP), **benefit) == pytest.approx({1: 0.4, 2: 0.4, 3: 0.4})
+    assert least(Escalation(TOP), **benefit | {"quality_value_usd": Decimal(1)}) == {1: 0.0, 2: 0.0, 3: 0.0}
+    # What the policy says counts.
+    assert least(Escalation(NEXT, {2: 0.33}), **benefit)[2] == 0.33
+
+
+@pytest.mark.parametrize(
+    ("field", "options"),
+    [
+        ("least_confidence.2", {"least_confidence": {2: 1.5}}),
+        ("least_confidence.2", {"least_confidence": {2: float("nan")}}),
+        ("max_escalations", {"max_escalations": 0}),
+        ("hold_back_tokens", {"hold_back_tokens": -1}),
+    ],
+)
+def test_nonsense_is_refused_by_name(field: str, options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidPolicy) as caught:
+        Escalation(NEXT, **options)
+    assert caught.value.field_name == field
+
+
+def test_a_tier_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(InvalidPolicy, match=r"escalation\.least_confidence"):
+        Policy(escalation=Escalation(NEXT, {7: 0.5})).check_against(LADDER)
+
+
+# The flow
+
+WAY = tuple(Rung(tier, target, 0.5) for tier, target in targets((1, 2, 3, 4), NEXT).items())
+
+
+def pump(verdicts: Sequence[Verdict], *, first: int = 1, most: int = 3) -> tuple[list[int], int | None]:
+    """Tiers asked, and which attempt's answer is sent; None when the flow wanted more."""
+    flow = escalation_flow(first, WAY, most)
+    asked = [next(flow).tier]
+    for verdict in verdicts:
+        try:
+            asked.append(flow.send(verdict).tier)
+        except StopIteration as end:
+            return asked, end.value
+    return asked, None
+
+
+def test_a_trusted_answer_ends_it_and_a_doubted_one_goes_up() -> None:
+    assert pump([Verdict.TRUSTED]) == ([1], 0)
+    assert pump([Verdict.DOUBTED, Verdict.TRUSTED]) == ([1, 2], 1)
+    assert pump([Verdict.DOUBTED] * 3 + [Verdict.TRUSTED]) == ([1, 2, 3, 4], 3)
+    assert pump([Verdict.DOUBTED] * 2, most=1) == ([1, 2], 1)
+    assert pump([Verdict.TRUSTED], first=4) == ([4], 0)
+
+
+def test_when_a_higher_tier_fails_the_answer_that_is_there_is_sent() -> None:
+    assert pump([Verdict.DOUBTED, Verdict.FAILED], most=1) == ([1, 2], 0)
+    assert pump([Verdict.DOUBTED, Verdict.FAILED, Verdict.TRUSTED], most=2) == ([1, 2, 3], 2)
+    assert pump([Verdict.DOUBTED, Verdict.DOUBTED, Verdict.FAILED, Verdict.FAILED]) == ([1, 2, 3, 4], 1)
+
+
+@given(
+    verdicts=st.lists(st.sampled_from(list(Verdict)), min_size=6, max_size=6),
+    first=st.integers(1, 4),
+    most=st.integers(1, 5),
+    mode=st.sampled_from([NEXT, TOP]),
+)
+def test_it_only_ever_goes_up_and_always_ends(
+    verdicts: list[Verdict], first: int, most: int, mode: EscalationMode
+) -> None:
+    way = tuple(Rung(tier, target, 0.5) for tier, target in targets((1, 2, 3, 4), mode).items())
+    flow = escalation_flow(first, way, most)
+    attempt, asked, answered, found = next(flow), [first], 0, None
+    for number, verdict in enumerate(verdicts):
+        assert (attempt.rung is None) == (attempt.tier == 4 or number == most)
+        answered = number if verdict is not Verdict.FAILED else answered
+        try:
+            attempt = flow.send(verdict)
+        except StopIteration as end:
+            found = end.value
+            break
+        asked.append(attempt.tier)
+    assert found == answered
+    assert asked == sorted(set(asked))
+    assert len(asked) <= most + 1
