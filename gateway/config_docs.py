@@ -18,8 +18,10 @@ from backends.config import MODEL_KINDS
 from gateway.config_coerce import expectation
 from gateway.config_sections import (
     AuthConfig,
+    ControlConfig,
     LogConfig,
     MetricsConfig,
+    MonitorConfig,
     RedisConfig,
     RouterConfig,
     ServerConfig,
@@ -38,6 +40,8 @@ _TABLES: dict[str, tuple[type[Any], frozenset[str]]] = {
     "metrics": (MetricsConfig, frozenset()),
     "router": (RouterConfig, frozenset()),
     "verification": (VerificationConfig, frozenset()),
+    "control": (ControlConfig, frozenset()),
+    "monitor": (MonitorConfig, frozenset()),
     "policy": (Policy, frozenset({"name", "version"})),
     "tiers": (Tier, frozenset({"index"})),
 } | {f"models-{kind}": (cls, frozenset()) for kind, cls in MODEL_KINDS.items()}

@@ -79,7 +79,7 @@ def environment_table(environ: Mapping[str, str], below: Table) -> Table:
             _put(table, _spell(parts, below), Leaf(environ[variable], f"environment {variable}", is_text=True))
         elif parts[0] == "DATA_DIR":
             table["data_dir"] = Leaf(environ[variable], f"environment {variable}", is_text=True)
-        elif match := re.match(r"(SERVER|AUTH|DATABASE|REDIS|LOG|METRICS|ROUTER|POLICY)_(.+)", parts[0]):
+        elif match := re.match(r"(SERVER|AUTH|DATABASE|REDIS|LOG|METRICS|ROUTER|CONTROL|MONITOR|POLICY)_(.+)", parts[0]):
             meant = f"{PREFIX}{match[1]}__{match[2]}"
             problems.append(
                 Problem(variable, f"sections and keys are parted by two underscores: {meant}?", "environment")

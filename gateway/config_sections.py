@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from gateway.config_errors import FieldError
+
 AuthMode = Literal["auto", "always", "never"]
 LogFormat = Literal["json", "console"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -123,3 +125,64 @@ class VerificationConfig:
     max_attempts: int = _option(5, "Tries before a job counts as failed.", at_least=1)
     retry_base_s: float = _option(5.0, "Seconds before the second try; doubled with each further one.", at_least=0)
     max_age_s: float = _option(86_400.0, "A job older than this is given up.", at_least=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlConfig:
+    """How servers agree on what is in force, and how a new router comes to serve."""
+
+    poll_s: float = _option(
+        0.5, "Seconds between two looks for changes; with Redis they are heard of sooner.", at_least=0.05, at_most=10
+    )
+    lease_s: float = _option(10.0, "Seconds after which a leader that died is followed by another.", at_least=1)
+    shadow_share: float = _option(
+        0.25, "Share of requests that a router in shadow predicts for as well.", at_least=0, at_most=1
+    )
+    rollout_every_s: float = _option(5.0, "Seconds between two looks at a rollout.", at_least=0.05)
+    rollout_shares: tuple[float, ...] = _option(
+        (0.1, 0.5, 1.0), "Shares of sticky keys that a new router serves, stage by stage."
+    )
+    rollout_min_stage_s: float = _option(3600.0, "Least seconds in each stage.", at_least=0)
+    rollout_min_shadow_decisions: int = _option(200, "Least decisions in shadow before it serves any.", at_least=0)
+    rollout_min_checked: int = _option(50, "Least checked answers of its own in each serving stage.", at_least=0)
+
+    def __post_init__(self) -> None:
+        shares = self.rollout_shares
+        is_rising = all(low < high for low, high in zip((0.0, *shares), shares, strict=False))
+        if not shares or not is_rising or shares[-1] != 1.0:
+            raise FieldError("rollout_shares", shares, "rising shares above 0 that end at 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MonitorConfig:
+    """The watch over floor, drift and tenants."""
+
+    enabled: bool = _option(True, "Whether the leader watches; reports can be had in any case.")
+    every_s: float = _option(30.0, "Seconds between two looks.", at_least=0.05)
+    act: bool = _option(True, "Whether it moves traffic up and asks for a retrain, or only reports and alerts.")
+    window_days: float = _option(28.0, "Days of checked answers that a certificate rests on.", at_least=0.01)
+    min_checked: int = _option(50, "Checked answers before anything is concluded against a tier.", at_least=1)
+    min_gold: int = _option(
+        20,
+        "Known faults and known sound answers, each, before verdicts are corrected for the grader's errors.",
+        at_least=1,
+    )
+    drift_in_order: float = _option(
+        0.1, "Rate of needed upgrades among checked answers that is in order; at least what the floor permits."
+    )
+    drift_risen: float = _option(0.2, "Rate that is to be noticed.")
+    false_alarm: float = _option(
+        0.05, "Probability of ever raising a drift alarm while all is in order, over all views together."
+    )
+    tenant_baseline: int = _option(200, "Decisions of a tenant that make its baseline.", at_least=1)
+    tenant_min_rise: float = _option(
+        0.1, "Rise of a tenant's share of the top tier that is no cause for an alert.", at_least=0, at_most=0.9
+    )
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.drift_in_order < 1.0:
+            raise FieldError("drift_in_order", self.drift_in_order, "a rate between 0 and 1")
+        if not self.drift_in_order < self.drift_risen <= 1.0:
+            raise FieldError("drift_risen", self.drift_risen, "a rate above drift_in_order, at most 1")
+        if not 0.0 < self.false_alarm < 1.0:
+            raise FieldError("false_alarm", self.false_alarm, "a probability between 0 and 1")

@@ -17,8 +17,10 @@ from gateway.config_raw import Leaf, Table, builtin_table, environment_table, fi
 from gateway.config_reader import ConfigReader
 from gateway.config_sections import (
     AuthConfig,
+    ControlConfig,
     LogConfig,
     MetricsConfig,
+    MonitorConfig,
     RedisConfig,
     RouterConfig,
     ServerConfig,
@@ -40,6 +42,8 @@ TOP_LEVEL_KEYS = (
     "metrics",
     "router",
     "verification",
+    "control",
+    "monitor",
     "policy",
     "policies",
     "tiers",
@@ -71,6 +75,8 @@ class Settings:
     metrics: MetricsConfig
     router: RouterConfig
     verification: VerificationConfig
+    control: ControlConfig
+    monitor: MonitorConfig
     policy: Policy
     policies: Mapping[str, Policy]
     ladder: Ladder
@@ -143,6 +149,8 @@ def _settle(table: Table, environ: Mapping[str, str], path: Path | None, need_se
             ("metrics", MetricsConfig),
             ("router", RouterConfig),
             ("verification", VerificationConfig),
+            ("control", ControlConfig),
+            ("monitor", MonitorConfig),
         )
     }
     database = reader.read(StoreConfig, _database(table.get("database"), data_dir), "database")
