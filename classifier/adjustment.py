@@ -24,7 +24,7 @@ from classifier.log_view import LogViews
 
 Floats = NDArray[np.float64]
 
-FAMILIAR_SUPPORT = 5.0
+FAMILIAR_SUPPORT = 3.0
 """Checked neighbours (weighed by nearness) beyond which a prompt counts as less foreign than its words say."""
 
 _PREFIX = "adjust_"
@@ -79,14 +79,14 @@ class Neighbours:
     points : float32 (m, d), places without base log-odds and novelty
     residual : float32 (m, num_tiers - 1), label less estimate; 0 where unknown
     weight : float32 (m, num_tiers - 1), how much of a check it is; 0 where unknown
-    bandwidth : squared distance at which a check counts 1/e
+    reach : squared distance from which on a check counts nothing
     prior : checks' worth of belief in the estimate itself; infinite where neighbours only tell the familiar
     """
 
     points: NDArray[np.float32]
     residual: NDArray[np.float32]
     weight: NDArray[np.float32]
-    bandwidth: float
+    reach: float
     prior: float
     _square: NDArray[np.float32] = field(init=False, repr=False)
 
@@ -94,10 +94,10 @@ class Neighbours:
         object.__setattr__(self, "_square", np.einsum("ij,ij->i", self.points, self.points))
 
     def nearness(self, x: Floats) -> NDArray[np.float32]:
-        """float32 (n, m), 1 at a point and falling with the squared distance."""
+        """float32 (n, m), 1 at a point, falling with the squared distance to 0: what is far counts nothing at all."""
         places = x[:, : self.points.shape[1]].astype(np.float32)
         square = np.einsum("ij,ij->i", places, places)[:, None] + self._square - 2 * (places @ self.points.T)
-        near: NDArray[np.float32] = np.exp(-np.maximum(square, 0) / np.float32(self.bandwidth))
+        near: NDArray[np.float32] = np.clip(1 - square / np.float32(self.reach), 0, 1)
         return near
 
     def pull(self, near: NDArray[np.float32]) -> Floats:
@@ -179,7 +179,7 @@ class Adjustment:
                 f"{_PREFIX}points": self.neighbours.points.astype(np.float16),
                 f"{_PREFIX}residual": self.neighbours.residual.astype(np.float16),
                 f"{_PREFIX}weight": self.neighbours.weight.astype(np.float16),
-                f"{_PREFIX}kernel": np.array([self.neighbours.bandwidth, self.neighbours.prior]),
+                f"{_PREFIX}kernel": np.array([self.neighbours.reach, self.neighbours.prior]),
             }
         return found
 
@@ -228,11 +228,9 @@ def _boosted(arrays: Mapping[str, NDArray[Any]], width: int, num_outputs: int) -
 
 def _neighbours(arrays: Mapping[str, NDArray[Any]], width: int, num_outputs: int) -> Neighbours:
     points, residual, weight = (arrays[f"{_PREFIX}{name}"] for name in ("points", "residual", "weight"))
-    bandwidth, prior = arrays[f"{_PREFIX}kernel"].tolist()
+    reach, prior = arrays[f"{_PREFIX}kernel"].tolist()
     if points.shape[1] != width or residual.shape != (len(points), num_outputs) or weight.shape != residual.shape:
         raise ValueError("the adjustment's points do not fit together")
-    if not bandwidth > 0 or not prior > 0:
+    if not reach > 0 or not prior > 0:
         raise ValueError("the adjustment's kernel is not positive")
-    return Neighbours(
-        points.astype(np.float32), residual.astype(np.float32), weight.astype(np.float32), bandwidth, prior
-    )
+    return Neighbours(points.astype(np.float32), residual.astype(np.float32), weight.astype(np.float32), reach, prior)

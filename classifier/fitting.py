@@ -162,6 +162,50 @@ def flatten_forest(trees: Sequence[Any], num_outputs: int) -> ForestHead:
     )
 
 
+def flatten_boosting(models: Sequence[Any]) -> ForestHead | None:
+    """Gradient-boosted trees of several outputs as plain arrays; None when no output has any.
+
+    Parameters
+    ----------
+    models : fitted ``HistGradientBoostingRegressor`` per output, None where one has none; no missing values, no
+        categories
+
+    Returns
+    -------
+    ForestHead whose ``value`` holds each tree's part of its own output, 0 elsewhere; parts are to be added up
+    """
+    roots, children, features, thresholds, values, depth, base = [], [], [], [], [], 0, 0
+    for output, model in enumerate(models):
+        if model is None:
+            continue
+        constant = float(np.ravel(model._baseline_prediction)[0])
+        for place, (tree,) in enumerate(model._predictors):
+            nodes = tree.nodes
+            left = np.where(nodes["is_leaf"], -1, nodes["left"].astype(np.int64))
+            order, child = _sibling_order(left, nodes["right"].astype(np.int64))
+            is_leaf = left[order] < 0
+            value = np.zeros((len(order), len(models)))
+            # The constant rides on the first tree.
+            value[:, output] = nodes["value"][order] + (constant if place == 0 else 0.0)
+            roots.append(base)
+            children.append(child + base)
+            features.append(np.where(is_leaf, 0, nodes["feature_idx"][order]))
+            thresholds.append(np.where(is_leaf, np.inf, _floor32(nodes["num_threshold"][order])))
+            values.append(value)
+            depth = max(depth, int(nodes["depth"].max()))
+            base += len(order)
+    if not roots:
+        return None
+    return ForestHead(
+        np.array(roots, dtype=np.intp),
+        np.concatenate(children).astype(np.intp),
+        np.concatenate(features).astype(np.intp),
+        np.concatenate(thresholds).astype(np.float32),
+        np.concatenate(values).astype(np.float16),
+        depth,
+    )
+
+
 def _sibling_order(left: NDArray[np.int64], right: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Breadth-first order of old node numbers, and the new number of each node's left child (its own for a leaf)."""
     order, child = [0], []
