@@ -28,6 +28,8 @@ from gateway.chat_request import ChatReader
 from gateway.chat_wire import ChatWire
 from gateway.completion_request import CompletionReader
 from gateway.completion_wire import CompletionWire
+from gateway.control.plane import ControlPlane
+from gateway.control.routers import RouterSet
 from gateway.embeddings import EmbeddingEndpoint
 from gateway.errors import MethodNotAllowed, RouteNotFound
 from gateway.generation import Door, GenerationEndpoint
@@ -35,7 +37,6 @@ from gateway.health import Readiness
 from gateway.ids import uuid7
 from gateway.metrics import Gauges, Metrics
 from gateway.pages import Pages, error_response, guarded
-from gateway.predictor import Predictor
 from gateway.rates.opening import make_rates
 from gateway.recording import Recorder
 from gateway.request_log import RequestLog
@@ -111,7 +112,8 @@ class _Parts:
         self._rng = rng
         self.backends: dict[str, Backend] = dict(backends or {})
         self.store = store or Store(settings.database)
-        self._predictor: Predictor | None = None
+        self.control: ControlPlane | None = None
+        self._routers: RouterSet | None = None
         self.rates = make_rates(settings, self.store)
         self.metrics = Metrics()
         self.admission = Admission(settings.server.max_concurrency, settings.server.queue_limit)
@@ -127,7 +129,9 @@ class _Parts:
             self.backends = loading.make_backends(settings)
         await loading.start_backends(self.backends, progress)
         self._assemble()
-        await self.service.predictor.warm_up()
+        assert self.control is not None, "assembled just now"
+        await self.service.routers.warm_up()
+        await self.control.start()
 
     def _assemble(self) -> None:
         settings = self._settings
@@ -136,12 +140,14 @@ class _Parts:
         self.catalog = Catalog(ladder, policies[settings.policy.name], policies, self.backends)
         recorder = self.recorder = Recorder(settings.config_hash, settings.log.prompts, self.store.digest)
         sampler = Sampler(ladder, settings.log.prompts, self._rng, enabled=settings.verification.enabled)
-        predictor = self._predictor = Predictor(self._router, timeout_s=settings.router.timeout_s)
+        routers = self._routers = RouterSet(self._router, timeout_s=settings.router.timeout_s)
         sessions = Sessions(self.store)
         request_log = RequestLog(settings.log)
         self.service = Service(
-            self.catalog, predictor, recorder, sampler, self.store, sessions, self.metrics, request_log, self._rng
+            self.catalog, routers, recorder, sampler, self.store, sessions, self.metrics, request_log, self._rng
         )
+        control = ControlPlane(settings, self.store, self.catalog, routers, self.service, self._rng)
+        self.control, self.service.shadow = control, control.shadow
         self.metrics.gauges = Gauges(
             loads=lambda: {(str(t.index), t.model): self.catalog.backend(t).load() for t in ladder},
             num_running=lambda: self.admission.num_running,
@@ -181,8 +187,10 @@ class _Parts:
         """Let running requests end, then free the models, then the log: each may still need the next."""
         await self.admission.drain(_LAST_ROWS_S)
         await self.rates.close()
-        if self._predictor is not None:
-            self._predictor.close()
+        if self.control is not None:
+            await self.control.close()
+        if self._routers is not None:
+            self._routers.close()
         await loading.close_backends(list(self.backends.values()))
         await self.store.close()
 

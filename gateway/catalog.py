@@ -37,18 +37,30 @@ class Catalog:
         self.ladder = ladder
         self.backends = backends
         self.tier_numbers = {tier.name: tier.index for tier in ladder} | {f"tier-{t.index}": t.index for t in ladder}
-        self._policies = policies
-        self._default = policy
-        targets: dict[str, Target] = {AUTO: Target("auto", policy)}
-        for tier in ladder:
-            targets.setdefault(tier.name, Target("tier", policy, tier))
-        for tier in ladder:
-            targets.setdefault(f"tier-{tier.index}", Target("tier", policy, tier))
-        for tier in ladder:
-            targets.setdefault(tier.model, Target("model", policy, tier))
+        self.replace_policies(policies, policy)
+
+    def replace_policies(self, policies: Mapping[str, Policy], default: Policy) -> None:
+        """Serve by other policies from now on; requests that have read theirs keep them."""
+        targets: dict[str, Target] = {AUTO: Target("auto", default)}
+        for tier in self.ladder:
+            targets.setdefault(tier.name, Target("tier", default, tier))
+        for tier in self.ladder:
+            targets.setdefault(f"tier-{tier.index}", Target("tier", default, tier))
+        for tier in self.ladder:
+            targets.setdefault(tier.model, Target("model", default, tier))
         for name, each in policies.items():
             targets.setdefault(name, Target("policy", each))
-        self._targets = targets
+        self._policies, self._default, self._targets = dict(policies), default, targets
+
+    @property
+    def policies(self) -> Mapping[str, Policy]:
+        """The policies in force, with what was derived for them."""
+        return self._policies
+
+    @property
+    def default_policy(self) -> Policy:
+        """The policy of requests that name none."""
+        return self._default
 
     @property
     def names(self) -> tuple[str, ...]:

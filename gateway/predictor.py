@@ -22,14 +22,26 @@ _MAX_THREADS = 2
 _SAMPLE = RouterRequest((("user", "How many letters has the word estimate?"),))
 
 
-class Predictor:
-    """One router, or none. ``predict`` gives None where no estimate can be had; the policy then plays safe."""
+def make_threads() -> ThreadPoolExecutor:
+    """Threads for predictions that are too long for the event loop's own."""
+    return ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="suffice-router")
 
-    def __init__(self, router: Router | None, *, timeout_s: float) -> None:
+
+class Predictor:
+    """One router, or none. ``predict`` gives None where no estimate can be had; the policy then plays safe.
+
+    Parameters
+    ----------
+    router : what estimates
+    timeout_s : a prediction in a thread that takes longer counts as missing
+    threads : shared with other routers, which then outlive this one; its own when not given
+    """
+
+    def __init__(self, router: Router | None, *, timeout_s: float, threads: ThreadPoolExecutor | None = None) -> None:
         self.router = router
         self._timeout_s = timeout_s
         self._mean_cpu_s = 0.0
-        self._threads = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="suffice-router")
+        self._threads = threads or make_threads()
 
     @property
     def version(self) -> str:

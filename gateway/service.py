@@ -5,16 +5,18 @@ from __future__ import annotations
 import logging
 import random
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Protocol
 
 from backends.protocol import FinishReason
 from classifier.types import Sufficiency
 from gateway.catalog import Catalog
+from gateway.control.routers import RouterSet
+from gateway.control.shadow import Shadow
 from gateway.errors import InvalidRequest, UnsupportedOption, row_of
 from gateway.exchange import Exchange
 from gateway.metrics import Metrics
-from gateway.predictor import Predictor
 from gateway.recording import Recorder
 from gateway.request_log import RequestLog
 from gateway.serving import probe_request, prompt_size
@@ -31,6 +33,7 @@ _log = logging.getLogger("suffice.service")
 # Bytes of text bound tokens from above; a chat template adds its own few per message.
 _TEMPLATE_TOKENS_PER_TURN = 16
 _CHARS_PER_TOKEN = 4
+_NOT_TIGHTENED: Mapping[int, float] = {}
 
 
 class RowWriter(Protocol):
@@ -45,13 +48,15 @@ class Service:
     Attributes
     ----------
     kill_switch : all traffic goes to the top tier
+    tightened : policy's name -> tier in doubt -> P(as good) it must reach
+    shadow : shown every decision once it is there
     unavailable : tiers that cannot be asked now, by number
     """
 
     def __init__(
         self,
         catalog: Catalog,
-        predictor: Predictor,
+        routers: RouterSet,
         recorder: Recorder,
         sampler: Sampler,
         rows: RowWriter,
@@ -61,9 +66,11 @@ class Service:
         rng: random.Random,
     ) -> None:
         self.catalog = catalog
-        self.predictor = predictor
+        self.routers = routers
         self.metrics = metrics
         self.kill_switch = False
+        self.tightened: Mapping[str, Mapping[int, float]] = {}
+        self.shadow: Shadow | None = None
         self.unavailable: frozenset[int] = frozenset()
         self._recorder = recorder
         self._sampler = sampler
@@ -83,12 +90,17 @@ class Service:
         """
         started_s = exchange.clock()
         policy, overrides = self._rule(exchange)
-        estimate = await self.predictor.predict(exchange.request.turns)
+        slot = self.routers.pick(exchange)
+        # Thresholds belong to the router they were derived with; nothing is awaited between the two readings.
+        policy = slot.policies.get(policy.name, policy)
+        estimate = await slot.predictor.predict(exchange.request.turns)
         exchange.policy = policy
-        exchange.router_version = self.predictor.version
+        exchange.router_version = slot.version
         exchange.sufficiency = estimate
         facts = await self._facts(exchange, policy, overrides, estimate)
         exchange.decision = decide(facts, policy, self.catalog.ladder, self._rng)
+        if self.shadow is not None:
+            self.shadow.show(exchange, facts)
         self.metrics.routing_s.observe(exchange.clock() - started_s)
 
     def _rule(self, exchange: Exchange) -> tuple[Policy, Overrides]:
@@ -120,6 +132,7 @@ class Service:
             expected_wait_s=self._waits(policy),
             kill_switch=self.kill_switch,
             novelty=estimate.novelty if estimate else 0.0,
+            tightened=self.tightened.get(policy.name, _NOT_TIGHTENED),
         )
 
     async def _num_prompt_tokens(self, exchange: Exchange, overrides: Overrides) -> int | None:

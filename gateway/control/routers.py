@@ -1,0 +1,99 @@
+"""The routers in use: one serves, one may be on its way for a share of sticky keys, one may watch from the shadow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from classifier.types import Router, Sufficiency
+from gateway.exchange import Exchange
+from gateway.predictor import Predictor, make_threads
+from policies.policy import Policy
+from policies.rollout import takes_new
+
+NO_ROUTER = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A router ready to predict, and the policies with what was derived together with it."""
+
+    predictor: Predictor
+    policies: Mapping[str, Policy] = field(default_factory=dict)
+
+    @property
+    def version(self) -> str:
+        return self.predictor.version
+
+    @property
+    def router(self) -> Router | None:
+        return self.predictor.router
+
+
+class RouterSet:
+    """Which router decides for whom. Read by every request, replaced between two of them.
+
+    Parameters
+    ----------
+    serving : the router of most requests
+    timeout_s : a prediction later than this counts as missing
+    """
+
+    def __init__(self, serving: Router | None, *, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._threads: ThreadPoolExecutor = make_threads()
+        self.serving = Slot(self.make_predictor(serving))
+        self.canary: Slot | None = None
+        self.canary_share = 0.0
+
+    def make_predictor(self, router: Router | None) -> Predictor:
+        """A predictor on the threads that all routers share."""
+        return Predictor(router, timeout_s=self._timeout_s, threads=self._threads)
+
+    def replace(self, serving: Slot, canary: Slot | None, canary_share: float) -> None:
+        """Use these from now on. Predictions under way end with the router they began with."""
+        self.serving, self.canary, self.canary_share = serving, canary, canary_share if canary is not None else 0.0
+
+    @property
+    def version(self) -> str:
+        """The serving router's."""
+        return self.serving.version
+
+    def pick(self, exchange: Exchange) -> Slot:
+        """The router that decides this request: always the same for a conversation, else for a key."""
+        if self.canary is None or self.canary_share <= 0.0:
+            return self.serving
+        return self.canary if takes_new(self.canary.version, sticky_key(exchange), self.canary_share) else self.serving
+
+    async def warm_up(self) -> None:
+        """Predict once before the first request has to wait for it."""
+        await self.serving.predictor.warm_up()
+
+    async def predict(self, turns: tuple[tuple[str, str], ...]) -> Sufficiency | None:
+        """What the serving router says."""
+        return await self.serving.predictor.predict(turns)
+
+    def close(self) -> None:
+        """Let the threads go; a prediction that runs ends unheard."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def sticky_key(exchange: Exchange) -> str:
+    """What a rollout's share is drawn by: tenant and conversation, else the API key, else the request alone."""
+    session_id = exchange.request.wishes.overrides.session_id
+    if session_id is not None:
+        return f"session\0{exchange.caller.tenant}\0{session_id}"
+    if exchange.caller.key_id is not None:
+        return f"key\0{exchange.caller.key_id}"
+    return f"request\0{exchange.request_id}"
+
+
+def describe(router: Router | None) -> dict[str, Any]:
+    """A router's card for those who look: how many tiers, when and on what it was made."""
+    artifact = getattr(router, "artifact", None)
+    if router is None or artifact is None:
+        return {}
+    metadata: Mapping[str, Any] = artifact.metadata
+    return {name: value for name, value in metadata.items() if name not in ("features", "hashing", "decision")}
