@@ -98,6 +98,9 @@ class LocalModelConfig:
         "`dummy` draws random weights from `config.json` alone, for measuring; the tokenizer is still read.",
         choices=get_args(LoadFormat),
     )
+    tensor_parallel: int = _option(
+        1, "GPUs of this host that the model is cut over, from `device` on; for what does not fit one.", at_least=1
+    )
     thinking: bool = _option(False, "Whether the model thinks step by step unless a request says otherwise.")
     drafter: str | None = _option(None, "The model that drafts: another served model's name, or a path as above.")
     speculation: SpeculationConfig = _option(SpeculationConfig(), "How the tier drafts.")
@@ -174,7 +177,7 @@ class RemoteModelConfig:
     context_length: int | None = _option(None, "The model's context in tokens, where known.", at_least=8)
     capabilities: tuple[Capability, ...] = _option(
         ("generate", "logprobs"),
-        "What the server offers: generate, score, embed, thinking, logprobs, prompt_token_ids.",
+        "What the server offers: generate, score, embed, thinking, logprobs, prompt_token_ids, prediction.",
     )
     thinking: bool | None = _option(None, "Whether the model is asked to think unless a request says otherwise.")
     thinking_parameter: ThinkingParameter = _option(

@@ -116,6 +116,21 @@ async def a_system_turn_and_several_turns_are_answered(subject: Subject) -> None
         assert ending.reason in _GOOD, ending
 
 
+@_check("seed")
+async def a_prediction_changes_nothing_but_the_books(subject: Subject) -> None:
+    """Right, wrong or half right, the answer is the same; who can use one says how much of it was right."""
+    async with started(subject) as backend:
+        deltas, alone = await collect(backend, subject.request(seed=5))
+        own = text_of(deltas)
+        for predicted in (own, own[: len(own) // 2], "Nothing of the kind.", own[len(own) // 2 :]):
+            request = replace(subject.request(seed=5), prediction=predicted)
+            deltas, ending = await collect(backend, request)
+            assert text_of(deltas) == own
+            assert (ending.reason, ending.usage.completion_tokens) == (alone.reason, alone.usage.completion_tokens)
+            counts = (ending.usage.accepted_prediction_tokens, ending.usage.rejected_prediction_tokens)
+            assert any(counts) == ("prediction" in backend.capabilities), counts
+
+
 @_check()
 async def background_is_answered_too(subject: Subject) -> None:
     """A lower priority waits; it does not starve on an idle backend."""

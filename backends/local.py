@@ -91,7 +91,15 @@ class LocalBackend:
 
     @property
     def capabilities(self) -> frozenset[Capability]:
-        names: set[Capability] = {"generate", "score", "embed", "tokenize", "logprobs", "prompt_token_ids"}
+        names: set[Capability] = {
+            "generate",
+            "score",
+            "embed",
+            "tokenize",
+            "logprobs",
+            "prompt_token_ids",
+            "prediction",
+        }
         if self._prompts is not None and self._prompts.tokenizer.think_tags is not None:
             names.add("thinking")
         return frozenset(names)
@@ -157,8 +165,9 @@ class LocalBackend:
         """
         engine, prompts = self._ready()
         prompt_ids = await prompts.encode(request)
+        predicted = await prompts.predicted(request, prompt_ids, engine.context_length)
         try:
-            call = self._call(engine, prompts, request, prompt_ids)
+            call = self._call(engine, prompts, request, prompt_ids, predicted)
             sequence = engine.submit(call.request, call.sink)
         except EngineError as error:
             raise translate(error, self._model_id) from error
@@ -176,12 +185,19 @@ class LocalBackend:
                 await _send_bill(request, call, sequence)
 
     def _call(
-        self, engine: Engine, prompts: PromptBuilder, request: GenerateRequest, prompt_ids: tuple[int, ...]
+        self,
+        engine: Engine,
+        prompts: PromptBuilder,
+        request: GenerateRequest,
+        prompt_ids: tuple[int, ...],
+        predicted: engine_request.Prediction | None,
     ) -> Call:
         text = prompts.text_stream(request, prompt_ids, engine.eos_token_ids)
         # The engine looks for stop strings on its own thread, so that it stops with the token that completes one.
         stop_check = prompts.text_stream(request, prompt_ids, engine.eos_token_ids) if request.sampling.stop else None
         inner = prompts.to_engine(request, prompt_ids, context_length=engine.context_length, stop_check=stop_check)
+        if predicted is not None:
+            inner = dataclasses.replace(inner, prediction=predicted)
         return Call(self._model_id, inner, AsyncSink(), text, prompts.tokenizer.bytes)
 
     async def count_tokens(self, request: GenerateRequest) -> int | None:

@@ -75,6 +75,8 @@ class GenerateRequest:
     gateway: a backend makes one answer per request. ``on_abandoned``, where given, is called once, from the event loop,
     when the iterator is closed or cancelled before its ending: with the ending (reason ``cancelled``) that says what
     was used until then, so that the bill of an abandoned request is right. A backend that cannot know need not call it.
+    ``prediction`` is text that the answer (reasoning apart) may turn out to be: a backend with that capability answers
+    quicker for it, the others leave it; the answer is the same either way.
     """
 
     request_id: str
@@ -87,6 +89,7 @@ class GenerateRequest:
     echo: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict)
     on_abandoned: Callable[[Finished], None] | None = field(default=None, compare=False, repr=False)
+    prediction: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +114,10 @@ class TokenDelta:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of one generation. ``completion_tokens`` includes ``reasoning_tokens``, as OpenAI counts."""
+    """Token counts of one generation. ``completion_tokens`` includes ``reasoning_tokens``, as OpenAI counts.
+
+    Of a prediction's tokens, those in the answer are accepted, the others rejected; neither is counted again.
+    """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -119,6 +125,8 @@ class Usage:
     reasoning_tokens: int = 0
     draft_tokens: int = 0
     accepted_draft_tokens: int = 0
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +200,7 @@ class Health:
     detail: str = ""
 
 
-Capability = Literal["generate", "score", "embed", "tokenize", "thinking", "logprobs", "prompt_token_ids"]
+Capability = Literal["generate", "score", "embed", "tokenize", "thinking", "logprobs", "prompt_token_ids", "prediction"]
 
 
 @runtime_checkable

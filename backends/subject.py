@@ -95,6 +95,8 @@ def _assert_books(ending: Finished) -> None:
     assert 0 <= usage.reasoning_tokens <= usage.completion_tokens, usage
     assert 0 <= usage.cached_tokens <= usage.prompt_tokens, usage
     assert 0 <= usage.accepted_draft_tokens <= usage.draft_tokens, usage
+    assert usage.accepted_prediction_tokens >= 0, usage
+    assert usage.rejected_prediction_tokens >= 0, usage
     assert 0 <= timings.queue_s <= timings.total_s, timings
     assert 0 <= timings.ttft_s <= timings.total_s, timings
     assert timings.itl_s >= 0, timings

@@ -14,7 +14,9 @@ import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from math import sqrt
+from operator import eq
 
 from backends.errors import BackendError, BackendOverloaded, BackendUnavailable, ContextLengthExceeded
 from backends.protocol import (
@@ -38,7 +40,7 @@ from backends.protocol import (
 _TOKEN = re.compile(r"\s?\w+|\s?[^\w\s]+|\s+")
 
 _ALL: frozenset[Capability] = frozenset(
-    {"generate", "score", "embed", "tokenize", "thinking", "logprobs", "prompt_token_ids"}
+    {"generate", "score", "embed", "tokenize", "thinking", "logprobs", "prompt_token_ids", "prediction"}
 )
 _EMBED_DIM = 16
 
@@ -234,7 +236,10 @@ class EchoBackend:
         wants_prompt = request.sampling.prompt_logprobs is not None
         return Finished(
             reason=reason,
-            usage=Usage(num_prompt, sent, cached_tokens=script.cached_tokens, reasoning_tokens=reasoning),
+            usage=replace(
+                Usage(num_prompt, sent, cached_tokens=script.cached_tokens, reasoning_tokens=reasoning),
+                **_prediction_counts(request.prediction, plan.text),
+            ),
             timings=Timings(ttft_s=first_s, itl_s=itl_s, total_s=total_s),
             compute_s=script.compute_s,
             compute_measured=script.compute_s > 0,
@@ -298,6 +303,10 @@ class Plan:
     reason: FinishReason
     num_reasoning: int
 
+    @property
+    def text(self) -> str:
+        return "".join(delta.text for delta in self.deltas)
+
 
 def plan_answer(request: GenerateRequest, script: Script) -> Plan:
     """Apply stop strings, ``max_tokens``, ``ignore_eos`` and logprobs to what the script would say."""
@@ -327,6 +336,14 @@ def _deltas(tokens: list[str], where: str, script: Script, sampling: SamplingPar
         words = "".join(group)
         deltas.append(replace(delta, text=words) if where == "text" else replace(delta, reasoning=words))
     return deltas
+
+
+def _prediction_counts(prediction: str | None, answer: str) -> dict[str, int]:
+    """A predicted token is accepted while all before it were."""
+    predicted = split_tokens(prediction or "")
+    agrees = map(eq, predicted, split_tokens(answer))
+    accepted = sum(1 for _ in takewhile(bool, agrees))
+    return {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": len(predicted) - accepted}
 
 
 def last_text(request: GenerateRequest) -> str:

@@ -110,6 +110,8 @@ class Call:
                 reasoning_tokens=min(self._text.num_reasoning_tokens, ending.num_output_tokens),
                 draft_tokens=ending.num_draft_tokens,
                 accepted_draft_tokens=ending.num_accepted_tokens,
+                accepted_prediction_tokens=ending.num_accepted_predicted_tokens,
+                rejected_prediction_tokens=ending.num_predicted_tokens - ending.num_accepted_predicted_tokens,
             ),
             timings=Timings(ending.queue_s, ending.ttft_s, ending.itl_s, ending.total_s),
             compute_s=ending.compute_s,

@@ -22,6 +22,8 @@ _LONG_TEXT = 16_384
 _THINKING_SHARE = 0.75
 # A prompt is usually counted before it is served, so the latest encodings are kept.
 _NUM_KEPT = 64
+# What models write between the end of their reasoning and the answer.
+_AFTER_REASONING = "\n\n"
 
 _COPIED = tuple(f.name for f in dataclasses.fields(engine_request.SamplingParams))
 _PRIORITY = {Priority.LIVE: engine_request.Priority.LIVE, Priority.BACKGROUND: engine_request.Priority.BACKGROUND}
@@ -84,6 +86,33 @@ class PromptBuilder:
         thinking = self._thinking if request.thinking is None else request.thinking
         return self.tokenizer.encode_chat(messages, thinking=thinking if self.tokenizer.has_thinking_switch else None)
 
+    async def predicted(
+        self, request: GenerateRequest, prompt_ids: tuple[int, ...], context_length: int
+    ) -> engine_request.Prediction | None:
+        """Token ids of the answer that the caller predicts; after the reasoning, where the prompt leaves that open.
+
+        Raises
+        ------
+        RequestRejected
+            It holds what is no text.
+        """
+        if not request.prediction:
+            return None
+        close_id = None
+        if request.messages is not None and self.tokenizer.is_thinking_open(prompt_ids):
+            assert self.tokenizer.think_tags is not None
+            close_id = self.tokenizer.think_tags.close_id
+        # What does not fit the context is not encoded: few tokens are longer than eight characters.
+        text = ("" if close_id is None else _AFTER_REASONING) + request.prediction[: 8 * context_length]
+        try:
+            if len(text) > _LONG_TEXT:
+                ids = await asyncio.to_thread(self.tokenizer.encode_plain, text)
+            else:
+                ids = self.tokenizer.encode_plain(text)
+        except EngineError as error:
+            raise translate(error, self.model_id, param="prediction") from error
+        return engine_request.Prediction(tuple(ids), close_id) if ids else None
+
     def encode_input(self, text: str) -> tuple[int, ...]:
         """Token ids of a text to embed."""
         try:
@@ -140,7 +169,7 @@ class PromptBuilder:
                 param="thinking_budget",
             )
         limit = int(room * _THINKING_SHARE) if budget is None else budget
-        close_ids = tuple(self.tokenizer.encode("\n</think>\n\n", add_special_tokens=False))
+        close_ids = tuple(self.tokenizer.encode("\n</think>" + _AFTER_REASONING, add_special_tokens=False))
         return engine_request.Thinking(tags.close_id, close_ids, max(limit, 1))
 
     def score_request(

@@ -143,9 +143,8 @@ def read_usage(body: Any) -> Usage:
         completion_tokens=_count(body.get("completion_tokens")),
         cached_tokens=_count(prompt.get("cached_tokens")),
         reasoning_tokens=_count(completion.get("reasoning_tokens")),
-        draft_tokens=_count(completion.get("accepted_prediction_tokens"))
-        + _count(completion.get("rejected_prediction_tokens")),
-        accepted_draft_tokens=_count(completion.get("accepted_prediction_tokens")),
+        accepted_prediction_tokens=_count(completion.get("accepted_prediction_tokens")),
+        rejected_prediction_tokens=_count(completion.get("rejected_prediction_tokens")),
     )
 
 

@@ -57,6 +57,7 @@ def request_body(request: GenerateRequest, config: RemoteModelConfig, *, with_us
         body["stream_options"] = {"include_usage": True}
     body.update(_sampling(request, config))
     body.update(_thinking(request, config))
+    body.update(_prediction(request, config))
     body.update({name: request.extra[name] for name in _FORWARDED if name in request.extra})
     body.update(config.extra_body)
     return body
@@ -127,6 +128,14 @@ def _logprobs(request: GenerateRequest) -> dict[str, Any]:
     if not is_chat(request):
         return {"logprobs": num_top}
     return {"logprobs": True, "top_logprobs": num_top}
+
+
+def _prediction(request: GenerateRequest, config: RemoteModelConfig) -> dict[str, Any]:
+    """Where the server takes one; OpenAI refuses it beside log-probabilities, so there it is left out."""
+    is_taken = "prediction" in config.capabilities and is_chat(request) and request.sampling.logprobs is None
+    if not request.prediction or not is_taken:
+        return {}
+    return {"prediction": {"type": "content", "content": request.prediction}}
 
 
 def _thinking(request: GenerateRequest, config: RemoteModelConfig) -> Mapping[str, Any]:

@@ -69,6 +69,20 @@ async def test_servers_own_names_for_limits_and_thinking(server: ProviderServer,
     assert "max_tokens" not in body
 
 
+async def test_a_prediction_goes_to_servers_that_take_one(server: ProviderServer, opened: list[OpenAIBackend]) -> None:
+    knowing = make(server, "ok", capabilities=("generate", "logprobs", "prediction"), score_api="none")
+    simple = make(server, "ok", capabilities=("generate",), score_api="none")
+    opened += [knowing, simple]
+    predicted = replace(chat(), prediction="Just so.")
+    bodies = []
+    asked = (knowing, predicted), (simple, predicted), (knowing, replace(chat(logprobs=0), prediction="Just so."))
+    for backend, request in asked:
+        await collect(backend, request)
+        bodies.append(server.requests[-1].body)
+    assert bodies[0]["prediction"] == {"type": "content", "content": "Just so."}
+    assert not any("prediction" in body for body in bodies[1:])
+
+
 async def test_what_a_server_was_not_said_to_offer_is_refused_unasked(server: ProviderServer) -> None:
     backend = make(server, "ok", capabilities=("generate",), score_api="none")
     before = len(server.requests)
