@@ -327,6 +327,8 @@ class EngineConfig:
     itl_target_s : a step that decodes takes no more prompt tokens than are computed in about this time
     max_draft_tokens : most tokens proposed per sequence and step, when there is a drafter
     asynchronous : plan and launch each step while the one before it runs; None does so where the device is not the host
+    runner : "device" keeps a step's buffers and draws on the device, in captured graphs on a GPU; "plain" reads back
+        what it needs; "auto" takes the one that suits the model's device
     threads : intra-op threads on a CPU
     """
 
@@ -341,6 +343,7 @@ class EngineConfig:
     itl_target_s: float = 0.1
     max_draft_tokens: int = 5
     asynchronous: bool | None = None
+    runner: Literal["auto", "plain", "device"] = "auto"
     threads: int = 1
 
     def __post_init__(self) -> None:

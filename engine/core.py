@@ -25,6 +25,7 @@ from engine.config import EngineConfig
 from engine.errors import EngineError, StepFailed
 from engine.kv_cache import KVCache
 from engine.memory import plan_blocks
+from engine.models.decoder import DecoderModel
 from engine.request import Chunk, Ending, Event, FinishReason, TokenLogprob
 from engine.runner import Flight, Model, Runner, StepResult, StepRunner
 from engine.scheduler import Scheduler, StepPlan
@@ -67,7 +68,7 @@ class EngineCore:
         self.num_blocks = plan.num_blocks
         self.context_length = min(config.context_length or model.config.context_length, plan.num_tokens)
         kv = KVCache(model.config, plan.num_blocks, plan.block_size, dtype=model.dtype, device=model.device)
-        self.runner: StepRunner = Runner(model, kv)
+        self.runner = _make_runner(model, kv, config, context_length=self.context_length, name=name)
         beside = model.device.type != "cpu"
         self._asynchronous = beside if config.asynchronous is None else config.asynchronous
         self._flight: Flight | None = None
@@ -126,7 +127,8 @@ class EngineCore:
         """Do one step; its events are appended. Never raises for what a request or the device can cause."""
         if self.has_work:
             try:
-                self._step(events)
+                with self.runner.on_stream():
+                    self._step(events)
             except Exception as cause:  # a bug of ours outside the model
                 self._start_over(cause, events)
         if not self.has_work:
@@ -371,6 +373,17 @@ class EngineCore:
                 self.scheduler.check_integrity()
         except AssertionError as leak:
             self._start_over(leak, events)
+
+
+def _make_runner(model: Model, kv: KVCache, config: EngineConfig, *, context_length: int, name: str) -> StepRunner:
+    on_device = isinstance(model, DecoderModel) and model.prefers_fused
+    if config.runner == "plain" or (config.runner == "auto" and not on_device):
+        return Runner(model, kv)
+    # Imported here: an engine on a CPU has no use for it.
+    from engine.device.runner import DeviceRunner
+
+    assert isinstance(model, DecoderModel), "the device's runner knows decoders only"
+    return DeviceRunner(model, kv, config, max_tokens_per_sequence=context_length, name=name)
 
 
 def _ending(sequence: Sequence, reason: FinishReason, error: EngineError | None, now_s: float) -> Ending:

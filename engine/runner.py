@@ -8,6 +8,7 @@ takes the tokens it needs from the first by itself, since nobody has told the ho
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
@@ -81,6 +82,9 @@ class StepRunner(Protocol):
 
     kv: KVCache
 
+    def on_stream(self) -> AbstractContextManager[object]:
+        """What a step does on the device goes where this puts it, in the order in which it is asked for."""
+
     def launch(self, plan: StepPlan) -> Flight:
         """Start a step; the one launched before may still be in flight.
 
@@ -135,6 +139,9 @@ class Runner:
         self.sampler = Sampler(model.config.vocab_size, model.device)
         self._due: dict[int, int] = {}
 
+    def on_stream(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
     def launch(self, plan: StepPlan) -> Flight:
         """Compute a plan's tokens and draw where a sequence is ready, all at once: the host is the device here.
 
@@ -180,20 +187,29 @@ class Runner:
                 start += item.num_tokens + item.num_drafts
             if rows:
                 logits = self.model.logits(hidden if len(flat) == start else hidden[flat])
-                self._draw(logits, rows, [result for result in results if result.item.draws])
+                draw_by_host(self.sampler, logits, rows, [result for result in results if result.item.draws])
             return results
 
-    def _draw(self, logits: Tensor, rows: list[Row], results: list[StepResult]) -> None:
-        if len(rows) > len(results):
-            verdicts = verify(self.sampler, logits, rows, [result.item.sequence for result in results])
-        else:
-            verdicts = [[draw] for draw in self.sampler.sample(logits, rows)]
-        for result, drawn in zip(results, verdicts, strict=True):
-            error = next((draw.error for draw in drawn if draw.error), None)
-            result.error = result.error or error
-            if result.error is None:
-                result.token_ids = [draw.token_id for draw in drawn]
-                result.logprobs = [draw.logprob for draw in drawn if draw.logprob is not None]
+
+def draw_by_host(sampler: Sampler, logits: Tensor, rows: list[Row], results: list[StepResult]) -> None:
+    """Draw, and check drafts, with all that the sampler can do; fills the results of sequences that draw.
+
+    Parameters
+    ----------
+    logits : float32 (R, V)
+    rows : R of them, those of one sequence next to each other
+    results : of the sequences, in the rows' order
+    """
+    if len(rows) > len(results):
+        verdicts = verify(sampler, logits, rows, [result.item.sequence for result in results])
+    else:
+        verdicts = [[draw] for draw in sampler.sample(logits, rows)]
+    for result, drawn in zip(results, verdicts, strict=True):
+        error = next((draw.error for draw in drawn if draw.error), None)
+        result.error = result.error or error
+        if result.error is None:
+            result.token_ids = [draw.token_id for draw in drawn]
+            result.logprobs = [draw.logprob for draw in drawn if draw.logprob is not None]
 
 
 # What is kept of a prompt

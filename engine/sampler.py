@@ -101,7 +101,7 @@ class Sampler:
         if all(self._is_plain(row) for row in rows):
             peaks, best = logits.max(dim=-1)
             return [
-                Draw(token) if math.isfinite(peak) else Draw(-1, error=_not_finite())
+                Draw(token) if math.isfinite(peak) else Draw(-1, error=not_finite())
                 for token, peak in zip(best.tolist(), peaks.tolist(), strict=True)
             ]
         errors = self.errors(logits)
@@ -124,7 +124,7 @@ class Sampler:
 
     def errors(self, logits: Tensor) -> dict[int, EngineError]:
         """Rows that hold NaN or +infinity; a row's maximum is one of those exactly if the row has one."""
-        return {i: _not_finite() for i, peak in enumerate(logits.amax(dim=-1).tolist()) if not math.isfinite(peak)}
+        return {i: not_finite() for i, peak in enumerate(logits.amax(dim=-1).tolist()) if not math.isfinite(peak)}
 
     def edit(self, logits: Tensor, rows: Seq[Row], errors: dict[int, EngineError]) -> Tensor:
         """Apply penalties, bias, masks and the least length; (R, V) again, the argument untouched.
@@ -275,7 +275,8 @@ def token_logprobs(logits: Tensor, ids: Seq[int], tops: Seq[int]) -> list[TokenL
     ]
 
 
-def _not_finite() -> NonFiniteLogits:
+def not_finite() -> NonFiniteLogits:
+    """What a row with NaN or infinity ends its request with."""
     return NonFiniteLogits(
         "The model's logits hold NaN or infinity for this request; its weights or activations overflowed. "
         "Use bfloat16 or float32 if the model runs in float16."

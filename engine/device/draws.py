@@ -1,0 +1,80 @@
+"""How the rows of a step are drawn from: on the device where every row's options allow it, else by the host."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from torch import Tensor
+
+from engine.device.buffers import DeviceFields, HostFields
+from engine.errors import EngineError
+from engine.kernels.sampling import SamplingTensors, sample
+from engine.request import SamplingParams
+from engine.sampler import not_finite
+from engine.sequence import Sequence
+
+_SIGN = 1 << 63
+
+
+class Draws(Enum):
+    """What one step needs, the least first; a step takes the greatest that any of its rows needs."""
+
+    GREEDY = 0  # the likeliest token
+    SCALED = 1  # a draw at a temperature
+    FILTERED = 2  # a draw among what min_p, top_k and top_p leave
+    BY_HOST = 3  # whatever the sampler can do; the host waits for the logits
+
+
+def needs_host(sequence: Sequence) -> bool:
+    """Whether only the host's sampler can draw for a sequence, so that it must know the tokens before."""
+    request, sampling = sequence.request, sequence.request.sampling
+    return bool(
+        request.masks
+        or sampling.logprobs is not None
+        or sampling.logit_bias
+        or sampling.presence_penalty
+        or sampling.frequency_penalty
+        or sampling.repetition_penalty != 1.0
+        # One more than is needed: a token may be due.
+        or sequence.num_output <= sampling.min_tokens > 0
+    )
+
+
+def draws_of(sequence: Sequence) -> Draws:
+    """The least kind that serves one sequence."""
+    if needs_host(sequence):
+        return Draws.BY_HOST
+    sampling = sequence.request.sampling
+    if sampling.temperature == 0.0:
+        return Draws.GREEDY
+    is_filtered = sampling.top_p < 1.0 or sampling.top_k > 0 or sampling.min_p > 0.0
+    return Draws.FILTERED if is_filtered else Draws.SCALED
+
+
+def put_row(host: HostFields, row: int, sequence: Sequence, position: int) -> None:
+    """Write one row's options; ``position`` is that of the token to be drawn."""
+    sampling: SamplingParams = sequence.request.sampling
+    seed = sequence.seed & (2 * _SIGN - 1)
+    host.seeds[row] = seed - 2 * _SIGN if seed >= _SIGN else seed
+    host.draw_positions[row] = position
+    host.temperature[row] = sampling.temperature
+    host.top_k[row] = sampling.top_k
+    host.top_p[row] = sampling.top_p
+    host.min_p[row] = sampling.min_p
+
+
+def draw_rows(logits: Tensor, fields: DeviceFields, draws: Draws) -> tuple[Tensor, Tensor]:
+    """Draw one token per row without the host; int64 token ids and int32 errors, (R,) each."""
+    params = SamplingTensors()
+    if draws is not Draws.GREEDY:
+        params.temperature = fields.temperature
+        params.seeds, params.positions = fields.seeds, fields.draw_positions
+    if draws is Draws.FILTERED:
+        params.top_k, params.top_p, params.min_p = fields.top_k, fields.top_p, fields.min_p
+    sampled = sample(logits, params)
+    return sampled.token_ids, sampled.errors
+
+
+def error_of(code: int) -> EngineError | None:
+    """What a row's error code stands for. Rows that could rule out every token are drawn by the host."""
+    return not_finite() if code else None

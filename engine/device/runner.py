@@ -1,0 +1,337 @@
+"""Runs plans on a GPU: what the host does for a step is to fill one buffer and replay one graph.
+
+Tokens drawn by one step are read by the next where they lie, so the next is launched before the host has seen them. A
+step that decodes (or checks drafts) is one captured graph per batch size; a step with prompts in it is launched kernel
+by kernel, which its longer kernels hide. Everything also runs on a CPU, through the kernels' references and without
+graphs, which is how its tests run.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.config import EngineConfig
+from engine.device.buffers import RING, BlockTables, DeviceFields, HostFields, Shape, device_fields, host_fields
+from engine.device.draws import Draws, draw_rows, draws_of, error_of, needs_host, put_row
+from engine.device.graphs import GraphCache, bucket
+from engine.kv_cache import KVCache
+from engine.models.decoder import DecoderModel
+from engine.models.fused import StepTensors
+from engine.runner import Flight, StepResult, draw_by_host, keep_prompt
+from engine.sampler import Row, Sampler
+from engine.scheduler import Scheduled, StepPlan
+from engine.sequence import Sequence
+
+# Query lengths worth a graph: a decode's, and those of checks of a few drafts.
+QUERY_LENGTHS = (1, 2, 3, 4, 6, 8)
+
+
+@dataclass(slots=True)
+class DeviceFlight(Flight):
+    """A step in flight: how its tokens are drawn, and when it began and ended on the device."""
+
+    draws: Draws = Draws.GREEDY
+    drawing: list[StepResult] = field(default_factory=list)  # of the sequences drawn from, in the rows' order
+    logits: Tensor | None = None
+    logits_rows: list[int] = field(default_factory=list)
+    tokens: Tensor | None = None  # int64 (2, R) on the host: ids, error codes
+    began: torch.cuda.Event | None = None
+    ended: torch.cuda.Event | None = None
+
+
+class DeviceRunner:
+    """Implements :class:`engine.runner.StepRunner` for a decoder on a GPU.
+
+    Parameters
+    ----------
+    model : may be shared with other runners
+    kv : this runner's own
+    config : sizes
+    max_tokens_per_sequence : the longest context a sequence may reach
+    name : of the engine, for the log
+    """
+
+    def __init__(
+        self, model: DecoderModel, kv: KVCache, config: EngineConfig, *, max_tokens_per_sequence: int, name: str
+    ) -> None:
+        self.model = model
+        self.kv = kv
+        self.sampler = Sampler(model.config.vocab_size, model.device)
+        device, self._is_cuda = model.device, model.device.type == "cuda"
+        most = bucket(config.max_num_seqs) or config.max_num_seqs
+        max_tokens = max(config.max_batch_tokens, most * QUERY_LENGTHS[-1])
+        num_bytes = Shape(max_tokens, most, max_tokens).num_bytes
+        self._pinned = [torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=self._is_cuda) for _ in range(RING)]
+        self._bytes = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+        # A short draft is padded to the graph's query length, and padding reads (unused) places beyond the sequence.
+        max_blocks = -(-(max_tokens_per_sequence + QUERY_LENGTHS[-1]) // kv.block_size)
+        self._tables = BlockTables(most, max_blocks, device)
+        self._drawn = torch.zeros((2, most), dtype=torch.int64, device=device)
+        self._landed = [torch.zeros((2, most), dtype=torch.int64, pin_memory=self._is_cuda) for _ in range(RING)]
+        self._views: dict[Shape, tuple[list[HostFields], DeviceFields]] = {}
+        self._row_of: dict[int, int] = {}  # id of a sequence → row of `_drawn` that holds its token
+        self._turn = 0
+        self._stream: torch.cuda.Stream | None = None
+        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        if self._is_cuda:
+            self._stream = torch.cuda.Stream(device, priority=stream_priority(model))  # type: ignore[no-untyped-call]
+            # A blocking event lets the waiting thread sleep: four engines that spin would take four cores.
+            self._events = [
+                (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True, blocking=True))  # type: ignore[no-untyped-call]
+                for _ in range(RING)
+            ]
+            torch.cuda.synchronize(device)  # weights and pool were written on other streams
+        self.graphs = GraphCache(name, enabled=self._is_cuda)
+
+    def on_stream(self) -> AbstractContextManager[object]:
+        """Everything of this engine goes to one stream, so that it happens in the order in which it was asked for."""
+        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+
+    def must_wait(self, sequence: Sequence) -> bool:
+        return needs_host(sequence)
+
+    def close(self) -> None:
+        self._row_of = {}
+        if self._stream is not None:
+            self._stream.synchronize()
+
+    # Launching
+
+    def launch(self, plan: StepPlan) -> Flight:
+        self._turn += 1
+        flight = DeviceFlight(plan, [StepResult(item, [], []) for item in plan.items])
+        flight.drawing = [result for result in flight.results if result.item.draws]
+        kinds = [_draws_of(result.item) for result in flight.drawing]
+        flight.draws = max(kinds, key=lambda draws: draws.value, default=Draws.GREEDY)
+        if self._is_cuda:
+            flight.began, flight.ended = self._events[self._turn % RING]
+            flight.began.record()
+        with torch.inference_mode():
+            query_len = _uniform_query(plan.items)
+            size = bucket(len(plan.items))
+            if query_len is not None and size is not None and size <= self._drawn.shape[1]:
+                self._decode(flight, size, query_len)
+            else:
+                self._mixed(flight)
+            if flight.draws is not Draws.BY_HOST:
+                flight.tokens = self._landed[self._turn % RING]
+                flight.tokens.copy_(self._drawn, non_blocking=True)
+        if flight.ended is not None:
+            flight.ended.record()
+        self._row_of = {}
+        if flight.draws is not Draws.BY_HOST:
+            self._row_of = {id(result.item.sequence): row for row, result in enumerate(flight.drawing)}
+        return flight
+
+    def _decode(self, flight: DeviceFlight, size: int, query_len: int) -> None:
+        """A step whose sequences all have one token and at most ``query_len - 1`` drafts: one graph."""
+        items = flight.plan.items
+        shape = Shape(size * query_len, size, size * query_len)
+        host, fields = self._fields(shape)
+        self._fill_decode(host, items, size, query_len, flight.draws)
+        self._upload(shape, len(items))
+        draws = flight.draws
+        step = self._step_tensors(fields, size, query_len)
+
+        def run() -> Tensor | None:
+            hidden = self.model.fused.forward(self._with_tokens(step, fields), self.kv)
+            return self._draw(hidden, fields, draws)
+
+        flight.logits = self.graphs.run((size, query_len, draws), run)
+        flight.logits_rows = [i * query_len + j for i, item in enumerate(items) for j in range(item.num_drafts + 1)]
+
+    def _mixed(self, flight: DeviceFlight) -> None:
+        """A step with prompts in it, launched kernel by kernel."""
+        items = flight.plan.items
+        lengths = [item.num_tokens + item.num_drafts for item in items]
+        num_rows = sum(item.num_drafts + 1 for item in items if item.draws)
+        shape = Shape(sum(lengths), len(items), num_rows)
+        host, fields = host_fields(self._pinned[self._turn % RING], shape), device_fields(self._bytes, shape)
+        self._fill_mixed(host, items, lengths, flight.draws)
+        self._upload(shape, len(items))
+        step = self._step_tensors(fields, len(items), max(lengths))
+        hidden = self.model.fused.forward(self._with_tokens(step, fields), self.kv)
+        self._keep_prompts(flight, hidden)
+        if num_rows:
+            flight.logits = self._draw(hidden.index_select(0, fields.rows), fields, flight.draws)
+            flight.logits_rows = list(range(num_rows))
+
+    def _keep_prompts(self, flight: DeviceFlight, hidden: Tensor) -> None:
+        start = 0
+        for item, result in zip(flight.plan.items, flight.results, strict=True):
+            if item.start < item.sequence.num_prompt:
+                result.error = keep_prompt(self.model, item, hidden[start : start + item.num_tokens])
+            start += item.num_tokens + item.num_drafts
+
+    def _fields(self, shape: Shape) -> tuple[HostFields, DeviceFields]:
+        """Views for a shape that comes again and again."""
+        if shape not in self._views:
+            hosts = [host_fields(pinned, shape) for pinned in self._pinned]
+            self._views[shape] = hosts, device_fields(self._bytes, shape)
+        hosts, fields = self._views[shape]
+        return hosts[self._turn % RING], fields
+
+    def _fill_decode(self, host: HostFields, items: list[Scheduled], size: int, query_len: int, draws: Draws) -> None:
+        count = len(items)
+        starts = np.zeros(size, dtype=np.int64)
+        tokens = np.zeros((size, query_len), dtype=np.int64)
+        sources = np.full((size, query_len), -1, dtype=np.int64)
+        used = np.zeros((size, query_len), dtype=bool)
+        for row, item in enumerate(items):
+            sequence = item.sequence
+            starts[row] = item.start
+            self._tables.set(row, sequence.block_table)
+            if item.start < len(sequence.token_ids):
+                tokens[row, 0] = sequence.token_ids[item.start]
+            else:
+                sources[row, 0] = self._row_of[id(sequence)]
+            if item.num_drafts:
+                tokens[row, 1 : item.num_drafts + 1] = sequence.draft_ids
+            used[row, : item.num_drafts + 1] = True
+            if draws is not Draws.GREEDY and draws is not Draws.BY_HOST:
+                put_row(host, row, sequence, sequence.num_tokens)
+        positions = starts[:, None] + np.arange(query_len)
+        host.token_ids[:] = tokens.reshape(-1)
+        host.source_rows[:] = sources.reshape(-1)
+        slots = np.full((size, query_len), -1, dtype=np.int64)
+        rows, columns = np.nonzero(used)
+        slots[rows, columns] = self._tables.slots(rows, positions[rows, columns], self.kv.block_size)
+        host.slots[:] = slots.reshape(-1)
+        host.positions[:] = positions.reshape(-1)
+        host.query_starts[:] = np.arange(size + 1) * query_len
+        host.context_lens[:count] = starts[:count] + query_len
+        host.context_lens[count:] = 0
+        if draws is Draws.SCALED or draws is Draws.FILTERED:
+            _put_padding(host, count)
+
+    def _fill_mixed(self, host: HostFields, items: list[Scheduled], lengths: list[int], draws: Draws) -> None:
+        host.source_rows[:] = -1
+        host.query_starts[0] = 0
+        np.cumsum(lengths, out=host.query_starts[1:])
+        row = 0
+        for index, (item, length) in enumerate(zip(items, lengths, strict=True)):
+            sequence, first = item.sequence, int(host.query_starts[index])
+            end = item.start + item.num_tokens
+            self._tables.set(index, sequence.block_table)
+            known = sequence.token_ids[item.start : end]
+            host.token_ids[first : first + len(known)] = known
+            if len(known) < item.num_tokens:
+                host.token_ids[first + len(known)] = 0
+                host.source_rows[first + len(known)] = self._row_of[id(sequence)]
+            if item.num_drafts:
+                host.token_ids[first + item.num_tokens : first + length] = sequence.draft_ids
+            positions = np.arange(item.start, item.start + length)
+            host.positions[first : first + length] = positions
+            host.slots[first : first + length] = self._tables.slots(
+                np.full(length, index), positions, self.kv.block_size
+            )
+            host.context_lens[index] = item.start + length
+            if item.draws:
+                put_row(host, row, sequence, sequence.num_tokens)
+                count = item.num_drafts + 1
+                last = first + item.num_tokens - 1
+                host.rows[row : row + count] = np.arange(last, last + count)
+                row += count
+
+    def _upload(self, shape: Shape, num_rows: int) -> None:
+        size = shape.num_bytes
+        self._bytes[:size].copy_(self._pinned[self._turn % RING][:size], non_blocking=True)
+        self._tables.upload(num_rows, self._turn)
+
+    def _step_tensors(self, fields: DeviceFields, num_sequences: int, query_len: int) -> StepTensors:
+        return StepTensors(
+            token_ids=fields.token_ids,
+            positions=fields.positions,
+            slots=fields.slots,
+            query_starts=fields.query_starts,
+            context_lens=fields.context_lens,
+            block_tables=self._tables.tensor[:num_sequences],
+            max_query_len=query_len,
+        )
+
+    def _with_tokens(self, step: StepTensors, fields: DeviceFields) -> StepTensors:
+        """Take tokens that are due from where the last step drew them."""
+        due = self._drawn[0].index_select(0, fields.source_rows.clamp_min(0))
+        token_ids = torch.where(fields.source_rows < 0, fields.token_ids, due)
+        return StepTensors(
+            token_ids,
+            step.positions,
+            step.slots,
+            step.query_starts,
+            step.context_lens,
+            step.block_tables,
+            step.max_query_len,
+        )
+
+    def _draw(self, hidden: Tensor, fields: DeviceFields, draws: Draws) -> Tensor | None:
+        """Draw for each row of hidden states into ``_drawn``, or return the logits for the host."""
+        if draws is Draws.BY_HOST:
+            return self.model.logits(hidden)
+        token_ids, errors = draw_rows(self.model.lm_head(hidden), fields, draws)
+        self._drawn[0, : token_ids.shape[0]] = token_ids
+        self._drawn[1, : token_ids.shape[0]] = errors
+        return None
+
+    # Collecting
+
+    def collect(self, flight: Flight) -> list[StepResult]:
+        assert isinstance(flight, DeviceFlight)
+        if flight.ended is not None and flight.began is not None:
+            flight.ended.synchronize()
+            flight.device_s = flight.began.elapsed_time(flight.ended) / 1e3
+        if flight.draws is Draws.BY_HOST:
+            self._draw_by_host(flight)
+        elif flight.tokens is not None:
+            ids, errors = flight.tokens.tolist()
+            for row, result in enumerate(flight.drawing):
+                result.error = result.error or error_of(errors[row])
+                result.token_ids = [] if result.error else [ids[row]]
+        return flight.results
+
+    def _draw_by_host(self, flight: DeviceFlight) -> None:
+        assert flight.logits is not None
+        rows = [
+            Row(result.item.sequence, tuple(result.item.sequence.draft_ids[:j]))
+            for result in flight.drawing
+            for j in range(result.item.num_drafts + 1)
+        ]
+        with torch.inference_mode():
+            logits = flight.logits
+            if len(flight.logits_rows) < logits.shape[0]:
+                logits = logits[flight.logits_rows]
+            draw_by_host(self.sampler, logits, rows, flight.drawing)
+
+
+def _draws_of(item: Scheduled) -> Draws:
+    return Draws.BY_HOST if item.num_drafts else draws_of(item.sequence)
+
+
+def _uniform_query(items: list[Scheduled]) -> int | None:
+    """The query length of a graph that serves all items, None if there is none."""
+    longest = 0
+    for item in items:
+        sequence = item.sequence
+        if item.num_tokens != 1 or not item.draws or sequence.num_to_score or not sequence.pooled_done:
+            return None
+        longest = max(longest, item.num_drafts)
+    return next((length for length in QUERY_LENGTHS if length > longest), None)
+
+
+def _put_padding(host: HostFields, first: int) -> None:
+    """Harmless options for rows that nobody looks at."""
+    host.seeds[first:] = 0
+    host.draw_positions[first:] = 0
+    host.temperature[first:] = 1.0
+    host.top_k[first:] = 0
+    host.top_p[first:] = 1.0
+    host.min_p[first:] = 0.0
+
+
+def stream_priority(model: DecoderModel) -> int:
+    """Smaller models go first where the device has a choice: their steps are short, and waiting doubles them."""
+    return -1 if model.weight_bytes < (16 << 30) else 0

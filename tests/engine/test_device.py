@@ -1,0 +1,210 @@
+"""The runner of a GPU on a CPU, through its kernels' references: what is served is what the plain runner serves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.config import EngineConfig
+from engine.device.buffers import BlockTables, Shape, device_fields, host_fields
+from engine.device.graphs import GraphCache, bucket
+from engine.draft import ModelDrafter, NGramDrafter
+from engine.engine import Engine, Result, collect
+from engine.errors import NonFiniteLogits
+from engine.kv_cache import KVCache
+from engine.load.model import load_model
+from engine.models.decoder import DecoderModel
+from engine.request import FinishReason, Priority, Request, SamplingParams, Thinking
+from engine.sink import QueueSink
+from engine.speculator import Speculator
+from tests.engine.checkpoints import make_reference, save_reference
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> list[DecoderModel]:
+    """A target and a worse model of the same kind."""
+    folders = [tmp_path_factory.mktemp(name) for name in ("target", "draft")]
+    sizes = {"vocab_size": 61, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2}
+    return [
+        load_model(save_reference(make_reference("Qwen3", seed=seed, **sizes), folder))
+        for seed, folder in enumerate(folders)
+    ]
+
+
+def make(model: DecoderModel, runner: str, speculator: Speculator | None = None, **sizes: int) -> Engine:
+    config = {"block_size": 4, "num_blocks": 64, "max_num_seqs": 5, "max_batch_tokens": 16} | sizes
+    return Engine(
+        model,
+        EngineConfig(runner=runner, asynchronous=runner == "device", **config),  # type: ignore[arg-type]
+        start=False,
+        speculator=speculator,
+    )
+
+
+def serve(engine: Engine, requests: Seq[Request]) -> list[Result]:
+    sinks = [QueueSink() for _ in requests]
+    for request, sink in zip(requests, sinks, strict=True):
+        engine.submit(request, sink)
+    while engine.has_work():
+        engine.step()
+    engine.scheduler.check_integrity()
+    assert engine.scheduler.pool.num_owned == 0
+    return [collect(sink, 1.0) for sink in sinks]
+
+
+def build(index: int, prompt: list[int], kind: str) -> Request:
+    shared = {"max_tokens": 10, "ignore_eos": index % 2 == 0}
+    greedy = SamplingParams(temperature=0.0, **shared)  # type: ignore[arg-type]
+    sampling = {
+        "scaled": SamplingParams(temperature=0.8, seed=-index, **shared),  # type: ignore[arg-type]
+        "filtered": SamplingParams(temperature=0.9, seed=2**63 + index, top_p=0.9, top_k=9, min_p=0.01, **shared),  # type: ignore[arg-type]
+        "reported": SamplingParams(temperature=0.0, logprobs=2, **shared),  # type: ignore[arg-type]
+        "penalised": SamplingParams(temperature=0.0, presence_penalty=1.0, repetition_penalty=1.2, **shared),  # type: ignore[arg-type]
+        "scored": SamplingParams(max_tokens=0, prompt_logprobs=1),
+        "held": SamplingParams(temperature=0.0, min_tokens=6, stop_token_ids=tuple(range(30)), max_tokens=10),
+    }.get(kind, greedy)
+    return Request(
+        str(index),
+        tuple(prompt),
+        sampling,
+        priority=Priority(index % 2),
+        score_from=1 if kind == "scored" and len(prompt) > 1 else None,
+        pooled=kind == "pooled",
+        thinking=Thinking(close_id=7, close_ids=(7, 9), max_tokens=3) if kind == "thinking" else None,
+    )
+
+
+KINDS = ("greedy", "scaled", "filtered", "reported", "penalised", "scored", "held", "pooled", "thinking")
+prompts = st.lists(st.integers(3, 60), min_size=1, max_size=24)
+
+
+@given(
+    arrivals=st.lists(st.tuples(prompts, st.sampled_from(KINDS), st.integers(0, 3)), min_size=1, max_size=7),
+    drafting=st.sampled_from([None, None, "ngram", "model"]),
+    cancelled=st.sets(st.integers(0, 6), max_size=1),
+    num_blocks=st.sampled_from([16, 64]),
+)
+@settings(max_examples=60, deadline=None)
+def test_any_mixture_serves_each_as_the_plain_runner_does_alone(
+    models: list[DecoderModel],
+    arrivals: list[tuple[list[int], str, int]],
+    drafting: str | None,
+    cancelled: set[int],
+    num_blocks: int,
+) -> None:
+    target, draft = models
+    speculator = None
+    if drafting == "ngram":
+        speculator = Speculator(NGramDrafter(longest=2, shortest=1), max_draft_tokens=3, adaptive=False)
+    elif drafting == "model":
+        drafter = ModelDrafter(draft, KVCache(draft.config, 64, 4), vocab_size=61, max_batch_tokens=8)
+        speculator = Speculator(drafter, max_draft_tokens=3, adaptive=False)
+    engine = make(target, "device", speculator, num_blocks=num_blocks)
+    sinks = [QueueSink() for _ in arrivals]
+    for index, (prompt, kind, pause) in enumerate(arrivals):
+        for _ in range(pause):
+            engine.step()
+        handle = engine.submit(build(index, prompt, kind), sinks[index])
+        if index in cancelled:
+            engine.step()
+            engine.step()
+            engine.cancel(handle)
+    while engine.has_work():
+        engine.step()
+    engine.scheduler.check_integrity()
+    assert engine.stats().num_failed_steps == 0
+    for index, (sink, (prompt, kind, _)) in enumerate(zip(sinks, arrivals, strict=True)):
+        result = collect(sink, 1.0)
+        expected = serve(make(target, "plain"), [build(index, prompt, kind)])[0]
+        assert result.token_ids == expected.token_ids[: len(result.token_ids)]
+        if result.ending.reason is FinishReason.CANCELLED:
+            continue
+        assert result.token_ids == expected.token_ids
+        assert result.ending.reason == expected.ending.reason
+        for ours, theirs in zip(
+            (*result.logprobs, *result.ending.prompt_logprobs),
+            (*expected.logprobs, *expected.ending.prompt_logprobs),
+            strict=True,
+        ):
+            assert ours.token_id == theirs.token_id
+            assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4)
+        if kind == "pooled":
+            assert result.ending.pooled == pytest.approx(expected.ending.pooled, abs=1e-4)
+
+
+def test_more_sequences_than_the_ladder_has_steps_are_padded(models: list[DecoderModel]) -> None:
+    engine = make(models[0], "device", max_num_seqs=11, max_batch_tokens=64, num_blocks=128)
+    requests = [build(index, [3 + index, 9, 4, 8], "scaled" if index % 3 else "greedy") for index in range(11)]
+    alone = [serve(make(models[0], "plain"), [request])[0].token_ids for request in requests]
+    assert [result.token_ids for result in serve(engine, requests)] == alone
+
+
+def test_nan_fails_its_own_request_only(models: list[DecoderModel], tmp_path: Path) -> None:
+    model = load_model(save_reference(make_reference("Llama"), tmp_path))
+    good = Request("good", (5, 6, 7), SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True))
+    expected = serve(make(model, "plain"), [good])[0].token_ids
+    poisoned = next(token for token in range(3, 200) if token not in (5, 6, 7, *expected))
+    model.embedding = model.embedding.clone()
+    model.embedding[poisoned] = float("nan")
+    engine = make(model, "device")
+    sinks = [QueueSink(), QueueSink()]
+    engine.submit(Request("bad", (5, poisoned, 7), good.sampling), sinks[0])
+    engine.submit(good, sinks[1])
+    while engine.has_work():
+        engine.step()
+    with pytest.raises(NonFiniteLogits):
+        collect(sinks[0], 1.0)
+    assert collect(sinks[1], 1.0).token_ids == expected
+    assert serve(engine, [good])[0].token_ids == expected
+
+
+@given(st.integers(1, 40), st.integers(1, 9), st.integers(0, 9))
+def test_fields_lie_apart_and_aligned_on_both_sides(num_tokens: int, num_sequences: int, num_rows: int) -> None:
+    shape = Shape(num_tokens, num_sequences, num_rows)
+    buffer = torch.zeros(shape.num_bytes, dtype=torch.uint8)
+    host, device = host_fields(buffer, shape), device_fields(buffer, shape)
+    names = list(host.__dataclass_fields__)
+    for value, name in enumerate(names, start=1):
+        getattr(host, name)[:] = value
+    for value, name in enumerate(names, start=1):
+        field = getattr(device, name)
+        assert field.tolist() == [value] * len(getattr(host, name))
+        assert (field.data_ptr() - buffer.data_ptr()) % 16 == 0
+
+
+@given(st.data())
+@settings(deadline=None)
+def test_tables_on_the_device_are_the_sequences_own(data: st.DataObject) -> None:
+    """Rows change hands, grow, shrink and grow into other blocks."""
+    tables = BlockTables(4, 9, torch.device("cpu"))
+    rows: list[list[int]] = [[], [], [], []]
+    for turn in range(data.draw(st.integers(1, 8))):
+        count = data.draw(st.integers(1, 4))
+        for row in range(count):
+            keep = data.draw(st.integers(0, len(rows[row])))
+            more = data.draw(st.lists(st.integers(0, 50), max_size=9 - keep, min_size=0 if keep else 1))
+            rows[row] = rows[row][:keep] + more
+            tables.set(row, rows[row])
+        tables.upload(count, turn)
+        for row in range(count):
+            assert tables.tensor[row, : len(rows[row])].tolist() == rows[row]
+            positions = np.arange(4 * len(rows[row]))
+            found = tables.slots(np.full(len(positions), row), positions, 4)
+            assert found.tolist() == [block * 4 + offset for block in rows[row] for offset in range(4)]
+
+
+def test_sizes_go_up_to_the_next_of_the_ladder() -> None:
+    assert [bucket(n) for n in (1, 3, 8, 9, 33, 129, 512, 513)] == [1, 4, 8, 16, 40, 160, 512, None]
+
+
+def test_without_a_gpu_every_run_is_the_function_itself() -> None:
+    graphs = GraphCache("model", enabled=False)
+    calls = [graphs.run("key", lambda: torch.ones(1)) for _ in range(3)]
+    assert len(calls) == 3
+    assert (len(graphs), graphs.num_replays) == (0, 0)
