@@ -1,0 +1,175 @@
+"""One check from its job to its result: who else is asked, which graders look, what they say together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any, Literal, cast
+
+from backends.errors import BackendFailure
+from backends.protocol import Backend, Finished, FinishReason, GenerateRequest, TokenDelta
+from gateway.catalog import Catalog
+from gateway.config_sections import GraderName
+from gateway.errors import UnknownModel
+from gateway.store.records import VerificationJob
+from gateway.store.verifications import NOTHING, CheckResult, Spent
+from gateway.verify.combination import Combination, flat_scores
+from gateway.verify.errors import NothingToGoBy
+from gateway.verify.graders.embedding import EmbeddingGrader
+from gateway.verify.graders.final_answer import FinalAnswerGrader
+from gateway.verify.graders.judge import JudgeGrader
+from gateway.verify.graders.likelihood import LikelihoodGrader
+from gateway.verify.graders.overlap import OverlapGrader
+from gateway.verify.pair import Grade, Grader, Pair, Party, Spend
+from gateway.verify.spending import priced
+from gateway.verify.texts import unpack_request
+
+How = Literal["generate", "score"]
+"""Whether the other tier writes an answer of its own, or only reads the cheap one."""
+
+
+class Meter:
+    """Adds up what one check costs, also when it is cut off half-way."""
+
+    def __init__(self) -> None:
+        self.spent = NOTHING
+
+    def __call__(self, spent: Spent) -> None:
+        self.spent += spent
+
+
+class Checker:
+    """Does checks; holds no job.
+
+    Parameters
+    ----------
+    catalog : the tiers and the backends behind them
+    graders : in the order in which they are asked
+    combination : makes one probability of their scores
+    """
+
+    def __init__(self, catalog: Catalog, graders: Sequence[Grader], combination: Combination) -> None:
+        self._catalog = catalog
+        self._graders = tuple(graders)
+        self._combination = combination
+
+    def can_only_read(self, job: VerificationJob) -> bool:
+        """Whether a verdict is possible without a second answer: the top tier can score, and that is calibrated."""
+        if job.direction == "down":
+            return False
+        party = self._party(job.against_tier)
+        able = {each.name for each in self._graders if not each.needs_top_answer}
+        if "score" not in party.backend.capabilities:
+            able.discard("likelihood")
+        return self._combination.model_for(frozenset(able)) is not None
+
+    async def check(self, job: VerificationJob, how: How, spend: Spend) -> CheckResult:
+        """Find out whether the cheap answer was good enough.
+
+        Parameters
+        ----------
+        job : with its texts
+        how : ``score`` only where :meth:`can_only_read`
+        spend : told the cost of every pass as soon as it is over
+
+        Raises
+        ------
+        BackendError
+            A tier does not answer now, or cannot take the prompt.
+        NothingToGoBy
+            No verdict is possible.
+        ValueError
+            The kept texts cannot be read.
+        """
+        pair, written = await self._pair(job, how, spend)
+        grades: dict[str, Grade] = {}
+        for grader in self._graders:
+            if pair.top_answer is None and grader.needs_top_answer:
+                continue
+            grade = await grader.grade(pair, spend)
+            if grade is not None:
+                grades[grader.name] = grade
+        found = self._combination.combine(grades)
+        if found is None:
+            raise NothingToGoBy(tuple(grades))
+        p_good, name = found
+        return CheckResult(
+            p_good=p_good,
+            grader=name,
+            grader_version=self._combination.version,
+            scores=flat_scores(grades),
+            other_answer=written,
+        )
+
+    async def _pair(self, job: VerificationJob, how: How, spend: Spend) -> tuple[Pair, str | None]:
+        """The two answers side by side, and the one that was written for it, if any."""
+        request = unpack_request(f"verify-{job.verification_id}", job.prompt, job.sampling)
+        served, other = self._party(job.tier), self._party(job.against_tier)
+        if job.direction == "down":
+            written = await self._write(request, other, spend)
+            return Pair(request, written, other, served, job.answer), written
+        if how == "score":
+            return Pair(request, job.answer, served, other), None
+        written = await self._write(request, other, spend)
+        return Pair(request, job.answer, served, other, written), written
+
+    async def _write(self, request: GenerateRequest, party: Party, spend: Spend) -> str:
+        """The other tier's answer to the same request, at background priority."""
+        backend = party.backend
+        thinking = request.thinking if "thinking" in backend.capabilities else None
+
+        def bill(ending: Finished) -> None:
+            spend(priced(party.tier, ending.usage, ending.compute_s))
+
+        asked = replace(request, thinking=thinking, on_abandoned=bill)
+        texts: list[str] = []
+        async with aclosing(cast("Any", backend.generate(asked))) as events:
+            async for event in events:
+                if isinstance(event, TokenDelta):
+                    texts.append(event.text)
+                    continue
+                bill(event)
+                if event.reason in (FinishReason.ERROR, FinishReason.CANCELLED):
+                    raise BackendFailure(event.error or f"Model {party.tier.model!r} broke off.")
+        return "".join(texts)
+
+    def _party(self, number: int) -> Party:
+        """A tier by its number.
+
+        Raises
+        ------
+        ValueError
+            The ladder in force has no such tier.
+        """
+        if not 1 <= number <= len(self._catalog.ladder):
+            raise ValueError(f"tier {number} is no longer on the ladder")
+        tier = self._catalog.ladder[number - 1]
+        return Party(tier, self._catalog.backend(tier))
+
+
+def make_graders(names: Sequence[GraderName], catalog: Catalog) -> tuple[Grader, ...]:
+    """The graders that the settings name; embeddings come from the first served model that makes them, if any."""
+    made: Mapping[str, type[Grader]] = {
+        "final_answer": FinalAnswerGrader,
+        "overlap": OverlapGrader,
+        "likelihood": LikelihoodGrader,
+        "judge": JudgeGrader,
+    }
+    graders: list[Grader] = []
+    for name in names:
+        if name != "embedding":
+            graders.append(made[name]())
+            continue
+        embedder = _embedder(catalog)
+        if embedder is not None:
+            tier = next((each for each in catalog.ladder if each.model == embedder[0]), catalog.ladder[0])
+            graders.append(EmbeddingGrader(embedder[1], tier))
+    return tuple(graders)
+
+
+def _embedder(catalog: Catalog) -> tuple[str, Backend] | None:
+    try:
+        return catalog.embedder("auto")
+    except UnknownModel:
+        return None

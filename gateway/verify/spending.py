@@ -1,0 +1,19 @@
+"""What a pass through a model cost: by its device seconds where they are measured, else by the price table."""
+
+from __future__ import annotations
+
+from backends.protocol import Usage
+from gateway.store.verifications import Spent
+from policies.pricing import measured_cost_usd, price_usd
+from policies.types import Tier
+
+
+def priced(tier: Tier, usage: Usage, compute_s: float) -> Spent:
+    """Dollars and device seconds of one pass.
+
+    A tier whose device has a price an hour costs what it took of it: a check runs on what is there anyway. Others, such
+    as hosted ones, cost what their price table says for the tokens.
+    """
+    if compute_s > 0.0 and tier.price_per_compute_hour_usd > 0:
+        return Spent(measured_cost_usd(tier, compute_s), compute_s)
+    return Spent(price_usd(tier, usage.prompt_tokens, usage.completion_tokens), compute_s)

@@ -1,0 +1,272 @@
+"""The worker: takes jobs from the queue when live traffic and the budget let it, and finishes each of them once.
+
+It may die at any moment: its lease runs out and another worker takes the job. It may be slow: its result then counts
+for nothing. It may be in the way: it gives the job back as if it had not been tried.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Literal
+
+from backends.errors import BackendError, BackendOverloaded
+from gateway.config_sections import VerificationConfig
+from gateway.store.errors import StoreError
+from gateway.store.verifications import NOTHING, CheckResult, Claim, QueueState, Spent, VerificationQueue
+from gateway.verify.budget import Budget, Ledger
+from gateway.verify.check import Checker, How, Meter
+from gateway.verify.errors import NothingToGoBy
+from gateway.verify.live import LiveLoad
+from gateway.verify.metrics import VerificationMetrics
+from gateway.verify.sampler import Sampler
+
+_log = logging.getLogger("suffice.verify")
+
+Now = Callable[[], datetime]
+
+_HOUR, _DAY = timedelta(hours=1), timedelta(days=1)
+# How often the queue is looked at as a whole, what is too old swept out, and the spending summed anew.
+_LOOK_EVERY_S = 5.0
+_YIELD_POLL_S = 0.05
+_BACKOFF_S = 10.0
+_MAX_RETRY_S = 600.0
+# Weight of the newest check in the running mean of what one costs.
+_NEWEST = 0.2
+# The sampler's throttle falls faster than it rises, so that a queue once grown drains.
+_FALL, _RISE, _LEAST_THROTTLE = 0.7, 1.1, 0.01
+
+
+class VerificationWorker:
+    """Background tasks of one process.
+
+    Parameters
+    ----------
+    config : the settings
+    queue : the jobs
+    checker : does one
+    live : how busy live traffic is
+    metrics : counts
+    sampler : slowed down while checks are behind; None in a worker without a gateway
+    keep_texts : leave texts of finished jobs where they are
+    now : the wall clock
+    """
+
+    def __init__(
+        self,
+        config: VerificationConfig,
+        queue: VerificationQueue,
+        checker: Checker,
+        live: LiveLoad,
+        metrics: VerificationMetrics,
+        *,
+        sampler: Sampler | None = None,
+        keep_texts: bool = False,
+        now: Now = lambda: datetime.now(UTC),
+    ) -> None:
+        self.name = f"{socket.gethostname()}:{os.getpid()}"
+        self.metrics = metrics
+        self._config = config
+        self._queue = queue
+        self._checker = checker
+        self._live = live
+        self._sampler = sampler
+        self._keep_texts = keep_texts
+        self._now = now
+        self._budget = Budget(config)
+        self._ledger = Ledger()
+        self._state = QueueState()
+        self._expected: dict[How, Spent] = {"generate": NOTHING, "score": NOTHING}
+        self._has_looked = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Begin to work."""
+        loops = [self._look_forever(), *(self._work_forever() for _ in range(self._config.concurrency))]
+        self._tasks = [asyncio.create_task(each, name="suffice-verify") for each in loops]
+
+    async def close(self) -> None:
+        """Give back what is under way, and stop. Idempotent."""
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # ---- looking
+
+    async def _look_forever(self) -> None:
+        while True:
+            try:
+                await self.look()
+            except StoreError as error:
+                _log.warning("the queue of checks cannot be read: %s", error)
+                await asyncio.sleep(_BACKOFF_S)
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    async def look(self) -> None:
+        """Sweep out what is hopeless, read the queue and the spending, and slow the sampler if checks are behind."""
+        now = self._now()
+        config = self._config
+        expired, failed = await self._queue.sweep(now, max_age_s=config.max_age_s, max_attempts=config.max_attempts)
+        self.metrics.endings["expired"] += expired
+        self.metrics.endings["failed"] += failed
+        self._state = self.metrics.state = await self._queue.state()
+        self._ledger = Ledger(
+            await self._queue.spent_since(now - _HOUR),
+            await self._queue.spent_since(now - _DAY),
+            await self._queue.served_since(now - _HOUR),
+        )
+        oldest_s = 0.0 if self._state.oldest_at is None else (now - self._state.oldest_at).total_seconds()
+        self.metrics.oldest_s = oldest_s
+        self._throttle(oldest_s)
+        self._has_looked.set()
+
+    def _throttle(self, oldest_s: float) -> None:
+        """Lower every chance alike while the oldest job is overdue: the sample stays random, only smaller."""
+        if self._sampler is None:
+            return
+        change = _FALL if oldest_s > self._config.overdue_s else _RISE
+        self._sampler.throttle = min(max(self._sampler.throttle * change, _LEAST_THROTTLE), 1.0)
+        self.metrics.throttle = self._sampler.throttle
+
+    # ---- working
+
+    async def _work_forever(self) -> None:
+        await self._has_looked.wait()
+        while True:
+            try:
+                worked = await self.work_once()
+            except StoreError as error:
+                _log.warning("the queue of checks cannot be used: %s", error)
+                await asyncio.sleep(_BACKOFF_S)
+                continue
+            if not worked:
+                await asyncio.sleep(self._config.poll_s)
+
+    async def work_once(self) -> bool:
+        """Do one job if there is one and it may begin now; whether there was."""
+        oldest_at = self._state.oldest_at
+        if self._state.num_queued + self._state.num_running == 0 and not await self._has_work():
+            return False
+        is_overdue = oldest_at is not None and (self._now() - oldest_at).total_seconds() > self._config.overdue_s
+        if not self._live.may_begin(is_overdue=is_overdue) or self._affordable() is None:
+            return False
+        config = self._config
+        claim = await self._queue.claim(
+            self.name, self._now(), lease_s=config.lease_s, max_attempts=config.max_attempts
+        )
+        if claim is None:
+            self._state = QueueState()
+            return False
+        await self._do(claim)
+        return True
+
+    async def _has_work(self) -> bool:
+        """Read before claiming: an idle worker must not take the write lock again and again."""
+        self._state = self.metrics.state = await self._queue.state()
+        return self._state.num_queued + self._state.num_running > 0
+
+    def _affordable(self, *, may_read: bool = True) -> How | None:
+        """How a check may be done within the budget; None when it may not."""
+        wanted: tuple[How, ...] = ("generate", "score") if self._config.method == "auto" else (self._config.method,)
+        for how in wanted:
+            if (how == "generate" or may_read) and self._budget.allows(self._ledger, self._expected[how]):
+                return how
+        return None
+
+    async def _do(self, claim: Claim) -> None:
+        """One try of one job, to whatever ending."""
+        meter = Meter()
+        how = self._affordable(may_read=self._checker.can_only_read(claim.job))
+        if how is None:
+            await self._queue.release(claim, NOTHING)
+            self.metrics.endings["unaffordable"] += 1
+            await asyncio.sleep(self._config.poll_s)
+            return
+        work = asyncio.create_task(self._checker.check(claim.job, how, meter), name="suffice-verify-check")
+        self._live.num_checks += 1
+        ending = "yielded"
+        try:
+            ending = await self._watch(claim, work)
+        finally:
+            # Also when this worker is being closed: the model is let go, and the job is somebody else's at once.
+            self._live.num_checks -= 1
+            if ending != "ended":
+                work.cancel()
+                await asyncio.gather(work, return_exceptions=True)
+            self._note_spent(meter.spent)
+            if ending == "yielded":
+                self.metrics.endings["yielded"] += 1
+                await self._queue.release(claim, meter.spent)
+        if ending == "ended":
+            await self._settle(claim, how, work, meter.spent)
+        elif ending == "lost":
+            self.metrics.endings["lost"] += 1
+
+    async def _watch(self, claim: Claim, work: asyncio.Task[CheckResult]) -> Literal["ended", "yielded", "lost"]:
+        """Wait for the check, hold its lease, and say why not to wait any longer."""
+        clock = asyncio.get_running_loop().time
+        renew_at = clock() + self._config.lease_s / 3
+        while True:
+            done, _ = await asyncio.wait({work}, timeout=_YIELD_POLL_S)
+            if done:
+                return "ended"
+            if self._live.must_yield():
+                return "yielded"
+            if clock() < renew_at:
+                continue
+            renew_at = clock() + self._config.lease_s / 3
+            try:
+                if not await self._queue.renew(claim, self._now(), lease_s=self._config.lease_s):
+                    return "lost"
+            except StoreError as error:
+                # Whether it is still ours is asked again with the result.
+                _log.warning("the lease of check %s was not renewed: %s", claim.job.verification_id, error)
+
+    async def _settle(self, claim: Claim, how: How, work: asyncio.Task[CheckResult], spent: Spent) -> None:
+        """Store how a check ended."""
+        identity = claim.job.verification_id
+        try:
+            result = replace(work.result(), spent=spent)
+        except (NothingToGoBy, ValueError) as error:
+            await self._queue.fail(claim, str(error), spent, self._now())
+            self.metrics.endings["failed"] += 1
+            _log.warning("check %s cannot be done: %s", identity, error)
+        except BackendError as error:
+            await self._try_later(claim, error, spent, may_help=error.retryable)
+        except Exception as error:
+            _log.exception("check %s broke", identity)
+            await self._try_later(claim, error, spent, may_help=True)
+        else:
+            if await self._queue.complete(claim, result, self._now(), keep_texts=self._keep_texts):
+                self.metrics.note_verdict(claim.job, result)
+                expected = self._expected[how]
+                newest = Decimal(repr(_NEWEST))
+                self._expected[how] = Spent(
+                    expected.cost_usd + newest * (spent.cost_usd - expected.cost_usd),
+                    expected.compute_s + _NEWEST * (spent.compute_s - expected.compute_s),
+                )
+            else:
+                self.metrics.endings["lost"] += 1
+
+    async def _try_later(self, claim: Claim, error: Exception, spent: Spent, *, may_help: bool) -> None:
+        text = f"{type(error).__name__}: {error}"
+        if not may_help or claim.num_attempts >= self._config.max_attempts:
+            await self._queue.fail(claim, text, spent, self._now())
+            self.metrics.endings["failed"] += 1
+            return
+        wait_s = min(self._config.retry_base_s * 2 ** (claim.num_attempts - 1), _MAX_RETRY_S)
+        if isinstance(error, BackendOverloaded):
+            wait_s = max(wait_s, error.retry_after_s or 0.0)
+        await self._queue.retry(claim, text, spent, self._now() + timedelta(seconds=wait_s))
+        self.metrics.endings["retried"] += 1
+
+    def _note_spent(self, spent: Spent) -> None:
+        self._ledger = self._ledger.plus(spent)
+        self.metrics.note_spent(spent)
