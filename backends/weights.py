@@ -18,6 +18,8 @@ from engine.load.model import load_model
 from engine.load.source import resolve_checkpoint
 from engine.loop import StepLoop
 from engine.models.decoder import DecoderModel
+from engine.parallel.launch import load_parallel
+from engine.parallel.model import ParallelModel
 from engine.tokenize import Tokenizer
 
 Progress = Callable[[str, float], None]
@@ -29,7 +31,7 @@ class Checkpoint:
     """Weights and tokenizer of one folder."""
 
     folder: Path
-    model: DecoderModel
+    model: DecoderModel | ParallelModel
     tokenizer: Tokenizer
 
 
@@ -55,7 +57,7 @@ class WeightPool:
         self._new_loop = partial(StepLoop, "engines", on_start=partial(torch.set_num_threads, threads))
         # Its thread begins with the first engine.
         self._loop = self._new_loop()
-        self._entries: dict[tuple[str, ...], _Entry] = {}
+        self._entries: dict[tuple[str | int, ...], _Entry] = {}
         self._lock = threading.Lock()
 
     def acquire(
@@ -66,6 +68,7 @@ class WeightPool:
         device: str,
         cpu_compute: CpuCompute = "auto",
         load_format: LoadFormat = "auto",
+        tensor_parallel: int = 1,
         progress: Progress | None = None,
     ) -> Checkpoint:
         """Load a checkpoint, or wait for whoever is loading it. Each call is one use, given back by :meth:`release`.
@@ -76,7 +79,8 @@ class WeightPool:
             Naming the file at fault.
         """
         with self._lock:
-            entry = self._entries.setdefault((path, dtype, device, cpu_compute, load_format), _Entry())
+            key = (path, dtype, device, cpu_compute, load_format, tensor_parallel)
+            entry = self._entries.setdefault(key, _Entry())
         with entry.lock:
             if entry.checkpoint is None:
                 entry.checkpoint = load_checkpoint(
@@ -85,6 +89,7 @@ class WeightPool:
                     device=device,
                     cpu_compute=cpu_compute,
                     load_format=load_format,
+                    tensor_parallel=tensor_parallel,
                     progress=progress,
                 )
             entry.num_users += 1
@@ -98,6 +103,8 @@ class WeightPool:
                     entry.num_users -= 1
                     if not entry.num_users:
                         del self._entries[key]
+                        if isinstance(checkpoint.model, ParallelModel):
+                            checkpoint.model.close()
             if self._entries:
                 return
             loop, self._loop = self._loop, self._new_loop()
@@ -119,6 +126,7 @@ def load_checkpoint(
     device: str,
     cpu_compute: CpuCompute = "auto",
     load_format: LoadFormat = "auto",
+    tensor_parallel: int = 1,
     progress: Progress | None = None,
 ) -> Checkpoint:
     """Read weights and tokenizer of a folder, a hub id or ``builtin:tierN``; options as in ``engine.load.model``.
@@ -130,12 +138,23 @@ def load_checkpoint(
     report = None if progress is None else partial(progress, path)
     try:
         folder = model_dir(_builtin_tier(path)) if path.startswith("builtin:") else resolve_checkpoint(path)
-        model = load_model(
-            folder, dtype=dtype, device=device, cpu_compute=cpu_compute, load_format=load_format, progress=report
-        )
+        model: DecoderModel | ParallelModel
+        if tensor_parallel > 1:
+            devices = _devices(device, tensor_parallel)
+            model = load_parallel(folder, devices, dtype=dtype, load_format=load_format, progress=report)
+        else:
+            model = load_model(
+                folder, dtype=dtype, device=device, cpu_compute=cpu_compute, load_format=load_format, progress=report
+            )
         return Checkpoint(folder, model, Tokenizer(folder))
     except (LoadError, TokenizerError, OSError) as error:
         raise ModelLoadError(f"{path} could not be loaded: {error}") from error
+
+
+def _devices(first: str, count: int) -> list[str]:
+    """``count`` devices from ``first`` on; a CPU is taken that often."""
+    kind, _, index = first.partition(":")
+    return [first] * count if kind == "cpu" else [f"{kind}:{int(index or 0) + i}" for i in range(count)]
 
 
 def _builtin_tier(path: str) -> int:

@@ -8,6 +8,7 @@
     ├── EngineOverloaded           the queue is full; carries ``retry_after_s``
     ├── EngineClosed               submitted to, or cut off by, an engine that is closed
     ├── StepFailed                 the forward pass raised; everything in that step ends with it
+    ├── RankLost                   a process that holds part of a model is gone; the model must be loaded again
     ├── NonFiniteLogits            NaN or infinity in one request's logits; only that request ends
     ├── NothingAllowed             masks and stop rules left no token to draw
     ├── TokenizerError             text and token ids
@@ -72,6 +73,10 @@ class EngineClosed(EngineError):
 
 
 class StepFailed(EngineError):
+    pass
+
+
+class RankLost(EngineError):
     pass
 
 

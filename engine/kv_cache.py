@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -98,6 +99,8 @@ class KVCache:
         shape = (num_blocks, block_size, 2, config.num_kv_heads, config.head_dim)
         self.num_blocks = num_blocks
         self.block_size = block_size
+        # Told of cleared blocks: a pool cut over several devices has parts elsewhere.
+        self.on_clear: Callable[[list[int]], None] | None = None
         self.dtype = dtype
         self.device = torch.device(device)
         # Zeros, not empty: padded block-table entries are read and masked, and 0 * NaN would survive the mask.
@@ -113,3 +116,5 @@ class KVCache:
         """Zero blocks whose owner produced a NaN, so that no later owner's masked reads meet it."""
         for layer in self.layers:
             layer[block_ids] = 0
+        if self.on_clear is not None:
+            self.on_clear(block_ids)

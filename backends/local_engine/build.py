@@ -53,7 +53,7 @@ def build(
         load_format=config.load_format,
         progress=on_progress,
     )
-    checkpoints = [acquire(config.path)]
+    checkpoints = [acquire(config.path, tensor_parallel=config.tensor_parallel)]
     try:
         if config.speculation.mode == "draft":
             assert drafter_path is not None
@@ -86,6 +86,8 @@ def _engine_config(config: LocalModelConfig) -> EngineConfig:
         max_batch_tokens=max(config.max_batch_tokens, config.max_num_seqs),
         max_draft_tokens=config.speculation.max_draft_tokens,
         threads=config.threads or 1,
+        # The other ranks are told of each step as it begins.
+        asynchronous=False if config.tensor_parallel > 1 else None,
     )
 
 

@@ -68,6 +68,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     gpu.add_argument("--batches", type=int, nargs="+", default=list(BATCHES))
     gpu.add_argument("--prompt-lengths", type=int, nargs="+", default=list(PROMPT_LENGTHS))
     gpu.add_argument("--at-once", type=int, default=512, help="most requests at once for the rate of output")
+    gpu.add_argument("--tensor-parallel", type=int, default=1, help="GPUs of this host that each shape is cut over")
     gpu.add_argument("--profile", action="store_true", help="say where the time of a decode step goes")
     gpu.add_argument("--peer", choices=("vllm",), help="the same through vLLM, where it can be imported")
     gpu.add_argument("--peer-folders", type=Path, help="folders of config.json files named as the shapes, for vLLM")

@@ -10,6 +10,7 @@ from typing import Any
 from engine.config import EngineConfig, ModelConfig
 from engine.engine import Engine
 from engine.models.decoder import DecoderModel
+from engine.parallel.model import ParallelModel
 from engine.request import Ending, Event, Request, SamplingParams
 from engine.speculator import Speculator
 
@@ -52,7 +53,7 @@ class OurEngine:
 
     def __init__(
         self,
-        model: DecoderModel,
+        model: DecoderModel | ParallelModel,
         *,
         max_num_seqs: int,
         kv_tokens: int,
@@ -66,6 +67,7 @@ class OurEngine:
             # Nobody is answered live here: prompts may take whole steps, as they do in the peer's offline mode.
             itl_target_s=10.0,
             max_waiting=1 << 20,
+            asynchronous=False if isinstance(model, ParallelModel) else None,
         )
         self.vocab_size = model.config.vocab_size
         self.engine = Engine(model, config, speculator=speculator, name="bench")

@@ -37,6 +37,8 @@ from engine.config import EngineConfig, ModelConfig
 from engine.engine import Engine
 from engine.load.model import dummy_model
 from engine.models.decoder import DecoderModel
+from engine.parallel.launch import load_parallel
+from engine.parallel.model import ParallelModel
 
 BATCHES = (1, 8, 32, 128)
 PROMPT_LENGTHS = (512, 1024, 3968)
@@ -64,7 +66,7 @@ def _bench_shape(name: str, args: argparse.Namespace, device: torch.device, ceil
     config = SHAPES[name]
     row: dict[str, Any] = {"shape": name, "floors": _floors(config, ceilings, args)}
     began_s = time.perf_counter()
-    model = dummy_model(config, device=device, seed=args.seed)
+    model = _load(config, args)
     row["load_s"] = round(time.perf_counter() - began_s, 2)
     row["weight_gb"] = round(model.weight_bytes / 1e9, 3)
     many = min(AT_ONCE.get(name, _MANY), args.at_once)
@@ -76,12 +78,21 @@ def _bench_shape(name: str, args: argparse.Namespace, device: torch.device, ceil
     if device.type == "cuda":
         row["peak_gb"] = round(torch.cuda.max_memory_allocated(device) / 1e9, 2)
     row["mbu"] = _mbu(config, row, ceilings)
+    if isinstance(model, ParallelModel):
+        model.close()
     del model
     if args.peer == "vllm" and args.peer_folders:
         _free(device)
         with Vllm(config, str(args.peer_folders / name), max_num_seqs=many) as peer:
             row["vllm"] = _measure_all(peer, args, many)
     return row
+
+
+def _load(config: ModelConfig, args: argparse.Namespace) -> DecoderModel | ParallelModel:
+    if args.tensor_parallel == 1:
+        return dummy_model(config, device=args.device, seed=args.seed)
+    devices = [f"{args.device}:{i}" if args.device == "cuda" else args.device for i in range(args.tensor_parallel)]
+    return load_parallel(config, devices, load_format="dummy", seed=args.seed)
 
 
 def _kv_tokens(args: argparse.Namespace, many: int) -> int:
@@ -127,8 +138,14 @@ def _mbu(config: ModelConfig, row: dict[str, Any], ceilings: Ceilings) -> float 
     return round(Costs.of(config).weight_bytes / (found * 1e-3) / ceilings.read_bytes_per_s, 3)
 
 
-def _profiles(model: DecoderModel, args: argparse.Namespace) -> list[dict[str, object]]:
-    engine = Engine(model, EngineConfig(num_blocks=4096, max_num_seqs=64, max_batch_tokens=8192), start=False)
+def _profiles(model: DecoderModel | ParallelModel, args: argparse.Namespace) -> list[dict[str, object]]:
+    config = EngineConfig(
+        num_blocks=4096,
+        max_num_seqs=64,
+        max_batch_tokens=8192,
+        asynchronous=False if isinstance(model, ParallelModel) else None,
+    )
+    engine = Engine(model, config, start=False)
     prompts = Prompts(model.config.vocab_size, args.seed)
     found: list[dict[str, object]] = []
     try:

@@ -55,8 +55,8 @@ def load_model(
     """
     folder = resolve_checkpoint(source)
     config = load_config(folder)
-    target = _choose_device(device)
-    chosen = _choose_dtype(dtype, config, target)
+    target = choose_device(device)
+    chosen = choose_dtype(dtype, config, target)
     if load_format == "dummy":
         return assemble(
             DummyTensors(config, device=target, folder=folder), config, chosen, target, cpu_compute, progress
@@ -77,9 +77,9 @@ def dummy_model(
     progress: ProgressFn | None = None,
 ) -> DecoderModel:
     """A model of this shape and format with random weights; no files. See :func:`load_model` and the tensors' class."""
-    target = _choose_device(device)
+    target = choose_device(device)
     source = DummyTensors(config, device=target, seed=seed, residual_scale=residual_scale)
-    return assemble(source, config, _choose_dtype(dtype, config, target), target, "auto", progress)
+    return assemble(source, config, choose_dtype(dtype, config, target), target, "auto", progress)
 
 
 def assemble(
@@ -93,7 +93,7 @@ def assemble(
     """Put a model together from wherever its tensors come from."""
     with torch.inference_mode():
         factory = LinearFactory(dtype, device, cpu_compute)
-        return _Assembler(source, config, factory).assemble(progress or (lambda share: None))
+        return Assembler(source, config, factory).assemble(progress or (lambda share: None))
 
 
 def refuse_unless_fits(folder: Path, needed_bytes: int, free_bytes: int) -> None:
@@ -113,7 +113,8 @@ def refuse_unless_fits(folder: Path, needed_bytes: int, free_bytes: int) -> None
         )
 
 
-def _choose_device(device: torch.device | str) -> torch.device:
+def choose_device(device: torch.device | str) -> torch.device:
+    """The device that a name stands for; a :class:`LoadError` if it is not here."""
     try:
         target = torch.device(device)
     except RuntimeError as error:
@@ -123,7 +124,8 @@ def _choose_device(device: torch.device | str) -> torch.device:
     return target
 
 
-def _choose_dtype(dtype: torch.dtype | str, config: ModelConfig, device: torch.device) -> torch.dtype:
+def choose_dtype(dtype: torch.dtype | str, config: ModelConfig, device: torch.device) -> torch.dtype:
+    """What a wish (see :func:`load_model`) comes to for this model on this device."""
     if isinstance(dtype, torch.dtype):
         name = str(dtype).removeprefix("torch.")
     else:
@@ -137,13 +139,21 @@ def _choose_dtype(dtype: torch.dtype | str, config: ModelConfig, device: torch.d
     return DTYPES[name]
 
 
-class _Assembler:
-    """Takes tensors by their Hugging Face names and builds layers; one use."""
+class Assembler:
+    """Takes tensors by their Hugging Face names and builds layers; one use.
+
+    ``config`` is what the files hold; a subclass may build another model of them (:mod:`engine.parallel.load`).
+    """
 
     def __init__(self, files: TensorSource, config: ModelConfig, factory: LinearFactory) -> None:
         self.files = files
         self.config = config
         self.factory = factory
+
+    @property
+    def built_config(self) -> ModelConfig:
+        """Of the model that is built."""
+        return self.config
 
     def assemble(self, report: ProgressFn) -> DecoderModel:
         config, factory = self.config, self.factory
@@ -154,11 +164,11 @@ class _Assembler:
             layers.append(self._layer(index))
             report((index + 1) / (config.num_layers + 1))
         model = DecoderModel(
-            config,
+            self.built_config,
             embedding=embedding,
             layers=layers,
             norm=self._norm("model.norm", config.hidden_size),
-            lm_head=self._head(embedding),
+            lm_head=self.head(embedding),
             dtype=factory.dtype,
             device=factory.device,
         )
@@ -166,13 +176,18 @@ class _Assembler:
         report(1.0)
         return model
 
-    def _head(self, embedding: Tensor) -> Linear:
+    def head(self, embedding: Tensor) -> Linear:
+        """Hidden states to scores over the vocabulary."""
         config = self.config
         if config.tie_embeddings:
             # Some exporters write the tied head a second time; the embedding is the truth.
             self.files.ignore(["lm_head.weight"])
-            return self.factory.build([LinearPart(embedding, None)])
+            return self.build("lm_head", [LinearPart(embedding, None)])
         return self._linear("", [("lm_head", config.vocab_size)], config.hidden_size, bias=False)
+
+    def build(self, last_name: str, parts: list[LinearPart]) -> Linear:
+        """Make one layer of projections that read the same input; ``last_name`` is the last one's."""
+        return self.factory.build(parts)
 
     def _layer(self, index: int) -> DecoderLayer:
         config = self.config
@@ -198,7 +213,8 @@ class _Assembler:
         return RMSNorm(weight.to(device=self.factory.device, dtype=self.factory.dtype), self.config.rms_norm_eps)
 
     def _linear(self, prefix: str, outputs: list[tuple[str, int]], in_features: int, *, bias: bool) -> Linear:
-        return self.factory.build([self._part(f"{prefix}{name}", in_features, out, bias) for name, out in outputs])
+        parts = [self._part(f"{prefix}{name}", in_features, out, bias) for name, out in outputs]
+        return self.build(outputs[-1][0], parts)
 
     def _part(self, name: str, in_features: int, out_features: int, bias: bool) -> LinearPart:
         quant = self.config.quant

@@ -311,6 +311,20 @@ async def test_tiers_share_weights_and_a_thread(folder: Path) -> None:
     weights.close()
 
 
+async def test_a_model_cut_over_two_devices_answers_the_same(backend: LocalBackend, folder: Path) -> None:
+    weights = WeightPool()
+    config = LocalModelConfig(path=str(folder), device="cpu", tensor_parallel=2)
+    cut = LocalBackend("cut", config, weights=weights)
+    await cut.start()
+    request = GenerateRequest("r", messages=HELLO, sampling=GREEDY)
+    whole, divided = await asyncio.gather(collect(backend, request), collect(cut, request))
+    assert text_of(divided[0]) == text_of(whole[0])
+    ranks = cut.engine.model._workers  # type: ignore[attr-defined]
+    await cut.close()
+    assert not any(rank.is_alive() for rank in ranks)
+    weights.close()
+
+
 async def test_what_cannot_be_loaded_is_named(folder: Path, tmp_path: Path) -> None:
     async def refuse(config: LocalModelConfig, match: str) -> None:
         backend = LocalBackend("bad", config)
@@ -322,6 +336,7 @@ async def test_what_cannot_be_loaded_is_named(folder: Path, tmp_path: Path) -> N
     await refuse(LocalModelConfig(path="builtin:tier9"), "builtin:tier1 to builtin:tier4")
     await refuse(LocalModelConfig(path=str(folder), kv_cache_bytes=1000), "KV cache needs 16 blocks")
     await refuse(LocalModelConfig(path=str(folder), context_length=10_000), "was made for 256")
+    await refuse(LocalModelConfig(path=str(folder), device="cpu", tensor_parallel=5), "expected a divisor of num_heads")
     other = tmp_path / "other"
     make_folder(other)
     spec = json.loads((other / "tokenizer.json").read_text())

@@ -50,6 +50,14 @@ def test_every_figure_and_the_ladder_come_out(tmp_path: Path, capsys: pytest.Cap
     assert shape in capsys.readouterr().out
 
 
+def test_a_shape_cut_over_two_devices_is_measured_too(tmp_path: Path) -> None:
+    out = tmp_path / "lines.jsonl"
+    options = "--batches 1 --prompt-lengths 16 --at-once 2 --repeats 1 --profile --tensor-parallel 2"
+    main(f"--device cpu --shapes tiny-bf16 {options} --out {out}".split())
+    row = json.loads(out.read_text().splitlines()[1])
+    assert not any("error" in found for found in (*row["ours"].values(), *row["profile"]))
+
+
 def test_published_sizes_of_the_shapes() -> None:
     """Parameter counts of the public checkpoints: 2.82 + 0.39, 6.98 + 0.53 and 68.45 + 1.05 billion."""
     found = {name: Costs.of(SHAPES[name]) for name in ("3b-int4", "8b-bf16", "70b-int4")}

@@ -1,0 +1,84 @@
+"""What rank 0 tells the others, as flat int64: a header of fixed length, then what it announces.
+
+::
+
+    header   code, then up to seven numbers
+    MAKE_KV  pool, num_blocks, block_size
+    DROP_KV  pool
+    CLEAR    pool, n                          + n block ids
+    FORWARD  pool, T, B, width, R             + token_ids, positions, slots (T each), query_lens, context_lens (B each),
+                                                 tables (B * width), rows (R)
+    LOGITS   R                                + on the data link, hidden states (R, H)
+    STOP
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+from engine.batch import Batch
+
+HEADER = 8
+
+
+class Order(IntEnum):
+    """The first number of a header."""
+
+    STOP = 0
+    MAKE_KV = 1
+    DROP_KV = 2
+    CLEAR = 3
+    FORWARD = 4
+    LOGITS = 5
+
+
+def header(order: Order, *numbers: int) -> Tensor:
+    """A header with its numbers, padded."""
+    return torch.tensor([order, *numbers, *[0] * (HEADER - 1 - len(numbers))], dtype=torch.int64)
+
+
+def batch_header(pool: int, batch: Batch) -> Tensor:
+    """Announces :func:`pack`."""
+    num_tokens, num_sequences = batch.num_tokens, batch.num_sequences
+    width, num_rows = batch.block_tables.shape[1], batch.logits_rows.shape[0]
+    return header(Order.FORWARD, pool, num_tokens, num_sequences, width, num_rows)
+
+
+def pack(batch: Batch) -> Tensor:
+    """A batch as one int64 tensor on the host."""
+    lens = torch.tensor([*batch.query_lens, *batch.context_lens_host], dtype=torch.int64)
+    parts = (batch.token_ids, batch.positions, batch.slot_mapping)
+    tables = batch.block_tables.to("cpu", torch.int64).flatten()
+    return torch.cat([*(part.cpu() for part in parts), lens, tables, batch.logits_rows.cpu()])
+
+
+def packed_length(head: list[int]) -> int:
+    """Numbers that follow a FORWARD header."""
+    _, _, num_tokens, num_sequences, width, num_rows = head[:6]
+    return 3 * num_tokens + 2 * num_sequences + num_sequences * width + num_rows
+
+
+def unpack(head: list[int], body: Tensor, device: torch.device) -> Batch:
+    """Undo :func:`pack`. Host tables come back padded, which nobody can tell from unpadded ones."""
+    _, _, num_tokens, num_sequences, width, num_rows = head[:6]
+    sizes = [num_tokens] * 3 + [num_sequences] * 2 + [num_sequences * width, num_rows]
+    tokens, positions, slots, query, context, tables, rows = torch.split(body, sizes)
+    query_lens = query.tolist()
+    starts = torch.zeros(num_sequences + 1, dtype=torch.int32)
+    starts[1:] = query.cumsum(0)
+    grid = tables.view(num_sequences, width)
+    return Batch(
+        token_ids=tokens.to(device),
+        positions=positions.to(device),
+        slot_mapping=slots.to(device),
+        query_start=starts.to(device),
+        context_lens=context.to(device, torch.int32),
+        block_tables=grid.to(device, torch.int32),
+        query_lens=query_lens,
+        context_lens_host=context.tolist(),
+        block_tables_host=grid.tolist(),
+        logits_rows=rows.to(device),
+    )
