@@ -48,7 +48,7 @@ class Service:
     Attributes
     ----------
     kill_switch : all traffic goes to the top tier
-    tightened : policy's name -> tier in doubt -> P(as good) it must reach
+    tightened : (policy's name, router's version) -> tier in doubt -> P(as good) it must reach
     shadow : shown every decision once it is there
     unavailable : tiers that cannot be asked now, by number
     """
@@ -69,7 +69,7 @@ class Service:
         self.routers = routers
         self.metrics = metrics
         self.kill_switch = False
-        self.tightened: Mapping[str, Mapping[int, float]] = {}
+        self.tightened: Mapping[tuple[str, str], Mapping[int, float]] = {}
         self.shadow: Shadow | None = None
         self.unavailable: frozenset[int] = frozenset()
         self._recorder = recorder
@@ -99,6 +99,8 @@ class Service:
         exchange.sufficiency = estimate
         facts = await self._facts(exchange, policy, overrides, estimate)
         exchange.decision = decide(facts, policy, self.catalog.ladder, self._rng)
+        if exchange.decision.way_up:
+            exchange.calibration = getattr(slot.router, "confidence", exchange.calibration)
         if self.shadow is not None:
             self.shadow.show(exchange, facts)
         self.metrics.routing_s.observe(exchange.clock() - started_s)
@@ -132,8 +134,12 @@ class Service:
             expected_wait_s=self._waits(policy),
             kill_switch=self.kill_switch,
             novelty=estimate.novelty if estimate else 0.0,
-            tightened=self.tightened.get(policy.name, _NOT_TIGHTENED),
+            tightened=self._tightened(policy, exchange.router_version),
         )
+
+    def _tightened(self, policy: Policy, router_version: str) -> Mapping[int, float]:
+        # Nearly always there is nothing in doubt, and nothing to look up.
+        return self.tightened.get((policy.name, router_version), _NOT_TIGHTENED) if self.tightened else _NOT_TIGHTENED
 
     async def _num_prompt_tokens(self, exchange: Exchange, overrides: Overrides) -> int | None:
         """A guess where any guess fits every context, else the count of the tier most likely to be asked."""

@@ -49,7 +49,7 @@ class Switches(Protocol):
     """What a service lets itself be told."""
 
     kill_switch: bool
-    tightened: Mapping[str, Mapping[int, float]]
+    tightened: Mapping[tuple[str, str], Mapping[int, float]]
 
 
 class ControlPlane:
@@ -206,7 +206,9 @@ class ControlPlane:
         self.shadow.watch_with(canary if in_shadow else None)
         self._switches.kill_switch = state.kill_switch.on
         self._switches.tightened = {
-            name: {tier: each.least for tier, each in tiers.items()} for name, tiers in state.tightening.items()
+            (name, version): {tier: each.least for tier, each in tiers.items()}
+            for name, routers in state.tightening.items()
+            for version, tiers in routers.items()
         }
         self.state = state
         self._loader.forget_all_but({serving.version, state.router.active, version, *state.router.previous[:1]})

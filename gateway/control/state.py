@@ -128,18 +128,30 @@ class Tightened:
         return {"least": self.least, "reason": self.reason, "since": self.since}
 
 
-Tightening = Mapping[str, Mapping[int, Tightened]]
-"""Policy's name -> tier -> what it must reach."""
+Tightening = Mapping[str, Mapping[str, Mapping[int, Tightened]]]
+"""Policy's name -> router's version -> tier -> what it must reach. Estimates of another router mean something else."""
 
 
-def tightening_from_dict(value: Mapping[str, Any]) -> dict[str, dict[int, Tightened]]:
+def tightening_from_dict(value: Mapping[str, Any]) -> dict[str, dict[str, dict[int, Tightened]]]:
     """Decode the row; tiers are text in JSON."""
-    return {name: {int(t): Tightened.from_dict(each) for t, each in tiers.items()} for name, tiers in value.items()}
+    return {
+        name: {
+            version: {int(tier): Tightened.from_dict(each) for tier, each in tiers.items()}
+            for version, tiers in routers.items()
+        }
+        for name, routers in value.items()
+    }
 
 
 def tightening_as_dict(tightening: Tightening) -> dict[str, Any]:
-    """For JSON, without policies that are not tightened."""
-    return {name: {str(t): each.as_dict() for t, each in tiers.items()} for name, tiers in tightening.items() if tiers}
+    """For JSON, without what is not tightened."""
+    found: dict[str, Any] = {}
+    for name, routers in tightening.items():
+        for version, tiers in routers.items():
+            if tiers:
+                shown = {str(tier): each.as_dict() for tier, each in tiers.items()}
+                found.setdefault(name, {})[version] = shown
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,3 +191,7 @@ class ControlState:
             TIGHTENING: tightening_as_dict(self.tightening),
             "versions": dict(self.versions),
         }
+
+    def tightened(self, policy: str, router: str | None) -> Mapping[int, Tightened]:
+        """The tiers in doubt of a policy under a router; None for no router."""
+        return self.tightening.get(policy, {}).get(router or "none", {})
