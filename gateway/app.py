@@ -43,7 +43,9 @@ from gateway.request_log import RequestLog
 from gateway.service import Service
 from gateway.sessions import Sessions
 from gateway.store.store import Store
+from gateway.verify.opening import make_worker
 from gateway.verify.sampler import Sampler
+from gateway.verify.worker import VerificationWorker
 
 if TYPE_CHECKING:
     from gateway.settings import Settings
@@ -115,6 +117,7 @@ class _Parts:
         self.control: ControlPlane | None = None
         self._routers: RouterSet | None = None
         self.rates = make_rates(settings, self.store)
+        self.verifier: VerificationWorker | None = None
         self.metrics = Metrics()
         self.admission = Admission(settings.server.max_concurrency, settings.server.queue_limit)
 
@@ -132,6 +135,8 @@ class _Parts:
         assert self.control is not None, "assembled just now"
         await self.service.routers.warm_up()
         await self.control.start()
+        if self.verifier is not None:
+            self.verifier.start(works=settings.verification.worker)
 
     def _assemble(self) -> None:
         settings = self._settings
@@ -148,6 +153,9 @@ class _Parts:
         )
         control = ControlPlane(settings, self.store, self.catalog, routers, self.service, self._rng)
         self.control, self.service.shadow = control, control.shadow
+        if settings.verification.enabled:
+            self.verifier = make_worker(settings, self.catalog, self.store, admission=self.admission, sampler=sampler)
+            self.metrics.others.append(self.verifier.metrics)
         self.metrics.gauges = Gauges(
             loads=lambda: {(str(t.index), t.model): self.catalog.backend(t).load() for t in ladder},
             num_running=lambda: self.admission.num_running,
@@ -185,6 +193,8 @@ class _Parts:
 
     async def close(self) -> None:
         """Let running requests end, then free the models, then the log: each may still need the next."""
+        if self.verifier is not None:
+            await self.verifier.close()
         await self.admission.drain(_LAST_ROWS_S)
         await self.rates.close()
         if self.control is not None:

@@ -11,7 +11,12 @@
     ├── MethodNotAllowed          the path exists, not with this method
     ├── RequestNotFound           no request of the caller's has this id
     ├── Unauthenticated           no key, or not a valid one
+    ├── WrongScope                a key for use where one for administration is wanted, or the other way round
     ├── OriginRefused             a web page that may not call this server
+    ├── PreconditionRequired      a change that does not say what it rests on
+    ├── PreconditionFailed        what it rests on has changed meanwhile
+    ├── NotFound                  nothing of this name, below ``/admin/v1``
+    ├── NotHere                   this server was started without the part that is asked for
     ├── BodyTooLarge              more bytes than ``server.max_body_bytes``
     ├── BodyTooSlow               the body did not arrive in time
     ├── NotHttp                   what came is no HTTP request
@@ -41,6 +46,7 @@ from backends import errors as backends
 from classifier import errors as classifier
 from gateway.control import errors as control
 from gateway.store import errors as store
+from gateway.verify import errors as verify
 from policies import errors as policies
 
 
@@ -90,6 +96,27 @@ class RequestNotFound(GatewayError):
 
 
 class Unauthenticated(GatewayError):
+    pass
+
+
+class WrongScope(GatewayError):
+    pass
+
+
+class PreconditionRequired(GatewayError):
+    param = "If-Match"
+
+
+class PreconditionFailed(GatewayError):
+    param = "If-Match"
+
+
+class NotFound(GatewayError):
+    def __init__(self, kind: str, name: str) -> None:
+        super().__init__(f"There is no {kind} {shorten(name)!r}.")
+
+
+class NotHere(GatewayError):
     pass
 
 
@@ -219,6 +246,11 @@ TABLE: Mapping[type[Exception], Row] = {
     MethodNotAllowed: Row(405, _INVALID, "method_not_allowed"),
     RequestNotFound: Row(404, _INVALID, "request_not_found"),
     Unauthenticated: Row(401, "authentication_error", "invalid_api_key"),
+    WrongScope: Row(403, "permission_error", "wrong_key_scope"),
+    PreconditionRequired: Row(428, _INVALID, "precondition_required"),
+    PreconditionFailed: Row(412, _INVALID, "precondition_failed"),
+    NotFound: Row(404, _INVALID, "not_found"),
+    NotHere: Row(501, _SERVER, "not_enabled"),
     OriginRefused: Row(403, "permission_error", "origin_refused"),
     BodyTooLarge: Row(413, _INVALID, "request_too_large"),
     BodyTooSlow: Row(408, _INVALID, "request_timeout", retryable=True),
@@ -245,6 +277,11 @@ TABLE: Mapping[type[Exception], Row] = {
     backends.RequestRejected: Row(400, _INVALID, "rejected_by_model"),
     backends.ModelLoadError: _broken("model_not_loaded"),
     backends.InvalidConfig: _broken("model_misconfigured"),
+    # verification: all but the last are met at start or swallowed by the worker
+    verify.VerificationError: _broken("verification_error"),
+    verify.CombinationUnusable: _broken("combination_unusable"),
+    verify.NothingToGoBy: _broken("no_verdict"),
+    verify.IdempotencyKeyReused: Row(409, _INVALID, "idempotency_key_reused"),
     # policies
     policies.PolicyError: _broken("policy_error"),
     policies.InvalidPolicy: _broken("invalid_policy"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -75,8 +75,14 @@ class Gauges:
     num_pending_rows: Callable[[], int]
 
 
+class MetricSource(Protocol):
+    """A room that counts for itself."""
+
+    def collect(self) -> Iterable[Metric]: ...
+
+
 class Metrics(Collector):
-    """Every counter of the gateway. Touched only from the event loop's thread."""
+    """Every counter of the gateway, and through ``others`` those of its rooms. Touched only from the loop's thread."""
 
     def __init__(self) -> None:
         self.models: dict[ModelKey, ModelMetrics] = {}
@@ -88,6 +94,7 @@ class Metrics(Collector):
         self.routing_s = Distribution(FAST_S)
         self.commit_s = Distribution(FAST_S)
         self.gauges: Gauges | None = None
+        self.others: list[MetricSource] = []
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
@@ -117,6 +124,8 @@ class Metrics(Collector):
         yield from self._own()
         if self.gauges is not None:
             yield from self._now(self.gauges)
+        for other in self.others:
+            yield from other.collect()
 
     def _per_model(self) -> Iterable[Metric]:
         for names, help_text, pick in _HISTOGRAMS:

@@ -62,10 +62,10 @@ def test_every_setting_named_elsewhere_exists() -> None:
 def test_every_metric_is_on_the_metrics_page() -> None:
     """Names are read from the source: strings that look like a metric's."""
     text = page("metrics.md")
-    source = (ROOT / "gateway" / "metrics.py").read_text()
     strings = {
         node.value
-        for node in ast.walk(ast.parse(source))
+        for path in (ROOT / "gateway").rglob("metrics.py")
+        for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
     names = {each for each in strings if re.fullmatch(r"(vllm:|gen_ai[._]|suffice_)[a-z0-9_.]+", each)}

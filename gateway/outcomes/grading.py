@@ -37,7 +37,10 @@ def normalise_answer(text: str) -> str:
     folded = re.sub(r"\s+", " ", folded).strip().strip("\"'“”‘’.,;:!() ")
     if _NUMBER.fullmatch(folded):
         number = float(folded)
-        return str(int(number)) if number == int(number) and abs(number) < 1e15 else repr(number)
+        if abs(number) >= 1e15:
+            # Beyond what a float holds exactly, the digits themselves are the number.
+            return folded
+        return str(int(number)) if number == int(number) else repr(number)
     return folded
 
 

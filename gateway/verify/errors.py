@@ -4,7 +4,8 @@
 
     VerificationError
     ├── CombinationUnusable   the file that combines the graders is missing or broken   (at start)
-    └── NothingToGoBy         no grader had an opinion that can be combined             (the job fails)
+    ├── NothingToGoBy         no grader had an opinion that can be combined             (the job fails)
+    └── IdempotencyKeyReused  the same key came with other feedback before              (the caller's to mend)
 """
 
 from __future__ import annotations
@@ -28,3 +29,13 @@ class NothingToGoBy(VerificationError):
         given = ", ".join(graders) or "none"
         super().__init__(f"Of the graders only these had an opinion, which is not enough for a verdict: {given}.")
         self.graders = graders
+
+
+class IdempotencyKeyReused(VerificationError):
+    param = "Idempotency-Key"
+
+    def __init__(self, key: str) -> None:
+        super().__init__(
+            f"The idempotency key {key[:80]!r} was used for other feedback before. What was reported stays as it is; "
+            "report something new under a new key."
+        )

@@ -86,9 +86,10 @@ class VerificationWorker:
         self._has_looked = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
-    def start(self) -> None:
-        """Begin to work."""
-        loops = [self._look_forever(), *(self._work_forever() for _ in range(self._config.concurrency))]
+    def start(self, *, works: bool) -> None:
+        """Begin to watch the queue, and where this process ``works``, to empty it."""
+        num_loops = self._config.concurrency if works else 0
+        loops = [self._look_forever(), *(self._work_forever() for _ in range(num_loops))]
         self._tasks = [asyncio.create_task(each, name="suffice-verify") for each in loops]
 
     async def close(self) -> None:

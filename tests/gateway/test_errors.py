@@ -12,6 +12,7 @@ import classifier.errors
 import gateway.control.errors
 import gateway.errors
 import gateway.store.errors
+import gateway.verify.errors
 import policies.errors
 from gateway.errors import TABLE, answer_to
 
@@ -21,6 +22,7 @@ ROOMS = (
     gateway.control.errors,
     gateway.errors,
     gateway.store.errors,
+    gateway.verify.errors,
     policies.errors,
 )
 
