@@ -56,11 +56,10 @@ class Checker:
 
     def can_only_read(self, job: VerificationJob) -> bool:
         """Whether a verdict is possible without a second answer: the top tier can score, and that is calibrated."""
-        if job.direction == "down":
+        if job.direction == "down" or not self._is_on_ladder(job.against_tier):
             return False
-        party = self._party(job.against_tier)
         able = {each.name for each in self._graders if not each.needs_top_answer}
-        if "score" not in party.backend.capabilities:
+        if "score" not in self._party(job.against_tier).backend.capabilities:
             able.discard("likelihood")
         return self._combination.model_for(frozenset(able)) is not None
 
@@ -134,6 +133,9 @@ class Checker:
                     raise BackendFailure(event.error or f"Model {party.tier.model!r} broke off.")
         return "".join(texts)
 
+    def _is_on_ladder(self, number: int) -> bool:
+        return 1 <= number <= len(self._catalog.ladder)
+
     def _party(self, number: int) -> Party:
         """A tier by its number.
 
@@ -142,7 +144,7 @@ class Checker:
         ValueError
             The ladder in force has no such tier.
         """
-        if not 1 <= number <= len(self._catalog.ladder):
+        if not self._is_on_ladder(number):
             raise ValueError(f"tier {number} is no longer on the ladder")
         tier = self._catalog.ladder[number - 1]
         return Party(tier, self._catalog.backend(tier))

@@ -14,6 +14,7 @@ from gateway.verify.texts import is_text, pack_prompt, pack_sampling
 from policies.ladder import Ladder
 from policies.policy import Policy
 from policies.sampling import Chances, Drawn, chances, draw
+from policies.types import ReasonCode
 
 _WHOLE = frozenset({FinishReason.STOP, FinishReason.LENGTH})
 # The router's word groups that name a subject; the others say how a prompt is put.
@@ -50,7 +51,8 @@ class Sampler:
         request, tier, policy = exchange.request, exchange.tier, exchange.policy
         if not self._is_on or tier is None or policy is None or reason not in _WHOLE or request.num_choices != 1:
             return None
-        if request.wishes.overrides.tier is not None or request.echo or not is_text(request.prompts[0]):
+        is_pinned = exchange.decision is not None and exchange.decision.reason is ReasonCode.PINNED
+        if is_pinned or request.echo or not is_text(request.prompts[0]):
             return None
         confidence = _confidence(exchange, tier.index)
         permitted = permitted_by(policy, self._tiers)

@@ -82,7 +82,7 @@ class VerificationWorker:
         self._budget = Budget(config)
         self._ledger = Ledger()
         self._state = QueueState()
-        self._expected: dict[How, Spent] = {"generate": NOTHING, "score": NOTHING}
+        self._expected: dict[How, Spent] = {}
         self._has_looked = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -107,6 +107,9 @@ class VerificationWorker:
                 await self.look()
             except StoreError as error:
                 _log.warning("the queue of checks cannot be read: %s", error)
+                await asyncio.sleep(_BACKOFF_S)
+            except Exception:
+                _log.exception("looking at the queue of checks failed; it is tried again")
                 await asyncio.sleep(_BACKOFF_S)
             await asyncio.sleep(_LOOK_EVERY_S)
 
@@ -147,6 +150,11 @@ class VerificationWorker:
                 _log.warning("the queue of checks cannot be used: %s", error)
                 await asyncio.sleep(_BACKOFF_S)
                 continue
+            except Exception:
+                # Whatever is wrong with one job or one look, the others are still to be done.
+                _log.exception("the worker stumbled; it goes on")
+                await asyncio.sleep(_BACKOFF_S)
+                continue
             if not worked:
                 await asyncio.sleep(self._config.poll_s)
 
@@ -177,7 +185,7 @@ class VerificationWorker:
         """How a check may be done within the budget; None when it may not."""
         wanted: tuple[How, ...] = ("generate", "score") if self._config.method == "auto" else (self._config.method,)
         for how in wanted:
-            if (how == "generate" or may_read) and self._budget.allows(self._ledger, self._expected[how]):
+            if (how == "generate" or may_read) and self._budget.allows(self._ledger, self._expected.get(how, NOTHING)):
                 return how
         return None
 
@@ -247,12 +255,7 @@ class VerificationWorker:
         else:
             if await self._queue.complete(claim, result, self._now(), keep_texts=self._keep_texts):
                 self.metrics.note_verdict(claim.job, result)
-                expected = self._expected[how]
-                newest = Decimal(repr(_NEWEST))
-                self._expected[how] = Spent(
-                    expected.cost_usd + newest * (spent.cost_usd - expected.cost_usd),
-                    expected.compute_s + _NEWEST * (spent.compute_s - expected.compute_s),
-                )
+                self._learn_cost(how, spent)
             else:
                 self.metrics.endings["lost"] += 1
 
@@ -267,6 +270,15 @@ class VerificationWorker:
             wait_s = max(wait_s, error.retry_after_s or 0.0)
         await self._queue.retry(claim, text, spent, self._now() + timedelta(seconds=wait_s))
         self.metrics.endings["retried"] += 1
+
+    def _learn_cost(self, how: How, spent: Spent) -> None:
+        """The first check of a kind says what the next will cost, until more have."""
+        expected = self._expected.get(how, spent)
+        newest = Decimal(repr(_NEWEST))
+        self._expected[how] = Spent(
+            expected.cost_usd + newest * (spent.cost_usd - expected.cost_usd),
+            expected.compute_s + _NEWEST * (spent.compute_s - expected.compute_s),
+        )
 
     def _note_spent(self, spent: Spent) -> None:
         self._ledger = self._ledger.plus(spent)
