@@ -50,6 +50,7 @@ class ApiRequest:
     thinking : None leaves it to the tier
     echo : the answer repeats the prompt
     wishes : what is asked of the routing
+    prediction : text that the answer may turn out to be
     """
 
     model: str
@@ -62,6 +63,7 @@ class ApiRequest:
     thinking: bool | None = None
     echo: bool = False
     wishes: Wishes = NO_WISHES
+    prediction: str | None = None
 
     @property
     def num_choices(self) -> int:

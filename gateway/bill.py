@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 
 from backends.protocol import Finished, Usage
@@ -63,6 +63,26 @@ def make_bill(tier: Tier, endings: Sequence[Finished], answers_per_prompt: int) 
     )
 
 
+def add_earlier(bill: Bill, earlier: Sequence[Bill]) -> Bill:
+    """The same answer, with what was spent on answers that were not sent added to its costs.
+
+    Token counts stay the sent answer's own: they are what its caller reads them for.
+    """
+    if not earlier:
+        return bill
+    every = [*earlier, bill]
+    known = all(each.compute_s is not None for each in every)
+    return replace(
+        bill,
+        cost_usd=_whole_nano(sum((each.cost_usd for each in every), Decimal(0))),
+        compute_s=sum(each.compute_s or 0.0 for each in every) if known else None,
+        measured_cost_usd=_whole_nano(sum((each.measured_cost_usd or Decimal(0) for each in every), Decimal(0)))
+        if known
+        else None,
+        queue_s=sum(each.queue_s for each in every),
+    )
+
+
 def _whole_nano(amount_usd: Decimal) -> Decimal:
     """The amount as the log keeps it, so that what the caller is told and what is stored are the same number."""
     return amount_usd.quantize(_NANO_USD).normalize()
@@ -76,15 +96,14 @@ def _sum(usages: Sequence[Usage]) -> Usage:
         reasoning_tokens=sum(each.reasoning_tokens for each in usages),
         draft_tokens=sum(each.draft_tokens for each in usages),
         accepted_draft_tokens=sum(each.accepted_draft_tokens for each in usages),
+        accepted_prediction_tokens=sum(each.accepted_prediction_tokens for each in usages),
+        rejected_prediction_tokens=sum(each.rejected_prediction_tokens for each in usages),
     )
 
 
 def _shown(total: Usage, once: Sequence[Usage]) -> Usage:
-    return Usage(
+    return replace(
+        total,
         prompt_tokens=sum(each.prompt_tokens for each in once),
-        completion_tokens=total.completion_tokens,
         cached_tokens=sum(each.cached_tokens for each in once),
-        reasoning_tokens=total.reasoning_tokens,
-        draft_tokens=total.draft_tokens,
-        accepted_draft_tokens=total.accepted_draft_tokens,
     )

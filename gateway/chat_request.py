@@ -51,6 +51,7 @@ class ChatReader:
             include_usage=include_usage,
             thinking=shared.thinking(body),
             wishes=shared.wishes(body, headers),
+            prediction=_prediction(body.get("prediction")),
         )
 
     def schema(self) -> dict[str, Any]:
@@ -64,6 +65,7 @@ class ChatReader:
                 "type": "object",
                 "properties": {"enable_thinking": fields.schema_of(fields.boolean)},
             },
+            "prediction": _PREDICTION,
         }
         return fields.open_object(properties, required=("model", "messages"))
 
@@ -107,6 +109,17 @@ def _message(value: Any, place: int) -> Message:
     return Message(_ROLES[role], content, name)
 
 
+def _prediction(value: Any) -> str | None:
+    """OpenAI's predicted output: ``{"type": "content", "content": text or text parts}``."""
+    if value is None:
+        return None
+    found = fields.mapping(value, "prediction")
+    if found.get("type") != "content":
+        raise fields.wrong_value("prediction.type", "'content'", found.get("type"))
+    content = found.get("content")
+    return content if isinstance(content, str) else _flatten(content, "prediction.content")
+
+
 _NAME = fields.string(_MAX_NAME_CHARS, min_chars=1)
 
 _PART = {
@@ -126,6 +139,11 @@ _MESSAGE = {
         "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART, "minItems": 1}]},
         "name": {"anyOf": [fields.schema_of(_NAME), {"type": "null"}]},
     },
+}
+_PREDICTION = {
+    "type": "object",
+    "required": ["type", "content"],
+    "properties": {"type": {"const": "content"}, "content": _MESSAGE["properties"]["content"]},
 }
 
 

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from backends.protocol import Finished, FinishReason, Usage
+from classifier.confidence import AnswerConfidence
 from classifier.types import Sufficiency
 from gateway.answer import Answer
 from gateway.api_request import ApiRequest
 from gateway.auth import Caller
-from gateway.bill import Bill, make_bill
+from gateway.bill import Bill, add_earlier, make_bill
 from gateway.rates.rates import Grant
 from gateway.store.records import Attempt
 from policies.policy import Policy
@@ -20,14 +21,21 @@ from policies.types import ReasonCode, RoutingDecision, Tier
 
 Clock = Callable[[], float]
 
+UNCALIBRATED = AnswerConfidence()
+
 
 @dataclass(slots=True)
 class Exchange:
     """Times are of ``clock``, in seconds; ``created_at`` is the wall clock's.
 
     ``entered_s`` is set while a place is held; ``asked_tier`` is the one being tried. ``tier`` is set with the first
-    event of an answer: from then on no other tier can take over. ``settled`` is set when the one ending was taken:
-    whoever comes second has nothing left to do. ``grant`` is what is held for a request of a limited key.
+    event of an answer: from then on no other tier can take over, unless the answer is held (:mod:`gateway.escalation`).
+    ``settled`` is set when the one ending was taken: whoever comes second has nothing left to do. ``grant`` is what is
+    held for a request of a limited key.
+
+    ``calibration`` says what a tier's own log-probabilities are worth. ``is_watched`` asks the next tier for them;
+    ``predictions`` (one a choice) is what a doubted tier had answered; ``spent`` are the bills of answers that are not
+    sent, and ``is_escalated`` says that the one that is took a doubted one's place.
     """
 
     request_id: str
@@ -54,13 +62,19 @@ class Exchange:
     last_token_s: float | None = None
     settled: bool = False
     settled_bill: Bill | None = None
+    calibration: AnswerConfidence = UNCALIBRATED
+    is_watched: bool = False
+    predictions: tuple[str, ...] = ()
+    spent: list[Bill] = field(default_factory=list)
+    is_escalated: bool = False
     grant: Grant | None = None
 
     def note_abandoned(self, index: int) -> Callable[[Finished], None]:
-        """A listener for what a cut-off generation used."""
+        """A listener for what a cut-off generation used; it belongs to the tier asked now, whoever is asked later."""
+        abandoned = self.abandoned
 
         def note(finished: Finished) -> None:
-            self.abandoned[index] = finished
+            abandoned[index] = finished
 
         return note
 
@@ -80,6 +94,8 @@ class Exchange:
         """Why this tier answered, as ``x-suffice-reason`` says it."""
         if self.decision is None:
             return ""
+        if self.is_escalated:
+            return ReasonCode.ESCALATED.value
         fell_back = self.tier is not None and self.tier.index != self.decision.tier
         return (ReasonCode.FALLBACK if fell_back else self.decision.reason).value
 
@@ -98,12 +114,13 @@ class Exchange:
     def bill(self) -> Bill:
         """What was used and what it costs; settled with the first call, which comes after the last event."""
         if self.settled_bill is None:
-            if self.tier is None:
-                self.settled_bill = Bill()
-            else:
-                endings = [self.ending(answer) for answer in self.answers]
-                self.settled_bill = make_bill(self.tier, endings, self.request.n)
+            own = Bill() if self.tier is None else self.answers_bill(self.tier)
+            self.settled_bill = add_earlier(own, self.spent)
         return self.settled_bill
+
+    def answers_bill(self, tier: Tier) -> Bill:
+        """What the present answers used and cost at the tier that gives them."""
+        return make_bill(tier, [self.ending(answer) for answer in self.answers], self.request.n)
 
     def ending(self, answer: Answer) -> Finished:
         """How one choice ended, or what is known of it if it was cut off."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from gateway.store.records import RequestRecord
 from policies.ladder import Ladder
-from policies.pricing import price_usd
+from policies.pricing import from_nano_usd, price_usd
 from policies.types import Tier
 
 
@@ -24,7 +24,14 @@ def explain(record: RequestRecord, ladder: Ladder) -> dict[str, Any]:
         "decision": _decision(record),
         "tiers": [_tier(record, tier) for tier in ladder],
         "attempts": [
-            {"tier": each.tier, "model": each.model, "duration_s": each.duration_s, "error": each.error}
+            {
+                "tier": each.tier,
+                "model": each.model,
+                "duration_s": each.duration_s,
+                "error": each.error,
+                "confidence": each.confidence,
+                "cost_usd": None if each.cost_nano_usd is None else format(from_nano_usd(each.cost_nano_usd), "f"),
+            }
             for each in record.attempts
         ],
         "usage": _usage(record),

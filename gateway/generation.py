@@ -20,6 +20,7 @@ from gateway.body import Receive, discard_rest, parse_object, read_body
 from gateway.config_sections import ServerConfig
 from gateway.eager import Eager
 from gateway.errors import BodyTooLarge, ClientGone, ClientStalled, Draining, QuotaExhausted, answer_to, row_of
+from gateway.escalation import begin_surely
 from gateway.exchange import Exchange
 from gateway.frames import Frames
 from gateway.head import Head, read_head
@@ -29,7 +30,7 @@ from gateway.rates.estimate import wanted_nano_usd, wanted_tokens
 from gateway.rates.rates import Rates
 from gateway.responder import Responder, Send
 from gateway.service import Service
-from gateway.serving import Item, begin
+from gateway.serving import Item
 from gateway.wire import Wire, WireHead, usage_json
 from policies.pricing import to_nano_usd
 
@@ -145,7 +146,7 @@ class GenerationEndpoint:
         return wanted_nano_usd(exchange.request, tier, exchange.policy.expected_output_tokens)
 
     async def _whole(self, exchange: Exchange, responder: Responder, lifeline: Lifeline) -> None:
-        begun = await begin(exchange, self._service.catalog)
+        begun = await begin_surely(exchange, self._service.catalog)
         async with aclosing(begun.rest) as items:
             async for _ in items:
                 pass
@@ -158,7 +159,7 @@ class GenerationEndpoint:
         await responder.whole(200, headers, body)
 
     async def _stream(self, exchange: Exchange, responder: Responder, lifeline: Lifeline) -> None:
-        begun = await begin(exchange, self._service.catalog)
+        begun = await begin_surely(exchange, self._service.catalog)
         async with aclosing(begun.rest) as items:
             wire = self._make_wire(exchange)
             frames = Frames(wire)

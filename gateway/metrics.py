@@ -169,7 +169,10 @@ class Metrics(Collector):
         )
         yield _counter("suffice_rejected", "Requests refused before admission.", ["endpoint", "code"], self.rejected)
         yield _counter(
-            "suffice_failed_attempts", "Tries of a tier that failed.", ["tier", "error"], self.failed_attempts
+            "suffice_failed_attempts",
+            "Tries whose answer was not sent.",
+            ["tier", "error"],
+            self.failed_attempts,
         )
         yield _counter("suffice_http_responses", "Responses by status.", ["endpoint", "status"], self.http)
         for name, help_text, distribution in (

@@ -65,28 +65,42 @@ async def begin(exchange: Exchange, catalog: Catalog) -> Begun:
     attempt = next(flow)
     failures: list[BackendError] = []
     while True:
-        tier = catalog.ladder[attempt.tier - 1]
-        begun_s = exchange.clock()
-        exchange.asked_tier = tier
-        rest = _answers(exchange, tier, catalog.backend(tier))
         try:
-            first = await anext(rest, None)
+            return await ask(exchange, catalog, catalog.ladder[attempt.tier - 1])
         except BackendError as error:
             failure = error
-        except Exception as error:
-            # Whatever breaks inside a tier, the others may still answer.
-            _log.exception("tier %d failed outside its contract", tier.index)
-            failure = BackendFailure(f"Model {tier.model!r} failed: {type(error).__name__}.")
-        else:
-            exchange.attempts.append(Attempt(tier.index, tier.model, exchange.clock() - begun_s))
-            return Begun(first, rest)
         failures.append(failure)
-        duration_s = exchange.clock() - begun_s
-        exchange.attempts.append(Attempt(tier.index, tier.model, duration_s, error=row_of(failure).code))
         try:
             attempt = flow.send(_outcome(failure))
         except StopIteration as end:
             raise failures[end.value.decisive] from None
+
+
+async def ask(exchange: Exchange, catalog: Catalog, tier: Tier) -> Begun:
+    """Ask one tier, and wait until it begins to answer; the try is noted however it ends.
+
+    Raises
+    ------
+    BackendError
+        It failed before its first token.
+    """
+    begun_s = exchange.clock()
+    exchange.asked_tier = tier
+    rest = _answers(exchange, tier, catalog.backend(tier))
+    try:
+        first = await anext(rest, None)
+    except BackendError as error:
+        failure = error
+    except Exception as error:
+        # Whatever breaks inside a tier, the others may still answer.
+        _log.exception("tier %d failed outside its contract", tier.index)
+        failure = BackendFailure(f"Model {tier.model!r} failed: {type(error).__name__}.")
+    else:
+        exchange.attempts.append(Attempt(tier.index, tier.model, exchange.clock() - begun_s))
+        return Begun(first, rest)
+    duration_s = exchange.clock() - begun_s
+    exchange.attempts.append(Attempt(tier.index, tier.model, duration_s, error=row_of(failure).code))
+    raise failure
 
 
 def _outcome(failure: BackendError) -> Outcome:
@@ -106,13 +120,16 @@ async def _answers(exchange: Exchange, tier: Tier, backend: Backend) -> AsyncGen
     AnswerFailed
         After it.
     """
-    exchange.answers = [Answer(index) for index in range(exchange.request.num_choices)]
-    exchange.abandoned.clear()
+    exchange.answers = [
+        Answer(index, scored=[] if exchange.is_watched else None) for index in range(exchange.request.num_choices)
+    ]
+    exchange.abandoned = {}
+    answers = exchange.answers
     requests = _generate_requests(exchange, backend)
     if exchange.asked_s is None:
         exchange.asked_s = exchange.clock()
     if len(requests) == 1:
-        answer = exchange.answers[0]
+        answer = answers[0]
         async with aclosing(_stream(backend, requests[0])) as events:
             async for event in events:
                 if (delta := _take(exchange, tier, answer, event)) is not None:
@@ -120,7 +137,7 @@ async def _answers(exchange: Exchange, tier: Tier, backend: Backend) -> AsyncGen
         return
     async with aclosing(merge([_stream(backend, request) for request in requests])) as merged:
         async for index, event in merged:
-            answer = exchange.answers[index]
+            answer = answers[index]
             if (delta := _take(exchange, tier, answer, event)) is not None:
                 yield answer, delta
 
@@ -134,6 +151,8 @@ def _take(exchange: Exchange, tier: Tier, answer: Answer, event: Event) -> Token
     """Note one event of the tier; what is to be shown of it."""
     if isinstance(event, TokenDelta):
         exchange.tier = tier
+        if answer.scored is not None:
+            event = answer.score(event, is_wanted=exchange.request.sampling.logprobs is not None)
         answer.add(event)
         exchange.note_tokens()
         return event
@@ -160,9 +179,12 @@ def _generate_requests(exchange: Exchange, backend: Backend) -> list[GenerateReq
     if thinking is not None and "thinking" not in backend.capabilities:
         thinking = None
     num_choices = request.num_choices
+    is_scored = exchange.is_watched and request.sampling.logprobs is None and "logprobs" in backend.capabilities
     generations = []
     for index in range(num_choices):
         sampling = request.sampling
+        if is_scored:
+            sampling = replace(sampling, logprobs=0)
         if index and sampling.seed is not None:
             sampling = replace(sampling, seed=sampling.seed + index % request.n)
         generations.append(
@@ -173,6 +195,7 @@ def _generate_requests(exchange: Exchange, backend: Backend) -> list[GenerateReq
                 thinking=thinking,
                 echo=request.echo,
                 on_abandoned=exchange.note_abandoned(index),
+                prediction=exchange.predictions[index] if exchange.predictions else request.prediction,
                 **_prompt_argument(request.prompts[index // request.n]),  # type: ignore[arg-type]
             )
         )

@@ -15,12 +15,19 @@ from policies.sampling import Direction
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One try of one tier. ``error`` is None for the try that answered, else the error code that ended it."""
+    """One try of one tier. ``error`` is None for the try that answered, else the error code that ended it.
+
+    ``doubted`` is the code of a try that answered and whose answer a higher tier's took the place of: ``cost_nano_usd``
+    is what it cost by the price table, and is part of the row's cost. ``confidence`` is the tier's own in its answer,
+    where the policy asked for it.
+    """
 
     tier: int
     model: str
     duration_s: float
     error: str | None = None
+    confidence: float | None = None
+    cost_nano_usd: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

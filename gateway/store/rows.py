@@ -120,7 +120,7 @@ def _request_row(record: RequestRecord, encode_time: EncodeTime) -> Row:
         r.explored,
         r.confidence,
         to_json(r.overrides),
-        to_json([[a.tier, a.model, a.duration_s, a.error] for a in r.attempts]),
+        to_json([_attempt_row(attempt) for attempt in r.attempts]),
         r.prompt_tokens,
         r.completion_tokens,
         r.cached_tokens,
@@ -173,6 +173,24 @@ def _session_row(record: RequestRecord, encode_time: EncodeTime) -> Row | None:
     )
 
 
+def _attempt_row(attempt: Attempt) -> list[Any]:
+    found = [attempt.tier, attempt.model, attempt.duration_s, attempt.error, attempt.confidence, attempt.cost_nano_usd]
+    # Most requests are tried once and asked for nothing more.
+    return found[:4] if found[4] is found[5] is None else found
+
+
+def _read_attempt(
+    tier: int,
+    model: str,
+    duration_s: float | None,
+    error: str | None,
+    confidence: float | None = None,
+    cost_nano_usd: int | None = None,
+) -> Attempt:
+    known = None if confidence is None else float(confidence)
+    return Attempt(tier, model, _float(duration_s), error, known, cost_nano_usd)
+
+
 def _optional(text: str | None) -> str | None:
     return None if text is None else clean_text(text)
 
@@ -215,7 +233,7 @@ def decode_record(row: Mapping[str, Any]) -> RequestRecord:
         sufficiency=tuple(TierSufficiency(tier, _float(p), _float(q)) for tier, p, q in fields.pop("sufficiency")),
         ladder=tuple(fields.pop("ladder")),
         propensities={int(tier): _float(p) for tier, p in fields.pop("propensities").items()},
-        attempts=tuple(Attempt(tier, model, _float(s), e) for tier, model, s, e in fields.pop("attempts")),
+        attempts=tuple(_read_attempt(*each) for each in fields.pop("attempts")),
         prompt_text=fields.pop("prompt"),
         answer_text=fields.pop("answer"),
         **fields,
