@@ -23,7 +23,7 @@ from backends.builtin.tasks.check import check
 from backends.builtin.tasks.generate import NATURAL_MIX, UNIFORM_MIX, generate
 from backends.builtin.tasks.types import GRADES, Task
 
-MAX_THINKING_TOKENS = 256
+MAX_THINKING_TOKENS = 320
 MAX_ANSWER_TOKENS = 48
 
 

@@ -7,19 +7,24 @@ from collections import Counter
 from collections.abc import Callable
 from operator import add, mul, sub, truediv
 from random import Random
+from statistics import mean
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
 
+from backends.builtin.paths import model_dir
 from backends.builtin.tasks.chat import draw_chat
 from backends.builtin.tasks.check import check
+from backends.builtin.tasks.checks import digit_by_digit
 from backends.builtin.tasks.everyday import draw_everyday
 from backends.builtin.tasks.families.arithmetic import multiply_steps
 from backends.builtin.tasks.generate import FAMILIES, NATURAL_MIX, UNIFORM_MIX, draw_task, generate, split_of
+from backends.builtin.tasks.thinking import pick, think
 from backends.builtin.tasks.types import GRADES, Split
 
-_APPLY: dict[str, Callable[[int, int], float]] = {"+": add, "-": sub, "*": mul, "/": truediv}
+_APPLY: dict[str, Callable[[float, float], float]] = {"+": add, "-": sub, "*": mul, "/": truediv}
 CELLS = [(family, grade) for family in FAMILIES for grade in GRADES]
 seeds = st.integers(0, 2**63)
 
@@ -79,23 +84,39 @@ def test_every_cell_draws_sound_tasks(family: str, grade: int) -> None:
         assert check(task, f"<think>\n{task.reasoning}\n</think>\n\n{task.answer}")
 
 
+def _value(expression: str) -> float:
+    """Of one operation, or of a chain of sums."""
+    numbers, signs = re.split(r"[-+*/]", expression), re.findall(r"[-+*/]", expression)
+    value: float = int(numbers[0])
+    for sign, number in zip(signs, map(int, numbers[1:]), strict=True):
+        value = _APPLY[sign](value, number)
+    return value
+
+
 @given(st.sampled_from(CELLS), seeds)
 def test_the_sums_in_the_reasoning_are_right(cell: tuple[str, int], seed: int) -> None:
+    """In the steps and in the checks, wherever they stand in a line."""
     task = draw_task(*cell, Random(seed))
-    for line in re.findall(r"(?m)^(?:[A-Z]\w+: )?(\d+(?:[-+*/]\d+)+)=(\d+)$", task.reasoning):
-        left, right = line
-        numbers, signs = re.split(r"[-+*/]", left), re.findall(r"[-+*/]", left)
-        value: float = int(numbers[0])
-        for sign, number in zip(signs, map(int, numbers[1:]), strict=True):
-            value = _APPLY[sign](value, number)
-        assert value == int(right)
+    for left, right in re.findall(r"(?<![\w+*/:-])(\d+(?:[-+*/]\d+)+)=(\d+)(?!\d)", task.reasoning):
+        assert _value(left) == int(right), task.reasoning
 
 
-@given(seeds)
-def test_the_reasoning_ends_on_the_answer(seed: int) -> None:
-    families = ("arithmetic", "word_problems", "strings", "logic", "lookups", "prices", "units", "dates")
-    (task,) = generate(seed, 1, mix={3: 1.0, 4: 1.0, 5: 1.0}, families=families)
-    assert task.reasoning.split("\n")[-1].endswith(task.answer)
+@given(st.sampled_from(CELLS), seeds)
+def test_the_orders_in_the_reasoning_are_right(cell: tuple[str, int], seed: int) -> None:
+    task = draw_task(*cell, Random(seed))
+    for chain in re.findall(r"(?<![\d.])\d+(?:<\d+)+", task.reasoning):
+        numbers = [int(number) for number in chain.split("<")]
+        assert numbers == sorted(set(numbers)), task.reasoning
+
+
+@given(st.sampled_from(CELLS), seeds)
+def test_a_solution_asks_plans_works_checks_and_concludes(cell: tuple[str, int], seed: int) -> None:
+    task = draw_task(*cell, Random(seed))
+    first, second, *_, last = task.reasoning.split("\n")
+    assert first.startswith(("Asked: ", "The question: "))
+    assert second.startswith(("Plan: ", "The way: "))
+    assert re.search(r"\n(Now I check|A check follows)\.\n", task.reasoning)
+    assert last.endswith(f"he answer is {task.answer}")
 
 
 @given(st.integers(2, 999), st.integers(1, 99))
@@ -117,8 +138,39 @@ def test_length_says_little_about_the_grade() -> None:
     assert easy[int(0.8 * len(easy))] > hard[int(0.2 * len(hard))]
 
 
-def test_reasoning_is_short() -> None:
-    assert max(len(t.reasoning) for t in generate(2, 4_000, mix={5: 1.0})) < 300
+def test_thinking_takes_about_as_long_whatever_the_grade() -> None:
+    tokenizer = Tokenizer.from_file(str(model_dir(4) / "tokenizer.json"))
+    tasks = list(generate(2, 2_000, mix=UNIFORM_MIX))
+    lengths = {grade: [] for grade in GRADES}  # type: dict[int, list[int]]
+    for task in tasks:
+        lengths[task.grade].append(len(tokenizer.encode(task.reasoning).ids))
+        assert len(tokenizer.encode(task.prompt).ids) + lengths[task.grade][-1] < 420
+    natural = sum(NATURAL_MIX[grade] * mean(lengths[grade]) for grade in GRADES)
+    assert 110 < natural < 160
+    assert max(mean(of_grade) for of_grade in lengths.values()) < 1.4 * natural
+
+
+def test_the_first_wording_is_the_usual_one() -> None:
+    picked = Counter(pick(("first", "second", "third"), f"problem {number}") for number in range(4_000))
+    assert picked["first"] / 4_000 == pytest.approx(0.75, abs=0.03)
+    assert picked["second"] > 300 < picked["third"]
+    assert pick(("only",), "x") == "only"
+
+
+def test_a_check_is_written_even_where_the_steps_took_all_the_effort() -> None:
+    said = {"asked": "x", "plan": "y", "steps": ["1+1=2"] * 50, "answer": "2"}
+    text = think("k", **said, checks=iter(["one", "two"]))  # type: ignore[arg-type]
+    assert "\none\n" in text
+    assert "two" not in text
+    assert "check" not in think("k", **said, checks=())  # type: ignore[arg-type]
+
+
+@given(st.integers(0, 9_999), st.integers(0, 9_999))
+def test_the_digit_that_decides(a: int, b: int) -> None:
+    if a != b:
+        said = digit_by_digit(min(a, b), max(a, b))
+        fewer = len(str(a)) != len(str(b))
+        assert said.endswith("fewer is less.") if fewer else re.search(r"(\d)<(\d)", said)
 
 
 @given(seeds)

@@ -61,7 +61,7 @@ async def test_auto_is_decided_by_estimates_and_explained(gateway: Gateway) -> N
 
 @pytest.mark.parametrize("tier", [1, 2, 3, 4])
 async def test_each_tier_answers_whole_and_streamed_alike(gateway: Gateway, tier: int) -> None:
-    greedy = {"model": f"tier-{tier}", "temperature": 0, "max_tokens": 120}
+    greedy = {"model": f"tier-{tier}", "temperature": 0, "max_tokens": 300}
     whole = await gateway.chat(QUESTION, **greedy)
     assert whole.headers["x-suffice-tier"] == str(tier)
     message = whole.json()["choices"][0]["message"]
@@ -71,6 +71,7 @@ async def test_each_tier_answers_whole_and_streamed_alike(gateway: Gateway, tier
     assert "".join(delta.get("content", "") for delta in deltas) == message["content"]
     assert "".join(delta.get("reasoning_content", "") for delta in deltas) == message.get("reasoning_content", "")
     assert ("reasoning_content" in message) == (tier == 4)
+    assert whole.json()["choices"][0]["finish_reason"] == "stop"
     assert chunks[-1]["usage"]["completion_tokens"] == whole.json()["usage"]["completion_tokens"]
     await wait_until_idle(gateway)
 

@@ -9,8 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
+from backends.builtin.tasks.checks import digit_by_digit
 from backends.builtin.tasks.facts import CAPITALS, DAYS_OF_MONTH, WEEKDAYS
+from backends.builtin.tasks.families import (
+    arithmetic,
+    comparison,
+    counting,
+    lookups,
+    sorting,
+    strings,
+    units,
+    word_problems,
+)
 from backends.builtin.tasks.generate import split_of
+from backends.builtin.tasks.thinking import think
 from backends.builtin.tasks.types import Problem
 from backends.builtin.tasks.wording import NAMES, THINGS, join_and
 
@@ -45,9 +57,9 @@ def _sum(rng: Random) -> tuple[str, Problem]:
         a = b * rng.randint(0, 12)
     value = {"+": a + b, "-": a - b, "*": a * b, "/": a // max(b, 1)}[sign]
     shown = f"{a}{rng.choice(_SIGNS[sign])}{b}"
-    return "arithmetic", Problem(
-        f"{a} {sign} {b}", rng.choice(_ASK).format(e=shown), str(value), f"{a}{sign}{b}={value}"
-    )
+    key = f"{a} {sign} {b}"
+    reasoning = arithmetic.work(key, value, [f"{a}{sign}{b}={value}"])
+    return "arithmetic", Problem(key, rng.choice(_ASK).format(e=shown), str(value), reasoning)
 
 
 def _add_up(rng: Random) -> tuple[str, Problem]:
@@ -59,7 +71,7 @@ def _add_up(rng: Random) -> tuple[str, Problem]:
         steps.append(f"{run}+{number}={run + number}")
         run += number
     key = " + ".join(map(str, numbers))
-    return "arithmetic", Problem(key, rng.choice(asks).format(l=listed), str(run), "\n".join(steps))
+    return "arithmetic", Problem(key, rng.choice(asks).format(l=listed), str(run), arithmetic.work(key, run, steps))
 
 
 def _capital(rng: Random) -> tuple[str, Problem]:
@@ -71,7 +83,8 @@ def _capital(rng: Random) -> tuple[str, Problem]:
             "{k} is the capital of which country?",
             "Of which country is {k} the capital?",
         )
-        return "", Problem("", rng.choice(asks).format(k=capital), country, f"{country}: {capital}")
+        reasoning = lookups.work_capital(country, f"the country of {capital}.", country)
+        return "", Problem("", rng.choice(asks).format(k=capital), country, reasoning)
     asks = (
         "What is the capital of {c}?",
         "capital of {c}",
@@ -79,7 +92,8 @@ def _capital(rng: Random) -> tuple[str, Problem]:
         "{c} capital?",
         "Name the capital of {c}.",
     )
-    return "", Problem("", rng.choice(asks).format(c=country), capital, f"{country}: {capital}")
+    reasoning = lookups.work_capital(country, f"the capital of {country}.", capital)
+    return "", Problem("", rng.choice(asks).format(c=country), capital, reasoning)
 
 
 def _sort(rng: Random) -> tuple[str, Problem]:
@@ -91,7 +105,8 @@ def _sort(rng: Random) -> tuple[str, Problem]:
         asks: tuple[str, ...] = ("Sort {l} from high to low", "sort {l} descending", "Sort {l} in descending order.")
     else:
         asks = ("Sort {l}", "sort {l}.", "Sort these: {l}", "Put {l} in order.", "order {l}", "Sort the numbers {l}.")
-    return "sorting", Problem(f"{down} {', '.join(map(str, numbers))}", rng.choice(asks).format(l=shown), order, order)
+    key = f"{down} {', '.join(map(str, numbers))}"
+    return "sorting", Problem(key, rng.choice(asks).format(l=shown), order, sorting.work(numbers, down))
 
 
 def _compare(rng: Random) -> tuple[str, Problem]:
@@ -99,13 +114,23 @@ def _compare(rng: Random) -> tuple[str, Problem]:
     if rng.random() < 0.3:
         word = rng.choice(("bigger", "larger", "greater"))
         asked = f"Is {a} {word} than {b}?"
-        return "", Problem("", asked, "yes" if a > b else "no", f"max {a} {b}={max(a, b)}")
+        answer = "yes" if a > b else "no"
+        reasoning = think(
+            asked,
+            asked=f"whether {b}<{a}.",
+            plan="compare their digits from the left.",
+            steps=[f"max {a} {b}={max(a, b)}"],
+            answer=answer,
+            checks=[f"{min(a, b)}<{max(a, b)}.", digit_by_digit(min(a, b), max(a, b))],
+        )
+        return "", Problem("", asked, answer, reasoning)
     high = rng.random() < 0.6
     word = rng.choice(("bigger", "larger", "greater", "more") if high else ("smaller", "less", "lower"))
     take = max if high else min
     asks = ("Which is {w}, {a} or {b}?", "what is {w}: {a} or {b}", "{a} or {b}, which is {w}?")
     key = f"{take.__name__} {a} {b}"
-    return "comparison", Problem(key, rng.choice(asks).format(w=word, a=a, b=b), str(take(a, b)), f"{key}={take(a, b)}")
+    reasoning = comparison.work_pair(take.__name__, a, b)
+    return "comparison", Problem(key, rng.choice(asks).format(w=word, a=a, b=b), str(take(a, b)), reasoning)
 
 
 def _extreme(rng: Random) -> tuple[str, Problem]:
@@ -117,7 +142,10 @@ def _extreme(rng: Random) -> tuple[str, Problem]:
     asks = ("What is the {w} of {l}?", "{w} of {l}", "Which number is the {w}: {l}?")
     answer = str(take(numbers))
     return "comparison", Problem(
-        f"{name} {shown}", rng.choice(asks).format(w=rng.choice(words), l=shown), answer, f"{name}={answer}"
+        f"{name} {shown}",
+        rng.choice(asks).format(w=rng.choice(words), l=shown),
+        answer,
+        comparison.work_extreme(name, numbers),
     )
 
 
@@ -130,14 +158,15 @@ def _backwards(rng: Random) -> tuple[str, Problem]:
         "Write {s} backwards.",
         "Reverse the word {s}.",
     )
-    return "strings", Problem(f"{code} reverse", rng.choice(asks).format(s=code), code[::-1], code[::-1])
+    reasoning = strings.work(f"{code} reverse", code, ["reverse it"], [code[::-1]])
+    return "strings", Problem(f"{code} reverse", rng.choice(asks).format(s=code), code[::-1], reasoning)
 
 
 def _letters(rng: Random) -> tuple[str, Problem]:
     code = "".join(rng.choices("ABCDEFGHKLMNPRSTEO", k=rng.randint(3, 7)))
     asks = ("How many letters are in {s}?", "How many letters does {s} have?", "length of {s}")
-    numbered = " ".join(f"{place}{letter}" for place, letter in enumerate(code, 1))
-    return "counting", Problem(f"length {code}", rng.choice(asks).format(s=code), str(len(code)), numbered)
+    question = rng.choice(asks).format(s=code)
+    return "counting", Problem(f"length {code}", question, str(len(code)), counting.work_length(code))
 
 
 _PEOPLE = (*NAMES, "Tom", "Lisa", "John", "Mary", "Alice", "Bob", "Peter", "Sara")
@@ -159,7 +188,8 @@ def _heap(rng: Random) -> tuple[str, Problem]:
     person, thing = rng.choice(_PEOPLE), rng.choice(THINGS)
     told = f"{person} has {have} {thing}" + rng.choice((" and {v}. ", ". {p} {v}. ", ", then {v}. ")) + rng.choice(asks)
     question = told.format(v=verb.format(m=m), p=person, t=thing)
-    return "word_problems", Problem(f"{have} {sign}{m}", question, str(value), f"{have}{sign}{m}={value}")
+    reasoning = word_problems.work([str(have), f"{sign}{m}"], thing, [f"{have}{sign}{m}={value}"], value)
+    return "word_problems", Problem(f"{have} {sign}{m}", question, str(value), reasoning)
 
 
 def _weekday(rng: Random) -> tuple[str, Problem]:
@@ -174,7 +204,15 @@ def _weekday(rng: Random) -> tuple[str, Problem]:
         -1: ("What day comes before {w}?", "If today is {w}, what day was yesterday?"),
         2: ("What day is two days after {w}?", "Today is {w}. What day is it the day after tomorrow?"),
     }
-    return "", Problem("", rng.choice(asks[step]).format(w=today), other, f"{today}, {other}")
+    reasoning = think(
+        today + other,
+        asked=f"the day {abs(step)} {'after' if step > 0 else 'before'} {today}.",
+        plan="walk along the week.",
+        steps=[", ".join(WEEKDAYS[(at + walked) % 7] for walked in (range(step + 1) if step > 0 else (0, -1)))],
+        answer=other,
+        checks=[f"The week: {', '.join(WEEKDAYS)}."],
+    )
+    return "", Problem("", rng.choice(asks[step]).format(w=today), other, reasoning)
 
 
 _AMOUNTS = (
@@ -194,20 +232,31 @@ _SINGLE = (
 def _amount(rng: Random) -> tuple[str, Problem]:
     if rng.random() < 0.3:
         said, value = rng.choice((*_SINGLE, *((f"days are in {m}", d) for m, d in DAYS_OF_MONTH.items())))
-        return "", Problem("", f"How many {said}?", str(value), f"{said}={value}")
+        reasoning = think(
+            said, asked=f"how many {said}.", plan="recall it.", steps=[f"{said}={value}"], answer=str(value), checks=()
+        )
+        return "", Problem("", f"How many {said}?", str(value), reasoning)
     big, small, factor = rng.choice(_AMOUNTS)
     n = rng.randint(2, 12)
     asks = ("How many {b} are in {n} {a}?", "How many {b} is {n} {a}?", "convert {n} {a} to {b}", "{n} {a} in {b}")
     question = rng.choice(asks).format(a=big, b=small, n=n)
-    return "units", Problem(f"{n} {big} {small}", question, str(n * factor), f"{n}*{factor}={n * factor}")
+    reasoning = units.work_conversion(n, big, small, factor, [f"{n}*{factor}={n * factor}"])
+    return "units", Problem(f"{n} {big} {small}", question, str(n * factor), reasoning)
 
 
 def _parity(rng: Random) -> tuple[str, Problem]:
     n = rng.randint(0, 99)
     answer = "odd" if n % 2 else "even"
-    return "", Problem(
-        "", rng.choice(("Is {n} even or odd?", "is {n} odd or even")).format(n=n), answer, f"{n % 10}: {answer}"
+    last = n % 10
+    reasoning = think(
+        str(n),
+        asked=f"whether {n} is even or odd.",
+        plan="its last digit decides.",
+        steps=[f"{last}: {answer}"],
+        answer=answer,
+        checks=[f"{n // 2}*2={n // 2 * 2}, and {n // 2 * 2}+{n % 2}={n}."],
     )
+    return "", Problem("", rng.choice(("Is {n} even or odd?", "is {n} odd or even")).format(n=n), answer, reasoning)
 
 
 _KINDS: tuple[tuple[Callable[[Random], tuple[str, Problem]], float], ...] = (

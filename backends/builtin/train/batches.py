@@ -20,8 +20,8 @@ from backends.builtin.conversations import draw_document
 from backends.builtin.tokenizer import END_OF_TEXT
 from backends.builtin.train.specs import SPECS, TierSpec
 
-# Few, so that the compiler sees few shapes; 99 % of the documents fit the first three.
-BUCKETS = (64, 128, 256, 512)
+# Few, so that the compiler sees few shapes: answers at once fit the first two, most thinking the next two.
+BUCKETS = (64, 128, 256, 384, 512)
 _DRAWN_AT_ONCE = 512
 _QUEUE_DEPTH = 4
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
+from backends.builtin.tasks.checks import check_sums
+from backends.builtin.tasks.thinking import think
 from backends.builtin.tasks.types import Problem
 
 # An expression, its value, and the steps that compute it.
@@ -20,6 +22,12 @@ _TEMPLATES = (
     "Evaluate {e}.",
 )
 _SPOKEN = {"+": "plus", "-": "minus", "*": "times"}
+_PLANS = {
+    "+": "add the second number to the first.",
+    "-": "take the second number from the first.",
+    "*": "multiply, part by part if need be.",
+    "/": "see how often the second number goes into the first.",
+}
 
 
 def multiply_steps(a: int, b: int) -> list[str]:
@@ -126,4 +134,21 @@ def draw(grade: int, rng: Random) -> Problem:
         shown = " ".join(_SPOKEN.get(word, word) for word in text.split())
     elif rng.random() < 0.25:
         shown = text.replace(" ", "")
-    return Problem(text, rng.choice(_TEMPLATES).format(e=shown), str(value), "\n".join(steps))
+    question = rng.choice(_TEMPLATES).format(e=shown)
+    return Problem(text, question, str(value), work(text, value, steps))
+
+
+def work(text: str, value: int, steps: list[str]) -> str:
+    """The worked solution of an expression."""
+    return think(
+        text, asked=f"find {text}.", plan=_plan(text), steps=steps, answer=str(value), checks=check_sums(steps)
+    )
+
+
+def _plan(text: str) -> str:
+    if "(" in text:
+        return "brackets first, then the product."
+    signs = [word for word in text.split() if word in _SPOKEN or word == "/"]
+    if len(signs) == 1:
+        return _PLANS[signs[0]]
+    return "products first, then the rest." if "*" in signs else "from left to right."

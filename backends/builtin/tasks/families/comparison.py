@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from random import Random
 
+from backends.builtin.tasks.checks import check_extreme, check_sums, digit_by_digit
+from backends.builtin.tasks.thinking import think
 from backends.builtin.tasks.types import Problem
 from backends.builtin.tasks.wording import join_and
 
@@ -28,6 +31,8 @@ _VALUE_SPREAD = (
     "Compute each of these: {l}. What is the difference between the largest and the smallest result?",
     "How far apart are the largest and the smallest value among {l}?",
 )
+
+_MEANS = {"max": "largest", "min": "smallest"}
 
 
 def _numbers(count: int, low: int, high: int, rng: Random) -> list[int]:
@@ -63,21 +68,75 @@ def _of_numbers(grade: int, rng: Random) -> Problem:
         a, b = _numbers(2, 10, 1000, rng)
         word = rng.choice(("larger", "bigger", "greater") if high else ("smaller", "less", "lower"))
         text = rng.choice(_PAIR).format(w=word, a=a, b=b)
-        return Problem(f"{take.__name__} {a} {b}", text, str(take(a, b)), f"{take.__name__} {a} {b}={take(a, b)}")
+        return Problem(f"{take.__name__} {a} {b}", text, str(take(a, b)), work_pair(take.__name__, a, b))
     numbers = _numbers(rng.randint(4, 5), 10, 1000, rng)
     shown = ", ".join(map(str, numbers))
     word = rng.choice(("largest", "biggest", "greatest") if high else ("smallest", "lowest"))
     answer = take(numbers)
     text = rng.choice(_EXTREME).format(w=word, l=shown)
-    return Problem(f"{take.__name__} {shown}", text, str(answer), f"{take.__name__}={answer}")
+    return Problem(f"{take.__name__} {shown}", text, str(answer), work_extreme(take.__name__, numbers))
+
+
+def work_pair(name: str, a: int, b: int) -> str:
+    """The worked solution of the larger ("max") or the smaller ("min") of two numbers."""
+    low, high = min(a, b), max(a, b)
+    answer = high if name == "max" else low
+    return think(
+        f"{name} {a} {b}",
+        asked=f"the {_MEANS[name]} of {a} and {b}.",
+        plan="compare their digits from the left.",
+        steps=[f"{name} {a} {b}={answer}"],
+        answer=str(answer),
+        checks=_sure_of_pair(low, high),
+    )
+
+
+def _sure_of_pair(low: int, high: int) -> Iterator[str]:
+    yield f"{low}<{high}, and {high}-{low}={high - low}."
+    yield digit_by_digit(low, high)
+    yield f"Back: {low}+{high - low}={high}, so {high} is further up."
+    yield f"In order: {low}, {high}."
+    yield from check_sums([f"{low}+{high - low}={high}"])
+
+
+def work_extreme(name: str, numbers: list[int]) -> str:
+    """The worked solution of the largest ("max") or the smallest ("min") of a list."""
+    shown = ", ".join(map(str, numbers))
+    answer = max(numbers) if name == "max" else min(numbers)
+    return think(
+        f"{name} {shown}",
+        asked=f"the {_MEANS[name]} of {shown}.",
+        plan="compare one after the other.",
+        steps=[f"{name}={answer}"],
+        answer=str(answer),
+        checks=check_extreme(numbers, answer, name),
+    )
 
 
 def _spread_of_numbers(rng: Random) -> Problem:
     numbers = _numbers(rng.randint(3, 5), 10, 300, rng)
     shown = join_and([str(n) for n in numbers])
     high, low = max(numbers), min(numbers)
-    reasoning = f"max={high}\nmin={low}\n{high}-{low}={high - low}"
+    steps = [f"max={high}", f"min={low}", f"{high}-{low}={high - low}"]
+    reasoning = think(
+        f"spread {shown}",
+        asked=f"largest less smallest of {shown}.",
+        plan="find both, then subtract.",
+        steps=steps,
+        answer=str(high - low),
+        checks=_sure_of_spread(numbers, steps),
+    )
     return Problem(f"spread {shown}", rng.choice(_SPREAD).format(l=shown), str(high - low), reasoning)
+
+
+def _sure_of_spread(numbers: list[int], steps: list[str]) -> Iterator[str]:
+    yield f"In order: {', '.join(map(str, sorted(numbers)))}."
+    yield from check_sums(steps)
+
+
+def _sure_of_values(values: list[int], steps: list[str]) -> Iterator[str]:
+    yield f"The values in order: {', '.join(map(str, sorted(values)))}."
+    yield from check_sums(steps)
 
 
 def draw(grade: int, rng: Random) -> Problem:
@@ -92,7 +151,23 @@ def draw(grade: int, rng: Random) -> Problem:
     if grade == 5:
         steps = [*steps, f"max={high}", f"min={low}", f"{high}-{low}={high - low}"]
         question = rng.choice(_VALUE_SPREAD).format(l=shown)
-        return Problem(f"spread {shown}", question, str(high - low), "\n".join(steps))
+        reasoning = think(
+            shown,
+            asked=f"how far apart are {shown}.",
+            plan="each value, then largest less smallest.",
+            steps=steps,
+            answer=str(high - low),
+            checks=_sure_of_values(values, steps),
+        )
+        return Problem(f"spread {shown}", question, str(high - low), reasoning)
     word, answer, name = ("largest", high, "max") if rng.random() < 0.5 else ("smallest", low, "min")
     question = rng.choice(_VALUES).format(w=word, l=shown)
-    return Problem(f"{name} {shown}", question, str(answer), "\n".join([*steps, f"{name}={answer}"]))
+    reasoning = think(
+        f"{name} {shown}",
+        asked=f"the {_MEANS[name]} of {shown}.",
+        plan="each value, then compare.",
+        steps=[*steps, f"{name}={answer}"],
+        answer=str(answer),
+        checks=_sure_of_values(values, steps),
+    )
+    return Problem(f"{name} {shown}", question, str(answer), reasoning)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from random import Random
 
+from backends.builtin.tasks.checks import check_sums
 from backends.builtin.tasks.facts import DAYS_OF_MONTH, MONTHS, WEEKDAYS
+from backends.builtin.tasks.thinking import think
 from backends.builtin.tasks.types import Problem
 from backends.builtin.tasks.wording import join_and
 
@@ -50,7 +53,28 @@ def _end(grade: int, rng: Random) -> Problem:
     end = _clock(start + length)
     total = minute + length % 60
     carried = f"{minute}+{length % 60}={total}" + (f"\n{total}-60={total - 60}" if total >= 60 else "")
-    return Problem(f"{start}+{length}", rng.choice(_ENDS).format(t=_clock(start), d=said), end, f"{carried}\n{end}")
+    steps = [carried, end]
+    reasoning = think(
+        f"{start}+{length}",
+        asked=f"the time {said} after {_clock(start)}.",
+        plan="add the minutes, carry a full hour, then add the hours.",
+        steps=steps,
+        answer=end,
+        checks=_sure_of_clock(start, length, steps),
+    )
+    return Problem(f"{start}+{length}", rng.choice(_ENDS).format(t=_clock(start), d=said), end, reasoning)
+
+
+def _sure_of_clock(start: int, length: int, steps: list[str]) -> Iterator[str]:
+    hours, rest = divmod(length, 60)
+    middle = _clock(start + hours * 60)
+    if hours:
+        yield f"Hours first: {_clock(start)} and {hours}h is {middle}, and {rest} more is {_clock(start + length)}."
+    yield f"Back: {_clock(start + length)} less {hours}h{rest} is {_clock(start)}."
+    to_hour = 60 - start % 60
+    if to_hour < 60 and to_hour <= rest:
+        yield f"To the full hour it takes {to_hour}: 60-{start % 60}={to_hour}, then {rest}-{to_hour}={rest - to_hour}."
+    yield from check_sums(steps)
 
 
 def _weekday(rng: Random) -> Problem:
@@ -58,8 +82,27 @@ def _weekday(rng: Random) -> Problem:
     rest = days % 7
     day = WEEKDAYS[(start + rest) % 7]
     walk = ", ".join(WEEKDAYS[(start + i) % 7] for i in range(rest + 1))
-    reasoning = f"{days}-{days - rest}={rest}\n{walk}"
+    steps = [f"{days}-{days - rest}={rest}", walk]
+    reasoning = think(
+        f"{start}+{days}",
+        asked=f"the weekday {days} days after {WEEKDAYS[start]}.",
+        plan="whole weeks change nothing, so count the rest.",
+        steps=steps,
+        answer=day,
+        checks=_sure_of_weekday(start, days, steps),
+    )
     return Problem(f"{start}+{days}", rng.choice(_WEEKDAY).format(w=WEEKDAYS[start], n=days), day, reasoning)
+
+
+def _sure_of_weekday(start: int, days: int, steps: list[str]) -> Iterator[str]:
+    weeks, rest = divmod(days, 7)
+    yield f"{weeks}*7={weeks * 7}, and {weeks * 7}+{rest}={days}."
+    yield (
+        f"Back from {WEEKDAYS[(start + rest) % 7]}: "
+        + ", ".join(WEEKDAYS[(start + rest - i) % 7] for i in range(rest + 1))
+        + "."
+    )
+    yield from check_sums(steps)
 
 
 def _date(most: int, rng: Random) -> Problem:
@@ -72,7 +115,23 @@ def _date(most: int, rng: Random) -> Problem:
         total, at = total - length, (at + 1) % 12
     answer = f"{MONTHS[at]} {total}"
     question = rng.choice(_DATE).format(n=ahead, m=MONTHS[month], d=day)
-    return Problem(f"{month}/{day}+{ahead}", question, answer, "\n".join([*steps, answer]))
+    steps.append(answer)
+    reasoning = think(
+        f"{month}/{day}+{ahead}",
+        asked=f"the date {ahead} days after {MONTHS[month]} {day}.",
+        plan="add the days, then take off month after month.",
+        steps=steps,
+        answer=answer,
+        checks=_sure_of_date(month, at, total, steps),
+    )
+    return Problem(f"{month}/{day}+{ahead}", question, answer, reasoning)
+
+
+def _sure_of_date(month: int, at: int, day: int, steps: list[str]) -> Iterator[str]:
+    yield f"{MONTHS[at]} has {DAYS_OF_MONTH[MONTHS[at]]} days, so {day} is a day of it."
+    if at != month:
+        yield f"{MONTHS[month]} has {DAYS_OF_MONTH[MONTHS[month]]} days, and {MONTHS[(month + 1) % 12]} comes after it."
+    yield from check_sums(steps)
 
 
 def _trip(count: int, rng: Random) -> Problem:
@@ -88,7 +147,23 @@ def _trip(count: int, rng: Random) -> Problem:
     steps.append(f"{start % 60}+{rest}={minutes}" + (f"\n{minutes}-60={minutes - 60}" if minutes >= 60 else ""))
     end = _clock(start + total)
     question = rng.choice(_LEGS).format(t=_clock(start), l=join_and([str(p) for p in parts]))
-    return Problem(f"{start}+{parts}", question, end, "\n".join([*steps, end]))
+    steps.append(end)
+    reasoning = think(
+        f"{start}+{parts}",
+        asked=f"the time {', '.join(map(str, parts))} minutes after {_clock(start)}.",
+        plan="add the parts, make hours of them, add those.",
+        steps=steps,
+        answer=end,
+        checks=_sure_of_trip(start, total, steps),
+    )
+    return Problem(f"{start}+{parts}", question, end, reasoning)
+
+
+def _sure_of_trip(start: int, total: int, steps: list[str]) -> Iterator[str]:
+    hours, rest = divmod(total, 60)
+    yield f"{hours}*60={hours * 60}, and {hours * 60}+{rest}={total}."
+    yield f"Back: {_clock(start + total)} less {hours}h{rest} is {_clock(start)}."
+    yield from check_sums(steps)
 
 
 def draw(grade: int, rng: Random) -> Problem:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from random import Random
 
+from backends.builtin.tasks.checks import check_extreme, check_sums, numbered, spelled
+from backends.builtin.tasks.thinking import think
 from backends.builtin.tasks.types import Problem
 from backends.builtin.tasks.wording import NAMES, WORDS
 
@@ -42,7 +45,30 @@ def _repeat(rng: Random) -> Problem:
     if rng.random() < 0.5:
         question = f"{question} Then end with {other}, separated in the same way."
         answer = _SEPARATORS[name].join([word] * count + [other])
-    return Problem(f"{answer} {name}", question, answer, f"{count} {word}")
+    words = answer.split(_SEPARATORS[name])
+    reasoning = think(
+        answer,
+        asked=f"{word}, {count} times" + (f", then {other}" if len(words) > count else "") + f", with {name}.",
+        plan="count the words while writing.",
+        steps=[numbered(words)],
+        answer=answer,
+        checks=_sure_of_repeat(words, name),
+    )
+    return Problem(f"{answer} {name}", question, answer, reasoning)
+
+
+def _sure_of_repeat(words: list[str], name: str) -> Iterator[str]:
+    yield f"{len(words)} words have {len(words) - 1} {name} between them."
+    for word in dict.fromkeys(words):
+        yield f"{word} stands there {words.count(word)} times."
+    yield f"The first word is {words[0]}, the last is {words[-1]}."
+    yield f"Backwards: {numbered(words[::-1])}."
+    for word in dict.fromkeys(words):
+        yield f"{word} is spelled {spelled(word)}."
+    yield f"After the last word there are no {name}."
+    yield f"Nothing stands before the first {words[0]} either."
+    yield f"Two words and what is between: {_SEPARATORS[name].join(words[:2])}."
+    yield f"The last two: {_SEPARATORS[name].join(words[-2:])}."
 
 
 def _wrap(rng: Random) -> Problem:
@@ -50,13 +76,51 @@ def _wrap(rng: Random) -> Problem:
     name = rng.choice(list(_BRACKETS))
     left, right = _BRACKETS[name]
     answer = " ".join(f"{left}{w}{right}" for w in words)
-    return Problem(answer, rng.choice(_WRAP).format(l=", ".join(words), b=name), answer, f"{left}{right} {len(words)}")
+    question = rng.choice(_WRAP).format(l=", ".join(words), b=name)
+    reasoning = think(
+        answer,
+        asked=f"{', '.join(words)}, each in {name}.",
+        plan=f"write {left} before each word and {right} after it.",
+        steps=[numbered(words)],
+        answer=answer,
+        checks=_sure_of_wrap(words, left, right),
+    )
+    return Problem(answer, question, answer, reasoning)
+
+
+def _sure_of_wrap(words: list[str], left: str, right: str) -> Iterator[str]:
+    yield f"{len(words)} words make {len(words)} pairs of {left}{right}."
+    for word in words:
+        yield f"{word} becomes {left}{word}{right}."
+    for word in words:
+        yield f"{word} is spelled {spelled(word)}."
+    yield f"The first is {words[0]}, the last is {words[-1]}."
+    yield f"{left} opens, {right} closes, and between two pairs is a space."
+    yield f"Backwards: {', '.join(words[::-1])}."
 
 
 def _record(rng: Random) -> Problem:
     name, age, city = rng.choice(NAMES), rng.randint(18, 99), rng.choice(_CITIES)
     answer = json.dumps({"name": name, "age": age, "city": city})
-    return Problem(answer, rng.choice(_JSON).format(n=name, a=age, c=city), answer, f"{name}, {age}, {city}")
+    question = rng.choice(_JSON).format(n=name, a=age, c=city)
+    reasoning = think(
+        answer,
+        asked="an object of name, age and city.",
+        plan="find the three values, then write them in this order.",
+        steps=[f"{name}, {age}, {city}"],
+        answer=answer,
+        checks=_sure_of_record(name, age, city),
+    )
+    return Problem(answer, question, answer, reasoning)
+
+
+def _sure_of_record(name: str, age: int, city: str) -> Iterator[str]:
+    yield f"name: {name}, a text, in quotes."
+    yield f"age: {age}, a number, without quotes."
+    yield f"city: {city}, a text, in quotes."
+    yield "Three keys, two commas, one pair of brackets."
+    yield f"{name} is {age} years old and lives in {city}."
+    yield f"The name is spelled {spelled(name)}, the city {spelled(city)}."
 
 
 def _figures(grade: int, rng: Random) -> Problem:
@@ -69,7 +133,7 @@ def _figures(grade: int, rng: Random) -> Problem:
     high, low = max(numbers), min(numbers)
     values = {"count": len(numbers), "max": high, "sum": total, "range": high - low}
     if grade == 3:
-        steps = ["\n".join(f"{place}: {n}" for place, n in enumerate(numbers, 1))]
+        steps = [f"{place}: {n}" for place, n in enumerate(numbers, 1)]
     steps.append(f"max={high}")
     if grade == 5:
         steps.append(f"min={low}\n{high}-{low}={high - low}")
@@ -77,7 +141,21 @@ def _figures(grade: int, rng: Random) -> Problem:
     quoted = ", ".join(f'"{k}"' for k in keys)
     question = rng.choice(_ASK).format(l=shown, k=quoted, d=said)
     answer = json.dumps({k: values[k] for k in keys})
-    return Problem(f"{grade} {shown}", question, answer, "\n".join(steps))
+    reasoning = think(
+        f"{grade} {shown}",
+        asked=f"{', '.join(keys)} of {shown}.",
+        plan="one key after the other.",
+        steps=steps,
+        answer=answer,
+        checks=_sure_of_figures(numbers, steps),
+    )
+    return Problem(f"{grade} {shown}", question, answer, reasoning)
+
+
+def _sure_of_figures(numbers: list[int], steps: list[str]) -> Iterator[str]:
+    yield f"In order: {', '.join(map(str, sorted(numbers)))}."
+    yield from check_sums(steps)
+    yield from check_extreme(numbers, max(numbers), "max")
 
 
 def draw(grade: int, rng: Random) -> Problem:

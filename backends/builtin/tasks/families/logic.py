@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from random import Random
 
+from backends.builtin.tasks.checks import numbered
+from backends.builtin.tasks.thinking import think
 from backends.builtin.tasks.types import Problem
 from backends.builtin.tasks.wording import NAMES
 
@@ -40,7 +43,27 @@ def _ranking(grade: int, rng: Random) -> Problem:
     top = rng.random() < 0.5
     answer = people[0] if top else people[-1]
     question = " ".join([*facts, f"Who is the {most if top else least}?"])
-    return Problem(f"{'top' if top else 'bottom'} {' '.join(people)}", question, answer, ", ".join(people))
+    reasoning = think(
+        question,
+        asked=f"who is the {most if top else least} of {', '.join(sorted(people))}.",
+        plan=f"put them in a row, the {most} first.",
+        steps=[", ".join(people)],
+        answer=answer,
+        checks=_sure_of_ranking(people, more, less),
+    )
+    return Problem(f"{'top' if top else 'bottom'} {' '.join(people)}", question, answer, reasoning)
+
+
+def _sure_of_ranking(people: list[str], more: str, less: str) -> Iterator[str]:
+    for above, below in itertools.pairwise(people):
+        yield f"{above} is {more} than {below}, as told."
+    yield f"Numbered: {numbered(people)}."
+    yield f"Nobody is {more} than {people[0]}."
+    yield f"Nobody is {less} than {people[-1]}."
+    for above, below in itertools.pairwise(people[::-1]):
+        yield f"{above} is {less} than {below}."
+    for above, below in itertools.combinations(people, 2):
+        yield f"{above} comes before {below}."
 
 
 def _passing(rng: Random) -> Problem:
@@ -49,7 +72,24 @@ def _passing(rng: Random) -> Problem:
     hops = [rng.choice(_PASSES).format(a=a, b=b) for a, b in itertools.pairwise(chain)]
     rng.shuffle(hops)
     told = f"{rng.choice(_BALLS).format(p=chain[0])} At some point: {' '.join(hops)} {rng.choice(_HOLDER)}"
-    return Problem(f"passes {' '.join(chain)}", told, chain[-1], "\n".join(chain))
+    reasoning = think(
+        told,
+        asked=f"who has the ball, starting with {chain[0]}.",
+        plan="follow the ball from hand to hand.",
+        steps=chain,
+        answer=chain[-1],
+        checks=_sure_of_passes(chain),
+    )
+    return Problem(f"passes {' '.join(chain)}", told, chain[-1], reasoning)
+
+
+def _sure_of_passes(chain: list[str]) -> Iterator[str]:
+    for giver, taker in itertools.pairwise(chain):
+        yield f"{giver} gives it to {taker}."
+    yield f"{chain[-1]} gives it to nobody."
+    yield f"{len(chain) - 1} passes and {len(chain)} people: {numbered(chain)}."
+    for taker, giver in itertools.pairwise(chain[::-1]):
+        yield f"{taker} has it from {giver}."
 
 
 def _row(grade: int, rng: Random) -> Problem:
@@ -67,7 +107,26 @@ def _row(grade: int, rng: Random) -> Problem:
         key.append(f"{i}{j}")
         steps.append(", ".join(row))
     said.append(rng.choice(_ORDER))
-    return Problem(" ".join(key), " ".join(said), ", ".join(row), "\n".join(steps))
+    swaps = NUM_SWAPS[grade]
+    reasoning = think(
+        " ".join(key),
+        asked=f"the row after {swaps} swaps.",
+        plan="write the row after each.",
+        steps=[key[0], *steps] if grade < 5 else steps,
+        answer=", ".join(row),
+        checks=_sure_of_row([key[0], *steps]),
+    )
+    return Problem(" ".join(key), " ".join(said), ", ".join(row), reasoning)
+
+
+def _sure_of_row(rows: list[str]) -> Iterator[str]:
+    names = rows[-1].split(", ")
+    yield f"{len(names)} names, each once."
+    for before, after in itertools.pairwise(rows):
+        moved = [(a, b) for a, b in zip(before.split(", "), after.split(", "), strict=True) if a != b]
+        (left, right) = moved[0]
+        yield f"{left} and {right} swapped: {after}."
+    yield f"Numbered: {numbered(names)}."
 
 
 def draw(grade: int, rng: Random) -> Problem:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from random import Random
 
+from backends.builtin.tasks.checks import check_sums, numbered
 from backends.builtin.tasks.facts import CAPITALS, NUMERIC
+from backends.builtin.tasks.thinking import think
 from backends.builtin.tasks.types import Problem
 from backends.builtin.tasks.wording import join_and
 
@@ -37,22 +40,65 @@ def _choice(rng: Random) -> Problem:
     if rng.random() < 0.5:
         options = ", ".join(CAPITALS[c] for c in countries)
         question, answer = rng.choice(_CAPITAL_CHOICE).format(c=country, l=options), CAPITALS[country]
+        asked = f"the capital of {country}, out of {options}."
     else:
         options = ", ".join(countries)
         question, answer = rng.choice(_COUNTRY_CHOICE).format(k=CAPITALS[country], l=options), country
-    return Problem(f"{answer} of {options}", question, answer, f"{country}: {CAPITALS[country]}")
+        asked = f"the country of {CAPITALS[country]}, out of {options}."
+    reasoning = think(
+        f"{answer} of {options}",
+        asked=asked,
+        plan="recall the pair, then see that no other fits.",
+        steps=[f"{country}: {CAPITALS[country]}"],
+        answer=answer,
+        checks=_sure_of_choice(countries, country),
+    )
+    return Problem(f"{answer} of {options}", question, answer, reasoning)
+
+
+def work_capital(country: str, asked: str, answer: str) -> str:
+    """The worked solution of one pair, either way round."""
+    capital = CAPITALS[country]
+    checks = [f"{capital} is the capital of {country}.", f"{country} has the capital {capital}."]
+    steps = [f"{country}: {capital}"]
+    return think(country + asked, asked=asked, plan="recall the pair.", steps=steps, answer=answer, checks=checks)
+
+
+def _sure_of_choice(countries: list[str], chosen: str) -> Iterator[str]:
+    others = [country for country in countries if country != chosen]
+    yield f"{CAPITALS[chosen]} is the capital of {chosen}."
+    for country in others:
+        yield f"{CAPITALS[country]} is the capital of {country}, not of {chosen}."
+    yield f"Numbered: {numbered(countries)}."
+    yield f"Their capitals: {numbered(CAPITALS[country] for country in countries)}."
+    yield f"So {chosen} is number {countries.index(chosen) + 1} of {len(countries)}."
 
 
 def _list(rng: Random) -> Problem:
     countries = rng.sample(list(CAPITALS), rng.randint(2, 3))
     capitals = [CAPITALS[c] for c in countries]
-    reasoning = "\n".join(f"{c}: {k}" for c, k in zip(countries, capitals, strict=True))
+    reasoning = think(
+        " ".join(countries),
+        asked=f"the capitals of {', '.join(countries)}.",
+        plan="one country after the other, in this order.",
+        steps=[f"{c}: {k}" for c, k in zip(countries, capitals, strict=True)],
+        answer=", ".join(capitals),
+        checks=_sure_of_list(countries),
+    )
     return Problem(
         "capitals " + " ".join(countries),
         rng.choice(_CAPITALS).format(l=join_and(countries)),
         ", ".join(capitals),
         reasoning,
     )
+
+
+def _sure_of_list(countries: list[str]) -> Iterator[str]:
+    yield f"{len(countries)} countries and {len(countries)} capitals."
+    for country in countries:
+        yield f"{CAPITALS[country]} is the capital of {country}."
+    yield f"Numbered: {numbered(countries)}."
+    yield f"Their capitals: {numbered(CAPITALS[country] for country in countries)}."
 
 
 def _total(count: int, rng: Random) -> Problem:
@@ -72,7 +118,15 @@ def _total(count: int, rng: Random) -> Problem:
         else:
             said = phrase.format(x=entry)
         total = new
-    return Problem("".join(key), rng.choice(_TOTALS).format(l=said), str(total), "\n".join([*facts, *sums]))
+    reasoning = think(
+        "".join(key),
+        asked=f"{''.join(key)[1:]}.",
+        plan="recall each number, then add up from the left.",
+        steps=[*facts, *sums],
+        answer=str(total),
+        checks=check_sums(sums),
+    )
+    return Problem("".join(key), rng.choice(_TOTALS).format(l=said), str(total), reasoning)
 
 
 def draw(grade: int, rng: Random) -> Problem:

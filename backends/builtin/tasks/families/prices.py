@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from random import Random
 
+from backends.builtin.tasks.checks import check_sums
+from backends.builtin.tasks.thinking import think
 from backends.builtin.tasks.types import Problem
 from backends.builtin.tasks.wording import NAMES, THINGS, join_and
 
@@ -42,6 +45,50 @@ def _told(listing: str, ask: str, asked_first: bool) -> str:
     return f"{ask} {listing}" if asked_first else f"{listing} {ask}"
 
 
+def _work_one(thing: str, prices: dict[str, int]) -> str:
+    return think(
+        f"{thing} {prices}",
+        asked=f"the price of {thing}.",
+        plan=f"find {thing} in the list.",
+        steps=[f"list: {thing} {prices[thing]}"],
+        answer=str(prices[thing]),
+        checks=_sure_of_one(thing, prices),
+    )
+
+
+def _sure_of_one(thing: str, prices: dict[str, int]) -> Iterator[str]:
+    entries = list(prices.items())
+    yield f"The list again: {', '.join(f'{t} {p}' for t, p in entries)}."
+    for place, (other, price) in enumerate(entries, 1):
+        same = "that is what was asked" if other == thing else "that is something else"
+        yield f"Entry {place}: {other}, {price}, {same}."
+    for other, price in entries:
+        if price != prices[thing]:
+            yield f"Not {price}, that is the price of {other}."
+    yield f"There are {len(entries)} entries, and {thing} stands there once."
+    yield f"Backwards: {', '.join(f'{p} for {t}' for t, p in reversed(entries))}."
+    in_order = sorted(entries, key=lambda entry: entry[1])
+    yield f"From cheap to dear: {', '.join(f'{t} {p}' for t, p in in_order)}."
+
+
+def _work(key: str, asked: str, bought: list[tuple[int, str]], prices: dict[str, int], steps: list[str]) -> str:
+    return think(
+        key,
+        asked=asked,
+        plan="count times price for each, and the sum.",
+        steps=steps,
+        answer=steps[-1].rpartition("=")[2],
+        checks=_sure_of_bill(bought, prices, steps),
+    )
+
+
+def _sure_of_bill(bought: list[tuple[int, str]], prices: dict[str, int], steps: list[str]) -> Iterator[str]:
+    products = [f"{count}*{prices[thing]}={count * prices[thing]}" for count, thing in bought]
+    if len(products) == 1:
+        yield f"The list again: {', '.join(f'{t} {p}' for t, p in prices.items())}."
+    yield from check_sums([*products, *steps])
+
+
 def draw(grade: int, rng: Random) -> Problem:
     """One price at grade 1; four products, their sum and the change at grade 5."""
     things = rng.sample(THINGS, {1: rng.randint(2, 4), 4: 5, 5: 5}.get(grade, rng.randint(3, 5)))
@@ -52,7 +99,7 @@ def draw(grade: int, rng: Random) -> Problem:
     if grade == 1:
         thing = rng.choice(things)
         question = _told(listing, rng.choice(_ONE).format(t=thing), asked_first)
-        return Problem(f"{thing} of {shown}", question, str(prices[thing]), f"list: {thing} {prices[thing]}")
+        return Problem(f"{thing} of {shown}", question, str(prices[thing]), _work_one(thing, prices))
     bought = [(rng.randint(2, 9), t) for t in rng.sample(things, NUM_BOUGHT[grade])]
     total, steps = _bill(bought, prices)
     basket = join_and([f"{count} {t}" for count, t in bought])
@@ -62,6 +109,8 @@ def draw(grade: int, rng: Random) -> Problem:
         paid = total + rng.randint(1, 99)
         ask = rng.choice(_CHANGE).format(p=person, l=basket, c=paid)
         steps.append(f"{paid}-{total}={paid - total}")
-        return Problem(f"{key} {paid}", _told(listing, ask, asked_first), str(paid - total), "\n".join(steps))
+        reasoning = _work(key, f"{basket}, paid with {paid}.", bought, prices, steps)
+        return Problem(f"{key} {paid}", _told(listing, ask, asked_first), str(paid - total), reasoning)
     ask = rng.choice(_BILL).format(p=person, l=basket)
-    return Problem(key, _told(listing, ask, asked_first), str(total), "\n".join(steps))
+    reasoning = _work(key, f"the cost of {basket}.", bought, prices, steps)
+    return Problem(key, _told(listing, ask, asked_first), str(total), reasoning)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from random import Random
 
+from backends.builtin.tasks.checks import check_sums
+from backends.builtin.tasks.thinking import think
 from backends.builtin.tasks.types import Problem
 
 _NEXT = (
@@ -42,9 +45,22 @@ def _constant_step(grade: int, rng: Random) -> Problem:
         terms.reverse()
     sign = "-" if down else "+"
     high, low = max(terms[2:4]), min(terms[2:4])
-    reasoning = f"{high}-{low}={step}\n{terms[3]}{sign}{step}={terms[4]}"
     shown = _shown(terms[:4])
+    reasoning = think(
+        shown,
+        asked=f"what follows {shown}.",
+        plan="find the step, then take it once more.",
+        steps=[f"{high}-{low}={step}", f"{terms[3]}{sign}{step}={terms[4]}"],
+        answer=str(terms[4]),
+        checks=_sure_of_step(terms, sign, step),
+    )
     return Problem(shown, rng.choice(_NEXT).format(l=shown), str(terms[4]), reasoning)
+
+
+def _sure_of_step(terms: list[int], sign: str, step: int) -> Iterator[str]:
+    before, last = terms[3], terms[4]
+    yield f"The step fits all: {', '.join(f'{a}{sign}{step}={b}' for a, b in itertools.pairwise(terms[:4]))}."
+    yield from check_sums([f"{before}{sign}{step}={last}"])
 
 
 def _growing_step(ahead: int, rng: Random) -> Problem:
@@ -57,7 +73,18 @@ def _growing_step(ahead: int, rng: Random) -> Problem:
         steps.append(f"{diff - growth}+{growth}={diff}\n{terms[i - 1]}+{diff}={terms[i]}")
     shown = _shown(terms[:4])
     ask = rng.choice(_NEXT).format(l=shown) if ahead == 1 else rng.choice(_AHEAD).format(l=shown, k=_AFTER[ahead])
-    return Problem(f"{shown} {ahead}", ask, str(terms[-1]), "\n".join(steps))
+    return Problem(f"{shown} {ahead}", ask, str(terms[-1]), _work(shown, "the steps grow evenly.", ahead, steps))
+
+
+def _work(shown: str, rule: str, ahead: int, steps: list[str]) -> str:
+    return think(
+        f"{shown} {ahead}",
+        asked=f"{shown}, then {ahead} more.",
+        plan=rule,
+        steps=steps,
+        answer=steps[-1].rpartition("=")[2],
+        checks=check_sums(steps),
+    )
 
 
 def _fibonacci(ahead: int, rng: Random) -> Problem:
@@ -70,7 +97,7 @@ def _fibonacci(ahead: int, rng: Random) -> Problem:
         f"fib {shown} {ahead}",
         rng.choice(_FIBONACCI).format(l=shown, k=_AFTER[ahead]),
         str(terms[-1]),
-        "\n".join(steps),
+        _work(shown, "add the last two each time.", ahead, steps),
     )
 
 
@@ -85,7 +112,8 @@ def _rule(num_steps: int, rng: Random) -> Problem:
     verb = "double it" if factor == 2 else "multiply it by 3"
     rule = f"{verb} and {'subtract' if shift < 0 else 'add'} {abs(shift)}"
     question = rng.choice(_RULE).format(s=start, r=rule, n=num_steps)
-    return Problem(f"{start}*{factor}{sign}{abs(shift)} x{num_steps}", question, str(value), "\n".join(steps))
+    reasoning = _work(f"{start}, {rule}", "apply the rule each time.", num_steps, steps)
+    return Problem(f"{start}*{factor}{sign}{abs(shift)} x{num_steps}", question, str(value), reasoning)
 
 
 def draw(grade: int, rng: Random) -> Problem:

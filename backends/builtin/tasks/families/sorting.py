@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from random import Random
 
+from backends.builtin.tasks.checks import check_extreme, check_order
+from backends.builtin.tasks.thinking import think
 from backends.builtin.tasks.types import Problem
 
 _SORT = (
@@ -55,10 +58,38 @@ def _by_value(grade: int, rng: Random) -> Problem:
     said = rng.choice(_DOWN if down else _UP)
     in_order = ", ".join(map(str, order))
     if grade < 3:
-        return Problem(f"{down} {shown}", rng.choice(_SORT).format(w=said, l=shown), in_order, in_order)
+        return Problem(f"{down} {shown}", rng.choice(_SORT).format(w=said, l=shown), in_order, work(numbers, down))
     place = rng.randint(2, count - 2)
     question = rng.choice(_KTH).format(w=said, l=shown, k=ORDINALS[place])
-    return Problem(f"{down} {place} {shown}", question, str(order[place]), f"{in_order}\n{place + 1}: {order[place]}")
+    return Problem(f"{down} {place} {shown}", question, str(order[place]), work(numbers, down, place))
+
+
+def work(numbers: list[int], down: bool, place: int | None = None) -> str:
+    """The worked solution: the numbers in order, or the one at a place in it."""
+    order = sorted(numbers, reverse=down)
+    shown, in_order = ", ".join(map(str, numbers)), ", ".join(map(str, order))
+    wanted = "in order" if place is None else f"number {place + 1}"
+    return think(
+        f"{down} {shown}",
+        asked=f"{shown}, {'largest' if down else 'smallest'} first, {wanted}.",
+        plan=f"take the {'largest' if down else 'smallest'} that is left, again and again.",
+        steps=[in_order] + ([] if place is None else [f"{place + 1}: {order[place]}"]),
+        answer=in_order if place is None else str(order[place]),
+        checks=_sure_of_order(order),
+    )
+
+
+def _sure_of_order(order: list[int]) -> Iterator[str]:
+    yield f"There are {len(order)} numbers, and none is lost."
+    yield from check_order(order)
+    yield from check_extreme(order, max(order), "max")
+
+
+def _sure_of_digits(order: list[int]) -> Iterator[str]:
+    yield f"The sums in order: {'<'.join(str(_digit_sum(n)) for n in order)}."
+    for number in order:
+        yield f"{number} again: {_digit_steps(number)}."
+    yield from check_order(sorted(order))
 
 
 def draw(grade: int, rng: Random) -> Problem:
@@ -70,7 +101,21 @@ def draw(grade: int, rng: Random) -> Problem:
     order = sorted(numbers, key=_digit_sum)
     steps = [*map(_digit_steps, numbers), ", ".join(map(str, order))]
     if grade == 4:
-        return Problem(f"digits {shown}", rng.choice(_BY_DIGITS).format(l=shown), steps[-1], "\n".join(steps))
+        reasoning = _work_digits(shown, order, steps, "in order", steps[-1])
+        return Problem(f"digits {shown}", rng.choice(_BY_DIGITS).format(l=shown), steps[-1], reasoning)
     first, last = order[0], order[-1]
     steps.append(f"{first}+{last}={first + last}")
-    return Problem(f"digits+ {shown}", rng.choice(_BY_DIGITS_ADD).format(l=shown), str(first + last), "\n".join(steps))
+    answer = str(first + last)
+    reasoning = _work_digits(shown, order, steps, "first and last added", answer)
+    return Problem(f"digits+ {shown}", rng.choice(_BY_DIGITS_ADD).format(l=shown), answer, reasoning)
+
+
+def _work_digits(shown: str, order: list[int], steps: list[str], wanted: str, answer: str) -> str:
+    return think(
+        f"digits {shown}",
+        asked=f"by digit sum, {wanted}.",
+        plan="each digit sum, then the order.",
+        steps=steps,
+        answer=answer,
+        checks=_sure_of_digits(order),
+    )

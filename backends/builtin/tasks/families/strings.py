@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from random import Random
 
+from backends.builtin.tasks.checks import numbered, spelled
+from backends.builtin.tasks.thinking import think
 from backends.builtin.tasks.types import Problem
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -71,4 +73,28 @@ def draw(grade: int, rng: Random) -> Problem:
         first, *rest = said
         told = ". ".join([first[0].upper() + first[1:], *(rng.choice(_LINKS).format(e=e) for e in rest)])
         question = rng.choice(_MANY).format(s=code, e=told)
-    return Problem(" ".join(key), question, now, "\n".join(steps))
+    return Problem(" ".join(key), question, now, work(" ".join(key), code, said, steps))
+
+
+def work(key: str, code: str, said: list[str], steps: list[str]) -> str:
+    """The worked solution: the code after each edit, then the edits once more with their results."""
+    return think(
+        key,
+        asked=f"{code}, {len(said)} edit{'s' if len(said) > 1 else ''}.",
+        plan="write the code after each edit.",
+        steps=steps,
+        answer=steps[-1],
+        checks=_sure(code, said, steps),
+    )
+
+
+def _sure(code: str, said: list[str], steps: list[str]) -> Iterator[str]:
+    yield f"The result has {len(steps[-1])} letters: {spelled(steps[-1])}."
+    for before, edit, after in zip([code, *steps], said, steps, strict=False):
+        yield f"From {before}, {edit}: {after}."
+    yield f"The code was {numbered(code)}."
+    yield f"It became {numbered(steps[-1])}."
+    yield f"Sorted, the letters were {spelled(''.join(sorted(code)))}."
+    yield f"Now they are {spelled(''.join(sorted(steps[-1])))}."
+    yield f"It began with {code[0]} and ended with {code[-1]}."
+    yield f"Now it begins with {steps[-1][0]} and ends with {steps[-1][-1]}."

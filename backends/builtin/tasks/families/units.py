@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from random import Random
 
+from backends.builtin.tasks.checks import check_sums
 from backends.builtin.tasks.families.arithmetic import multiply_steps
+from backends.builtin.tasks.thinking import think
 from backends.builtin.tasks.types import Problem
 from backends.builtin.tasks.wording import join_and
 
@@ -50,7 +52,24 @@ def _convert(grade: int, rng: Random) -> Problem:
     n = rng.randint(2, 199) if grade == 1 else rng.randint(3, 99)
     question = rng.choice(_CONVERT).format(a=big, b=small, n=n)
     steps = multiply_steps(n, factor) if factor < 100 else [f"{n}*{factor}={n * factor}"]
-    return Problem(f"{n} {big} {small}", question, str(n * factor), "\n".join(steps))
+    return Problem(f"{n} {big} {small}", question, str(n * factor), work_conversion(n, big, small, factor, steps))
+
+
+def work_conversion(n: int, big: str, small: str, factor: int, steps: list[str]) -> str:
+    """The worked solution of ``n`` of the big unit in the small one."""
+    return _work(f"{n} {big} {small}", f"{n} {big} in {small}.", (big, small, factor), steps, n * factor)
+
+
+def _work(key: str, asked: str, unit: tuple[str, str, int], steps: list[str], value: int) -> str:
+    big, small, factor = unit
+    return think(
+        key,
+        asked=asked,
+        plan=f"one of the {big} is {factor} {small}.",
+        steps=steps,
+        answer=str(value),
+        checks=check_sums(steps),
+    )
 
 
 def _mixed(grade: int, rng: Random) -> Problem:
@@ -60,15 +79,18 @@ def _mixed(grade: int, rng: Random) -> Problem:
     steps = [*multiply_steps(n, factor if factor < 100 else 100)[-3:], f"{n * factor}+{m}={total}"]
     key = f"{n} {big} {m} {small}"
     said = {"a": big, "b": small, "n": n, "m": m}
+    unit, asked = (big, small, factor), f"{n} {big} and {m} {small}"
     if grade == 3:
-        return Problem(key, rng.choice(_BOTH).format(**said), str(total), "\n".join(steps))
+        return Problem(key, rng.choice(_BOTH).format(**said), str(total), _work(key, f"{asked}.", unit, steps, total))
     if rng.random() < 0.5:
         k = rng.randint(2, total - 1)
         steps.append(f"{total}-{k}={total - k}")
-        return Problem(f"{key} -{k}", rng.choice(_LESS).format(k=k, **said), str(total - k), "\n".join(steps))
+        reasoning = _work(key, f"{asked}, less {k} {small}.", unit, steps, total - k)
+        return Problem(f"{key} -{k}", rng.choice(_LESS).format(k=k, **said), str(total - k), reasoning)
     k = rng.randint(3, 9)
     steps.append(f"{total}*{k}={total * k}")
-    return Problem(f"{key} *{k}", rng.choice(_TIMES).format(k=k, **said), str(total * k), "\n".join(steps))
+    reasoning = _work(key, f"{k} times {asked}.", unit, steps, total * k)
+    return Problem(f"{key} *{k}", rng.choice(_TIMES).format(k=k, **said), str(total * k), reasoning)
 
 
 def _sum(rng: Random) -> Problem:
@@ -91,7 +113,9 @@ def _sum(rng: Random) -> Problem:
         steps.append(f"{run}+{total}={run + total}")
         run += total
     question = rng.choice(_SUM).format(l=join_and(parts), b=small)
-    return Problem(f"{big} {' '.join(key)}", question, str(run), "\n".join(steps))
+    asked = f"{', '.join(parts)} together, in {small}."
+    reasoning = _work(" ".join(key), asked, (big, small, factor), steps, run)
+    return Problem(f"{big} {' '.join(key)}", question, str(run), reasoning)
 
 
 def draw(grade: int, rng: Random) -> Problem:

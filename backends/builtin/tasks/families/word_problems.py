@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from random import Random
 
+from backends.builtin.tasks.checks import check_sums
+from backends.builtin.tasks.thinking import think
 from backends.builtin.tasks.types import Problem
 from backends.builtin.tasks.wording import NAMES, THINGS
 
@@ -88,4 +90,16 @@ def draw(grade: int, rng: Random) -> Problem:
     if rng.random() < 0.2:
         said.insert(1, rng.choice(_ASIDES).format(o=other, n=rng.randint(2, 60), t=other_thing))
     said.append(rng.choice(_ASKS).format(p=person, t=thing))
-    return Problem(" ".join(key), " ".join(said), str(have), "\n".join(steps))
+    return Problem(" ".join(key), " ".join(said), str(have), work(key, thing, steps, have))
+
+
+def work(key: list[str], thing: str, steps: list[str], left: int) -> str:
+    """The worked solution: what happens to the heap, event by event."""
+    return think(
+        " ".join(key),
+        asked=f"{key[0]} {thing}, then {', '.join(key[1:])}. How many?",
+        plan="one event after the other.",
+        steps=steps,
+        answer=str(left),
+        checks=check_sums(steps),
+    )
