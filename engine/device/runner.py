@@ -295,16 +295,22 @@ class DeviceRunner:
 
     def _draw_by_host(self, flight: DeviceFlight) -> None:
         assert flight.logits is not None
-        rows = [
-            Row(result.item.sequence, tuple(result.item.sequence.draft_ids[:j]))
-            for result in flight.drawing
-            for j in range(result.item.num_drafts + 1)
-        ]
-        with torch.inference_mode():
-            logits = flight.logits
-            if len(flight.logits_rows) < logits.shape[0]:
-                logits = logits[flight.logits_rows]
-            draw_by_host(self.sampler, logits, rows, flight.drawing)
+        rows: list[Row] = []
+        places: list[int] = []
+        drawing: list[StepResult] = []
+        first = 0
+        for result in flight.drawing:
+            sequence, count = result.item.sequence, result.item.num_drafts + 1
+            # Whoever was cancelled meanwhile has no drafts any more, and nobody asks for its tokens.
+            if len(sequence.draft_ids) + 1 == count:
+                drawing.append(result)
+                rows += [Row(sequence, tuple(sequence.draft_ids[:j])) for j in range(count)]
+                places += flight.logits_rows[first : first + count]
+            first += count
+        if rows:
+            with torch.inference_mode():
+                logits = flight.logits if len(places) == flight.logits.shape[0] else flight.logits[places]
+                draw_by_host(self.sampler, logits, rows, drawing)
 
 
 def _draws_of(item: Scheduled) -> Draws:
