@@ -20,6 +20,9 @@ from starlette.routing import Route
 from backends.protocol import Backend
 from classifier.types import Router
 from gateway import loading
+from gateway.admin.openapi import document
+from gateway.admin.operation import Operation
+from gateway.admin.room import AdminRoom
 from gateway.admission import Admission
 from gateway.api_request import SharedFields
 from gateway.auth import Authenticator
@@ -36,13 +39,15 @@ from gateway.generation import Door, GenerationEndpoint
 from gateway.health import Readiness
 from gateway.ids import uuid7
 from gateway.metrics import Gauges, Metrics
-from gateway.pages import Pages, error_response, guarded
+from gateway.pages import Pages, error_response, fixed, guarded
 from gateway.rates.opening import make_rates
 from gateway.recording import Recorder
 from gateway.request_log import RequestLog
 from gateway.service import Service
 from gateway.sessions import Sessions
+from gateway.store.feedback import FeedbackBook
 from gateway.store.store import Store
+from gateway.verify.feedback import FeedbackEndpoint
 from gateway.verify.opening import make_worker
 from gateway.verify.sampler import Sampler
 from gateway.verify.worker import VerificationWorker
@@ -176,17 +181,28 @@ class _Parts:
             "/v1/completions", CompletionReader(shared), CompletionWire, self.service, door, fingerprint
         )
         readiness = Readiness(self.catalog, settings.metrics.readiness_ttl_s)
+        book = FeedbackBook(self.store)
+        feedback = FeedbackEndpoint(server, authenticator, self.store, book, len(self.catalog.ladder))
         pages = Pages(self.catalog, authenticator, self.store, readiness, self.admission, self.metrics)
         routes = [
             Route("/v1/chat/completions", chat, methods=["POST"]),
             Route("/v1/completions", completions, methods=["POST"]),
             Route("/v1/embeddings", EmbeddingEndpoint(self.service, door, self.recorder), methods=["POST"]),
+            Route("/v1/feedback", guarded(feedback), methods=["POST"]),
             Route("/v1/models", guarded(pages.models)),
             Route("/v1/models/{model:path}", guarded(pages.model)),
             Route("/v1/requests/{request_id}", guarded(pages.request)),
             Route("/healthz", guarded(pages.healthz)),
             Route("/readyz", guarded(pages.readyz)),
         ]
+        operations: list[Operation] = []
+        if settings.admin.enabled:
+            assert self.control is not None, "opened before"
+            room = AdminRoom(settings, self.store, self.catalog, self.control, authenticator)
+            operations = room.operations
+            routes += room.routes()
+        described = document(shared, operations, with_metrics=settings.metrics.enabled)
+        routes.append(Route("/openapi.json", fixed(described)))
         if settings.metrics.enabled:
             routes.append(Route("/metrics", guarded(pages.metrics)))
         return routes

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from backends.config import LocalModelConfig
 from gateway.admission import Admission
 from gateway.catalog import Catalog
+from gateway.store.feedback import FeedbackBook
 from gateway.store.store import Store
 from gateway.store.verifications import VerificationQueue
 from gateway.verify.check import Checker, make_graders
@@ -41,6 +42,7 @@ def make_worker(
     return VerificationWorker(
         config,
         VerificationQueue(store),
+        FeedbackBook(store),
         Checker(catalog, make_graders(config.graders, catalog), combination),
         LiveLoad(admission, catalog.backends.values(), config.max_live_requests),
         VerificationMetrics(),

@@ -19,10 +19,12 @@ from typing import Literal
 from backends.errors import BackendError, BackendOverloaded
 from gateway.config_sections import VerificationConfig
 from gateway.store.errors import StoreError
+from gateway.store.feedback import FeedbackBook, GoldLabel
 from gateway.store.verifications import NOTHING, CheckResult, Claim, QueueState, Spent, VerificationQueue
 from gateway.verify.budget import Budget, Ledger
 from gateway.verify.check import Checker, How, Meter
 from gateway.verify.errors import NothingToGoBy
+from gateway.verify.feedback import matches
 from gateway.verify.live import LiveLoad
 from gateway.verify.metrics import VerificationMetrics
 from gateway.verify.sampler import Sampler
@@ -50,6 +52,7 @@ class VerificationWorker:
     ----------
     config : the settings
     queue : the jobs
+    book : what callers reported
     checker : does one
     live : how busy live traffic is
     metrics : counts
@@ -62,6 +65,7 @@ class VerificationWorker:
         self,
         config: VerificationConfig,
         queue: VerificationQueue,
+        book: FeedbackBook,
         checker: Checker,
         live: LiveLoad,
         metrics: VerificationMetrics,
@@ -74,6 +78,7 @@ class VerificationWorker:
         self.metrics = metrics
         self._config = config
         self._queue = queue
+        self._book = book
         self._checker = checker
         self._live = live
         self._sampler = sampler
@@ -256,6 +261,7 @@ class VerificationWorker:
             if await self._queue.complete(claim, result, self._now(), keep_texts=self._keep_texts):
                 self.metrics.note_verdict(claim.job, result)
                 self._learn_cost(how, spent)
+                await self._note_gold(claim, result)
             else:
                 self.metrics.endings["lost"] += 1
 
@@ -270,6 +276,27 @@ class VerificationWorker:
             wait_s = max(wait_s, error.retry_after_s or 0.0)
         await self._queue.retry(claim, text, spent, self._now() + timedelta(seconds=wait_s))
         self.metrics.endings["retried"] += 1
+
+    async def _note_gold(self, claim: Claim, result: CheckResult) -> None:
+        """Compare both answers with what callers have reported as right; afterwards their texts may be gone."""
+        job = claim.job
+        references = [each.reference for each in await self._book.of_request(job.request_id) if each.reference]
+        if not references:
+            return
+        answers = {job.tier: job.answer}
+        if result.other_answer is not None:
+            answers[job.against_tier] = result.other_answer
+        await self._book.add_gold(
+            GoldLabel(
+                request_id=job.request_id,
+                tier=tier,
+                source="reference",
+                label=matches(references[-1], text),
+                created_at=self._now(),
+                note="compared when checked",
+            )
+            for tier, text in answers.items()
+        )
 
     def _learn_cost(self, how: How, spent: Spent) -> None:
         """The first check of a kind says what the next will cost, until more have."""

@@ -19,6 +19,7 @@ from backends.testing import Script
 from gateway.admission import Admission
 from gateway.catalog import Catalog
 from gateway.config_sections import VerificationConfig
+from gateway.store.feedback import FeedbackBook
 from gateway.store.store import Store
 from gateway.store.tables import verification_texts, verifications
 from gateway.store.verifications import Spent, VerificationQueue
@@ -179,6 +180,7 @@ class Bench:
         self.worker = VerificationWorker(
             self.config,
             self.queue,
+            FeedbackBook(store),
             Checker(catalog, make_graders(self.config.graders, catalog), Combination.load(self.config.combination)),
             LiveLoad(self.admission, backends.values(), self.config.max_live_requests),
             VerificationMetrics(),
