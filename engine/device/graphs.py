@@ -45,7 +45,7 @@ class GraphCache:
 
     def __init__(self, name: str, *, enabled: bool) -> None:
         self._name = name
-        self._enabled = enabled
+        self.is_enabled = enabled
         self._captured: dict[Hashable, _Captured | None] = {}
         self._pool = torch.cuda.graph_pool_handle() if enabled else None
         self.num_replays = 0
@@ -65,7 +65,7 @@ class GraphCache:
         if captured is None:
             is_new = key not in self._captured
             self._captured[key] = None
-            if is_new or not self._enabled:
+            if is_new or not self.is_enabled:
                 return function()
             captured = self._captured[key] = self._capture(key, function)
             if captured is None:
@@ -85,7 +85,7 @@ class GraphCache:
             finally:
                 graph.capture_end()
         except RuntimeError as cause:  # out of memory is one of them
-            self._enabled = False
+            self.is_enabled = False
             logger.warning(
                 "%s: step %s could not be captured (%s: %s); steps not captured so far are launched kernel by kernel",
                 self._name,

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 import torch
 
 from backends.builtin.paths import model_dir
+from engine.batch import Batch
 from engine.config import EngineConfig
+from engine.device.runner import DeviceRunner
 from engine.draft import ModelDrafter
 from engine.engine import Engine, Result, collect
+from engine.errors import NonFiniteLogits
 from engine.kv_cache import KVCache
 from engine.load.model import load_model
+from engine.models.decoder import DecoderModel
 from engine.request import Request, SamplingParams
 from engine.sink import QueueSink
 from engine.speculator import Speculator
@@ -33,6 +38,41 @@ def serve(engine: Engine, prompts: list[list[int]], sampling: SamplingParams) ->
     for index, (prompt, sink) in enumerate(zip(prompts, sinks, strict=True)):
         engine.submit(Request(f"r{index}", tuple(prompt), sampling), sink)
     return [collect(sink, 120.0) for sink in sinks]
+
+
+def serve_and_close(engine: Engine, prompts: list[list[int]], sampling: SamplingParams) -> list[Result]:
+    try:
+        return serve(engine, prompts, sampling)
+    finally:
+        engine.close()
+
+
+def widened(config: EngineConfig = SMALL, **changes: object) -> EngineConfig:
+    return dataclasses.replace(config, **changes)  # type: ignore[arg-type]
+
+
+def random_prompts(count: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(count)
+    return [torch.randint(3, 200, (3 + 5 * i % 31,), generator=generator).tolist() for i in range(count)]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> DecoderModel:
+    """A random model in bfloat16, which the kernels compute."""
+    made = load_model(save_reference(make_reference("Qwen3"), tmp_path), dtype=torch.bfloat16, device="cuda")
+    assert made.prefers_fused
+    return made
+
+
+def worst_gap(model: DecoderModel, prompt: list[int], answer: list[int]) -> float:
+    """How far below the likeliest token an answer's tokens lie, at most, when all are computed in one go."""
+    tokens = prompt + answer
+    blocks = -(-len(tokens) // 16)
+    batch = Batch.build([tokens], [len(tokens)], [list(range(blocks))], block_size=16, all_logits=True, device="cuda")
+    kv = KVCache(model.config, blocks, 16, dtype=model.dtype, device="cuda")
+    logits = model.logits(model.forward(batch, kv))[len(prompt) - 1 : -1]
+    chosen = logits.gather(1, torch.tensor(answer, device="cuda")[:, None])[:, 0]
+    return float((logits.max(dim=1).values - chosen).max())
 
 
 def prompts_of(tier: int) -> list[list[int]]:
@@ -91,3 +131,133 @@ def test_speculation_on_the_device_keeps_the_targets_greedy_tokens() -> None:
             engine.close()
     assert results[0] == results[1]
     assert speculator.num_accepted > 0
+
+
+SAMPLED = SamplingParams(temperature=0.8, top_p=0.9, top_k=20, seed=11, max_tokens=30, ignore_eos=True)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_graphs_and_flight_change_nothing(model: DecoderModel, sampling: SamplingParams) -> None:
+    """Captured or launched one by one, waited for or not: the same kernels on the same numbers."""
+    prompts = random_prompts(5)
+    answers = {}
+    for captured, asynchronous in ((False, False), (True, False), (True, True)):
+        engine = Engine(model, widened(asynchronous=asynchronous), start=False)
+        runner = engine.core.runner
+        assert isinstance(runner, DeviceRunner)
+        runner.graphs.is_enabled = captured
+        for turn in range(2):  # the second time every graph is there
+            sinks = [QueueSink() for _ in prompts]
+            for sink, prompt in zip(sinks, prompts, strict=True):
+                engine.submit(Request("r", tuple(prompt), sampling, cache_salt=str(turn)), sink)
+            while engine.has_work():
+                engine.step()
+            answers[captured, asynchronous, turn] = [collect(sink, 1.0).token_ids for sink in sinks]
+        assert (runner.graphs.num_replays > 0) == captured
+        engine.close()
+    assert len(set(map(tuple, answers.values()))) == 1, answers
+
+
+def test_alone_and_in_a_full_batch(model: DecoderModel) -> None:
+    prompts = random_prompts(40)
+    config = widened(num_blocks=1024, max_num_seqs=40, max_batch_tokens=512)
+    crowded = serve_and_close(Engine(model, config), prompts, GREEDY)
+    for prompt, result in zip(prompts, crowded, strict=True):
+        assert len(result.token_ids) == 30
+        assert worst_gap(model, prompt, list(result.token_ids)) <= 0.25
+
+
+def test_every_option_is_served_by_the_device_or_the_host(model: DecoderModel) -> None:
+    engine = Engine(model, widened(max_num_seqs=8, max_batch_tokens=128))
+    shared = {"max_tokens": 12, "ignore_eos": True}
+    options = [
+        SamplingParams(temperature=0.0, **shared),  # type: ignore[arg-type]
+        SamplingParams(temperature=1.0, seed=1, **shared),  # type: ignore[arg-type]
+        SamplingParams(temperature=0.7, seed=2, min_p=0.05, **shared),  # type: ignore[arg-type]
+        SamplingParams(temperature=0.0, logprobs=3, **shared),  # type: ignore[arg-type]
+        SamplingParams(temperature=0.0, presence_penalty=0.7, frequency_penalty=0.2, **shared),  # type: ignore[arg-type]
+        SamplingParams(temperature=0.9, seed=3, logit_bias={5: 3.0}, min_tokens=5, **shared),  # type: ignore[arg-type]
+        SamplingParams(max_tokens=0, prompt_logprobs=2),
+    ]
+    try:
+        sinks = [QueueSink() for _ in options]
+        for sampling, sink in zip(options, sinks, strict=True):
+            scored = 1 if sampling.max_tokens == 0 else None
+            engine.submit(Request("r", (5, 9, 4, 8, 7), sampling, score_from=scored), sink)
+        results = [collect(sink, 120.0) for sink in sinks]
+    finally:
+        engine.close()
+    assert [len(result.token_ids) for result in results] == [12] * 6 + [0]
+    assert len(results[3].logprobs) == 12
+    assert len(results[6].ending.prompt_logprobs) == 4
+    assert engine.stats().num_failed_steps == 0
+
+
+def test_nan_fails_its_own_request_only(model: DecoderModel) -> None:
+    good = [5, 6, 7, 8]
+    expected = serve_and_close(Engine(model, SMALL), [good], GREEDY)[0].token_ids
+    poisoned = next(token for token in range(3, 200) if token not in (*good, *expected))
+    model.embedding[poisoned] = float("nan")
+    engine = Engine(model, SMALL)
+    try:
+        sinks = [QueueSink(), QueueSink()]
+        engine.submit(Request("bad", (5, poisoned, 7), GREEDY), sinks[0])
+        engine.submit(Request("good", tuple(good), GREEDY), sinks[1])
+        with pytest.raises(NonFiniteLogits):
+            collect(sinks[0], 120.0)
+        assert collect(sinks[1], 120.0).token_ids == expected
+        assert serve(engine, [good], GREEDY)[0].token_ids == expected
+    finally:
+        engine.close()
+
+
+def test_nothing_waits_for_the_device_while_steps_are_launched(model: DecoderModel) -> None:
+    engine = Engine(model, SMALL, start=False)
+    for index, prompt in enumerate(random_prompts(4)):
+        engine.submit(Request(str(index), tuple(prompt), SAMPLED), QueueSink())
+    for _ in range(20):
+        engine.step()
+    core = engine.core
+    assert core._flight is not None
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with core.runner.on_stream():
+            for _ in range(3):
+                # Waiting for an event is not among what this mode forbids; copies that block are.
+                before, core._flight = core._flight, core._launch(core.scheduler.schedule(0.0), [])
+                assert before is not None
+                core._land(before, [])
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+        engine.close()
+
+
+def test_several_engines_beside_one_another(model: DecoderModel) -> None:
+    prompts = random_prompts(6)
+    engines = [Engine(model, SMALL, name=str(index)) for index in range(4)]
+    try:
+        for turn in range(2):
+            sinks = [[QueueSink() for _ in prompts] for _ in engines]
+            for engine, row in zip(engines, sinks, strict=True):
+                for prompt, sink in zip(prompts, row, strict=True):
+                    engine.submit(Request("r", tuple(prompt), GREEDY, cache_salt=str(turn)), sink)
+            for row in sinks:
+                for prompt, sink in zip(prompts, row, strict=True):
+                    assert worst_gap(model, prompt, list(collect(sink, 120.0).token_ids)) <= 0.25
+    finally:
+        for engine in engines:
+            engine.close()
+
+
+def test_a_capture_that_runs_out_of_memory_is_done_without(
+    model: DecoderModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_memory(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory (simulated)")
+
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "capture_begin", no_memory)
+    prompts = random_prompts(3)
+    for prompt, result in zip(prompts, serve_and_close(Engine(model, SMALL), prompts, GREEDY), strict=True):
+        assert worst_gap(model, prompt, list(result.token_ids)) <= 0.25
+    assert "could not be captured (OutOfMemoryError" in caplog.text
