@@ -134,6 +134,12 @@ def print_table(found: dict[str, Any]) -> None:
     _print_row("routed", routed, "")
     shares = ", ".join(f"{share:.1%}" for share in routed["shares"])
     print(f"\nshares of the tiers when routed: {shares}")
+    for part in found["where_seconds_go"] or ():
+        print(
+            f"  tier {part['tier']}: {part['share_of_seconds']:.1%} of the seconds, {part['compute_s'] * 1e3:.1f} ms a "
+            f"request, {part['compute_s_if_alone'] * 1e3:.1f} with the tier alone, "
+            f"{part['completion_tokens']:.0f} tokens"
+        )
     for name in ("random_same_shares", "length_only", "best_fixed_mix", "oracle"):
         value = same[name]
         print(f"  {name.replace('_', ' '):20} at the same cost: {'–' if value is None else f'{value:.1%}'}")

@@ -33,6 +33,7 @@ class LadderRun:
     right : float64 (n, num_tiers), 1 where the tier alone was right
     priced, measured : float64 (n, num_tiers), USD by price table and by device seconds (NaN where unknown)
     seconds : float64 (n, num_tiers), device seconds
+    tokens : float64 (n, num_tiers), tokens of each completion, thinking included
     routed : the routed replies
     names : of the tiers
     """
@@ -42,6 +43,7 @@ class LadderRun:
     priced: Floats
     measured: Floats
     seconds: Floats
+    tokens: Floats
     routed: Sequence[Reply]
     names: tuple[str, ...]
 
@@ -61,6 +63,7 @@ class LadderRun:
             column(lambda r: r.cost_usd),
             column(lambda r: r.measured_cost_usd),
             column(lambda r: r.compute_s),
+            column(lambda r: float(r.completion_tokens)),
             routed,
             tuple(names),
         )
@@ -88,6 +91,7 @@ def summarise(run: LadderRun, *, seed: int, num_resamples: int = 1000) -> dict[s
         "num_tasks": len(run.tasks),
         "tiers": [_tier(run, column, seed, num_resamples) for column in range(len(run.names))],
         "routed": routed,
+        "where_seconds_go": _where_seconds_go(run),
         "at_the_same_cost": baselines(run),
         "by_grade": _by_grade(run),
         "goals": {
@@ -114,6 +118,7 @@ def _tier(run: LadderRun, column: int, seed: int, num_resamples: int) -> dict[st
         "cost_usd": float(run.priced[:, column].mean()),
         "measured_cost_usd": _known(float(run.measured[:, column].mean())),
         "compute_s": _known(float(run.seconds[:, column].mean())),
+        "completion_tokens": float(run.tokens[:, column].mean()),
     }
 
 
@@ -145,6 +150,34 @@ def _routed(run: LadderRun, seed: int, num_resamples: int) -> dict[str, Any]:
         "share_graded_as_pinned": same_answer / n,
         "overhead_ms_p50": float(np.median([reply.overhead_s for reply in run.routed])) * 1e3,
     }
+
+
+def _where_seconds_go(run: LadderRun) -> list[dict[str, Any]] | None:
+    """What the routed requests of each tier took, beside the same tier alone: on the same requests, and on all.
+
+    The first over the second is what sharing the machine costs; the second over the third, how much longer than others
+    are the requests sent there.
+    """
+    seconds = np.array([np.nan if reply.compute_s is None else reply.compute_s for reply in run.routed])
+    if np.isnan(seconds).any() or np.isnan(run.seconds).any():
+        return None
+    found = []
+    for column in range(len(run.names)):
+        rows = run.routed_tiers == column
+        if not rows.any():
+            continue
+        found.append(
+            {
+                "tier": column + 1,
+                "share_of_requests": float(rows.mean()),
+                "share_of_seconds": float(seconds[rows].sum() / seconds.sum()),
+                "compute_s": float(seconds[rows].mean()),
+                "compute_s_if_alone": float(run.seconds[rows, column].mean()),
+                "compute_s_of_all_if_alone": float(run.seconds[:, column].mean()),
+                "completion_tokens": float(run.tokens[rows, column].mean()),
+            }
+        )
+    return found
 
 
 def baselines(run: LadderRun) -> dict[str, Any]:

@@ -57,7 +57,24 @@ def test_a_perfect_router_meets_the_goals_and_is_its_own_oracle() -> None:
     assert found["routed"]["cost_usd"] == pytest.approx(float(np.dot(shares, PRICES)))
     measured = float(np.dot(shares, SECONDS)) / SECONDS[3]
     assert found["routed"]["measured_cost_vs_top"]["value"] == pytest.approx(measured)
+    parts = found["where_seconds_go"]
+    assert sum(part["share_of_seconds"] for part in parts) == pytest.approx(1.0)
+    assert [part["share_of_requests"] for part in parts] == pytest.approx(shares)
+    for part, seconds in zip(parts, SECONDS, strict=True):
+        assert part["compute_s"] == pytest.approx(seconds)
+        assert part["compute_s_if_alone"] == pytest.approx(seconds)
+        assert part["compute_s_of_all_if_alone"] == pytest.approx(seconds)
+        assert part["completion_tokens"] == 5
     assert json.loads(json.dumps(found)) == found
+
+
+def test_seconds_are_laid_to_the_tiers_that_took_them() -> None:
+    run = run_of(60, lambda task: 1 if task.grade == 1 else 4)
+    run.seconds[:, 3] = [0.010 * task.grade for task in run.tasks]
+    low, high = summarise(run, seed=0, num_resamples=20)["where_seconds_go"]
+    assert (low["tier"], high["tier"]) == (1, 4)
+    assert high["compute_s_if_alone"] > high["compute_s_of_all_if_alone"]
+    assert low["share_of_seconds"] < low["share_of_requests"]
 
 
 @pytest.mark.parametrize(("tier", "accurate", "cheap"), [(1, False, True), (4, True, False)])
