@@ -31,6 +31,9 @@ from gateway.chat_request import ChatReader
 from gateway.chat_wire import ChatWire
 from gateway.completion_request import CompletionReader
 from gateway.completion_wire import CompletionWire
+from gateway.control.metrics import ControlMetrics
+from gateway.control.monitor import Monitor
+from gateway.control.opening import set_watch
 from gateway.control.plane import ControlPlane
 from gateway.control.routers import RouterSet
 from gateway.embeddings import EmbeddingEndpoint
@@ -120,6 +123,7 @@ class _Parts:
         self.backends: dict[str, Backend] = dict(backends or {})
         self.store = store or Store(settings.database)
         self.control: ControlPlane | None = None
+        self.monitor: Monitor | None = None
         self._routers: RouterSet | None = None
         self.rates = make_rates(settings, self.store)
         self.verifier: VerificationWorker | None = None
@@ -158,6 +162,8 @@ class _Parts:
         )
         control = ControlPlane(settings, self.store, self.catalog, routers, self.service, self._rng)
         self.control, self.service.shadow = control, control.shadow
+        self.monitor = set_watch(control, settings, self.store)
+        self.metrics.others.append(ControlMetrics(control))
         if settings.verification.enabled:
             self.verifier = make_worker(settings, self.catalog, self.store, admission=self.admission, sampler=sampler)
             self.metrics.others.append(self.verifier.metrics)
@@ -183,7 +189,9 @@ class _Parts:
         readiness = Readiness(self.catalog, settings.metrics.readiness_ttl_s)
         book = FeedbackBook(self.store)
         feedback = FeedbackEndpoint(server, authenticator, self.store, book, len(self.catalog.ladder))
-        pages = Pages(self.catalog, authenticator, self.store, readiness, self.admission, self.metrics)
+        assert self.control is not None, "opened before"
+        control = self.control.status
+        pages = Pages(self.catalog, authenticator, self.store, readiness, self.admission, self.metrics, control)
         routes = [
             Route("/v1/chat/completions", chat, methods=["POST"]),
             Route("/v1/completions", completions, methods=["POST"]),

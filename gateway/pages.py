@@ -65,6 +65,7 @@ class Pages:
         readiness: Readiness,
         admission: Admission,
         metrics: Metrics,
+        control: Callable[[], dict[str, Any]],
     ) -> None:
         self._catalog = catalog
         self._authenticator = authenticator
@@ -72,6 +73,7 @@ class Pages:
         self._readiness = readiness
         self._admission = admission
         self._metrics = metrics
+        self._control = control
         self._started_s = int(time.time())
 
     async def models(self, request: Request) -> Response:
@@ -100,7 +102,9 @@ class Pages:
         if self._admission.is_draining:
             return json_response({"status": "draining"}, 503)
         is_ready, tiers = await self._readiness.check()
-        return json_response({"status": "ready" if is_ready else "not_ready", "tiers": tiers}, 200 if is_ready else 503)
+        # A server that cannot see what is in force goes on with what was: it is told, not taken out of service.
+        told = {"status": "ready" if is_ready else "not_ready", "tiers": tiers, "control": self._control()}
+        return json_response(told, 200 if is_ready else 503)
 
     async def metrics(self, request: Request) -> Response:
         return Response(self._metrics.render(), headers={"content-type": CONTENT_TYPE})

@@ -10,13 +10,10 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import select
-
 from gateway.control.errors import Conflict, LeaseLost
 from gateway.control.state import ControlState
 from gateway.store.control import ControlStore, ControlTransaction
 from gateway.store.control_records import AuditEntry, Lease
-from gateway.store.tables import leases
 
 Publish = Callable[[int], Awaitable[None]]
 """Tells the other servers the number of a change; must not raise."""
@@ -94,16 +91,9 @@ class ChangeMaker:
                 found = rows[row][1] if row in rows else 0
                 if found != expected_version:
                     raise Conflict(row, expected_version, found)
-            if lease is not None:
-                await _check_lease(transaction, lease)
+            if lease is not None and not await transaction.holds(lease):
+                raise LeaseLost(lease.name)
             yield Change(transaction, rows, by)
             if audit is not None:
                 await transaction.audit(audit)
         await self.publish(transaction.generation)
-
-
-async def _check_lease(transaction: ControlTransaction, lease: Lease) -> None:
-    held = leases.c
-    wanted = select(held.name).where(held.name == lease.name, held.token == lease.token, held.holder == lease.holder)
-    if (await transaction.connection.execute(wanted)).first() is None:
-        raise LeaseLost(lease.name)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
+from gateway.control.errors import ControlError
 from gateway.ids import uuid7
 from gateway.store.control_records import Lease
 from gateway.store.errors import StoreError
@@ -124,7 +125,7 @@ class Leader:
                 continue
             try:
                 await job(lease)
-            except StoreError as problem:
+            except (StoreError, ControlError) as problem:
                 _log.warning("%s: %s", name, problem)
             except Exception:
                 # A job that breaks must not end the others, nor itself for ever.

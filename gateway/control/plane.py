@@ -32,6 +32,7 @@ from gateway.store.control_records import Alert
 from gateway.store.errors import StoreError
 from gateway.store.leases import LeaseStore
 from gateway.store.store import Store
+from policies.ladder import Ladder
 from policies.policy import Policy
 from policies.rollout import Stage
 
@@ -61,6 +62,7 @@ class ControlPlane:
     store, writer : to read and to change what is in force everywhere
     leader : who does what only one server may; other rooms give it their jobs before :meth:`start`
     routers, shadow : the routers in use
+    refused : versions that are to be in force and cannot be used here
 
     Parameters
     ----------
@@ -91,6 +93,7 @@ class ControlPlane:
         self._looked_s = time.monotonic()
         self._retry_s: float | None = None
         self._alerted: set[str] = set()
+        self.refused: frozenset[str] = frozenset()
         self.problem = ""
         self.listeners: list[Callable[[ControlState], None]] = []
 
@@ -132,6 +135,22 @@ class ControlPlane:
             is_due = self._retry_s is not None and time.monotonic() >= self._retry_s
             if generation != self.state.generation or is_due:
                 await self._apply(ControlState.decode(await self.store.rows()))
+
+    @property
+    def ladder(self) -> Ladder:
+        """The tiers."""
+        return self._catalog.ladder
+
+    @property
+    def policies(self) -> Mapping[str, Policy]:
+        """The policies in force here, with what was derived with the serving router."""
+        return self._catalog.policies
+
+    def routers_at_hand(self) -> frozenset[str]:
+        """Versions that serve, are on their way, or would serve again after a step back."""
+        router = self.state.router
+        canary = {router.canary.version} if router.canary else set()
+        return frozenset({self.routers.version, router.active or "none", *router.previous[:1]} | canary)
 
     def status(self) -> dict[str, Any]:
         """For those who look whether this server is well."""
@@ -211,6 +230,7 @@ class ControlPlane:
             for version, tiers in routers.items()
         }
         self.state = state
+        self.refused = frozenset(subject for subject, _ in problems)
         self._loader.forget_all_but({serving.version, state.router.active, version, *state.router.previous[:1]})
         self._retry_s = time.monotonic() + _RETRY_S if problems else None
         self.problem = "; ".join(problem for _, problem in problems)

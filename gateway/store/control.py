@@ -13,9 +13,9 @@ from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from gateway.store.control_records import Alert, AuditEntry, RolloutRow, RouterVersion, ShadowDecision
+from gateway.store.control_records import Alert, AuditEntry, Lease, RolloutRow, RouterVersion, ShadowDecision
 from gateway.store.store import Store
-from gateway.store.tables import admin_audit, alerts, control, rollouts, router_versions, shadow_decisions
+from gateway.store.tables import admin_audit, alerts, control, leases, rollouts, router_versions, shadow_decisions
 
 _GENERATION = "generation"
 
@@ -54,6 +54,12 @@ class ControlTransaction:
         raised = {**written, "version": control.c.version + 1}
         await self.connection.execute(statement.on_conflict_do_update(index_elements=["name"], set_=raised))
 
+    async def holds(self, lease: Lease) -> bool:
+        """Whether nobody else has taken this lease since."""
+        held = leases.c
+        is_same = (held.name == lease.name) & (held.token == lease.token) & (held.holder == lease.holder)
+        return (await self.connection.execute(select(held.name).where(is_same))).first() is not None
+
     async def audit(self, entry: AuditEntry) -> None:
         """Write what was done beside what it did."""
         await self.connection.execute(insert(admin_audit).values(**asdict(entry)))
@@ -89,11 +95,12 @@ class ControlStore:
         async with self.store.transaction() as connection:
             return _by_name((await connection.execute(select(control))).mappings().all())
 
-    async def put_quietly(self, name: str, value: Mapping[str, Any], by: str, now: datetime) -> None:
-        """Write a row that no server needs to be told of, such as where the monitor stands."""
+    async def put_quietly(self, name: str, value: Mapping[str, Any], by: str, now: datetime, lease: Lease) -> None:
+        """Write a row that no server is told of, such as where the monitor stands; nothing once the lease is lost."""
         async with self.store.transaction() as connection:
             transaction = ControlTransaction(connection, self.store.dialect, 0, now)
-            await transaction.put(name, value, by)
+            if await transaction.holds(lease):
+                await transaction.put(name, value, by)
 
     # ---- routers
 

@@ -1,0 +1,274 @@
+"""Whether a policy holds its floor, tier by tier and as a whole, from what was checked. Pure: rows in, findings out.
+
+Answers whose checks failed or are still to come are taken to be missing at random: the chance of having been checked is
+the chance of having been drawn times the share of drawn ones that are done.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+
+from gateway.control.state import CLOSED, Tightened
+from gateway.store.monitoring import CheckedRow, DrawnCount, Key, Traffic
+from policies.certificate import Certificate, CertifiedThreshold, Checked, FloorStatus, certify, certify_threshold
+from policies.debias import GoldCounts
+from policies.intervals import binomial_lower, binomial_upper, bounded_upper
+from policies.policy import Policy
+
+# Chosen before any row was seen, as the test over it demands.
+THRESHOLDS: tuple[float, ...] = (*(step / 50 for step in range(50)), 0.99, 0.995)
+RAW_SAMPLES = 100
+RAW_TRIGGER = 0.15
+
+
+@dataclass(frozen=True, slots=True)
+class TierFinding:
+    """What is known of one tier's answers under a policy.
+
+    Attributes
+    ----------
+    cheapest : the lowest threshold on P(as good) with which this tier alone would hold the floor; None: none does
+    threshold : what it must reach now
+    tightened : what the doubt about it asks on top; None when there is none
+    """
+
+    tier: int
+    certificate: Certificate
+    cheapest: float | None
+    threshold: float
+    tightened: Tightened | None
+    num_undrawable: int
+
+    def as_dict(self) -> dict[str, Any]:
+        asked = None if self.tightened is None else self.tightened.as_dict()
+        return _shown(self.certificate) | {
+            "tier": self.tier,
+            "cheapest_threshold": self.cheapest,
+            "threshold": self.threshold,
+            "tightened": asked,
+            "is_closed": self.tightened is not None and self.tightened.least > 1.0,
+            "num_undrawable": self.num_undrawable,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class FloorFinding:
+    """What is known of one policy under one router. ``is_corrected``: for the grader's errors, by the gold set."""
+
+    policy: Policy
+    router_version: str
+    status: FloorStatus
+    certificate: Certificate
+    is_corrected: bool
+    tiers: tuple[TierFinding, ...] = ()
+    raw: Mapping[str, Any] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        return _shown(self.certificate) | {
+            "status": self.status.value,
+            "policy": self.policy.name,
+            "policy_version": self.policy.version,
+            "router_version": self.router_version,
+            "floor": self.policy.quality_floor,
+            "confidence": self.policy.confidence,
+            "is_corrected_by_gold": self.is_corrected,
+            "tiers": [each.as_dict() for each in self.tiers],
+            "raw_upgrade_rate": dict(self.raw),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Everything that findings rest on, for all policies together."""
+
+    rows: Sequence[CheckedRow]
+    traffic: Mapping[Key, Traffic]
+    drawn: Mapping[tuple[Key, bool], DrawnCount]
+    gold: GoldCounts | None
+
+
+def find_floor(
+    policy: Policy, router_version: str, top: int, evidence: Evidence, tightened: Mapping[int, Tightened]
+) -> FloorFinding:
+    """Judge a policy as it is in force now; what was decided by another version of it or another router stays out.
+
+    Parameters
+    ----------
+    policy : with the thresholds derived for it
+    top : number of the dearest tier it permits; its answers lose nothing
+    tightened : tiers in doubt; of their earlier answers only those count that would still be theirs
+    """
+    keys = [
+        key for key in evidence.traffic if key[:3] == (policy.name, policy.version, router_version) and key[3] < top
+    ]
+    num_top = sum(
+        each.num_requests
+        for key, each in evidence.traffic.items()
+        if key[:3] == (policy.name, policy.version, router_version) and key[3] >= top
+    )
+    parts = {key[3]: _part(key, evidence, tightened.get(key[3])) for key in sorted(keys, key=lambda key: key[3])}
+    tiers = tuple(_tier(policy, tier, part, evidence, tightened.get(tier)) for tier, part in parts.items())
+    status, certificate = _judge([part.checked for part in parts.values()], num_top, policy, evidence.gold)
+    rows = [row for part in parts.values() for row in part.rows]
+    is_corrected = evidence.gold is not None
+    return FloorFinding(policy, router_version, status, certificate, is_corrected, tiers, raw_upgrade_rate(rows))
+
+
+def raw_upgrade_rate(rows: Sequence[CheckedRow], num: int = RAW_SAMPLES) -> dict[str, Any]:
+    """The share of the last checked answers whose verdict was "not good enough", with its exact 95 % interval.
+
+    Shown because people ask for it; nothing follows from it, since a grader that errs moves it by itself.
+    """
+    last = sorted((row for row in rows if row.is_up), key=lambda row: (row.finished_at, row.verification_id))[-num:]
+    flagged = sum(1 - row.verdict for row in last)
+    return {
+        "value": flagged / len(last) if last else None,
+        "low": binomial_lower(flagged, len(last), 0.975) if last else 0.0,
+        "high": binomial_upper(flagged, len(last), 0.975) if last else 1.0,
+        "num_checked": len(last),
+        "trigger": RAW_TRIGGER,
+    }
+
+
+def released_level(
+    rows: Sequence[CheckedRow], policy: Policy, tier: int, asked: Tightened, min_checked: int
+) -> float | None:
+    """The lowest P(as good) above which this tier was shown to hold the floor since it came into doubt.
+
+    Rests on answers checked since then in either direction, thinned to equal probability, so that they are a random
+    sample of the requests above each threshold; the bound may be looked at as often as one likes. None: nothing is
+    shown yet. Thresholds are tried from the safest, and the first that fails ends it.
+    """
+    since = datetime.fromisoformat(asked.since)
+    recent = [row for row in rows if row.tier == tier and row.p_as_good is not None and row.created_at >= since]
+    sample = thinned(recent)
+    lowest: float | None = None
+    for threshold in sorted((each for each in THRESHOLDS if each >= policy.threshold(tier)), reverse=True):
+        if threshold >= asked.least:
+            continue
+        losses = np.array([row.loss for row in sample if row.p_as_good is not None and row.p_as_good >= threshold])
+        if len(losses) < min_checked:
+            continue
+        if bounded_upper(losses, np.ones(len(losses)), policy.confidence) > 1.0 - policy.quality_floor:
+            break
+        lowest = threshold
+    return lowest
+
+
+def thinned(rows: Sequence[CheckedRow]) -> list[CheckedRow]:
+    """A part of the rows in which each request had the same chance to be; always the same part for the same rows."""
+    least = min((row.inclusion for row in rows), default=1.0)
+    return [row for row in rows if random.Random(row.verification_id).random() * row.inclusion < least]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One tier's rows and the samples made of them: by probabilities, and by verdicts for the gold correction."""
+
+    rows: tuple[CheckedRow, ...]
+    checked: tuple[Checked, Checked]
+    num_undrawable: int
+
+
+def _part(key: Key, evidence: Evidence, asked: Tightened | None) -> _Part:
+    traffic = evidence.traffic[key]
+    count = evidence.drawn.get((key, True), DrawnCount())
+    done_share = count.num_done / count.num_drawn if count.num_drawn else 1.0
+    rows = tuple(row for row in evidence.rows if row.is_up and (*_key3(row), row.tier) == key)
+    inclusion = np.array([max(row.inclusion * done_share, 1e-6) for row in rows], dtype=np.float64)
+    estimates = np.array([-1.0 if row.p_as_good is None else row.p_as_good for row in rows], dtype=np.float64)
+    kept = np.ones(len(rows), dtype=np.bool_) if asked is None else estimates >= asked.least
+    num_requests = max(traffic.num_requests, len(rows))
+    least = min(float(inclusion.min()), max(traffic.least * done_share, 1e-6)) if len(rows) else None
+    soft = np.array([row.loss for row in rows], dtype=np.float64)
+    flags = np.array([1.0 - row.verdict for row in rows], dtype=np.float64)
+    samples = [Checked(np.where(kept, each, 0.0), inclusion, num_requests, least, kept) for each in (soft, flags)]
+    return _Part(rows, (samples[0], samples[1]), traffic.num_undrawable)
+
+
+def _key3(row: CheckedRow) -> tuple[str, str, str]:
+    return row.policy_name, row.policy_version, row.router_version
+
+
+def _tier(policy: Policy, tier: int, part: _Part, evidence: Evidence, asked: Tightened | None) -> TierFinding:
+    _, certificate = _judge([part.checked], 0, policy, evidence.gold)
+    estimates = np.array([-1.0 if row.p_as_good is None else row.p_as_good for row in part.rows], dtype=np.float64)
+    cheapest = (
+        _cheapest(estimates, part.checked, policy, evidence.gold) if len(part.rows) else CertifiedThreshold(None, None)
+    )
+    threshold = max(policy.threshold(tier), asked.least if asked is not None else 0.0)
+    return TierFinding(tier, certificate, cheapest.threshold, threshold, asked, part.num_undrawable)
+
+
+def _cheapest(
+    estimates: Any, checked: tuple[Checked, Checked], policy: Policy, gold: GoldCounts | None
+) -> CertifiedThreshold:
+    sample = checked[0] if gold is None else checked[1]
+    return certify_threshold(estimates, sample, THRESHOLDS, policy.quality_floor, policy.confidence, gold)
+
+
+def _judge(
+    parts: Sequence[tuple[Checked, Checked]], num_lossless: int, policy: Policy, gold: GoldCounts | None
+) -> tuple[FloorStatus, Certificate]:
+    """Held by what corrects the grader where that is possible; broken by what the grader's probabilities say."""
+    soft = certify(_joined([each[0] for each in parts], num_lossless), policy.quality_floor, policy.confidence)
+    if gold is None:
+        return soft.status, soft
+    flags = _joined([each[1] for each in parts], num_lossless)
+    corrected = certify(flags, policy.quality_floor, policy.confidence, gold)
+    if corrected.status is FloorStatus.HELD:
+        return FloorStatus.HELD, corrected
+    return (FloorStatus.BROKEN if soft.status is FloorStatus.BROKEN else FloorStatus.INSUFFICIENT), corrected
+
+
+def _joined(parts: Sequence[Checked], num_lossless: int) -> Checked:
+    """Several tiers' samples as one, with requests that lose nothing beside them."""
+    if not parts:
+        return Checked(np.zeros(0), np.zeros(0), num_lossless)
+    leasts = [part.least_inclusion for part in parts if part.least_inclusion is not None]
+    return Checked(
+        np.concatenate([part.losses for part in parts]),
+        np.concatenate([part.inclusion for part in parts]),
+        sum(part.num_requests for part in parts) + num_lossless,
+        min(leasts, default=None),
+        np.concatenate(
+            [np.ones(len(part.losses), dtype=np.bool_) if part.kept is None else part.kept for part in parts]
+        ),
+    )
+
+
+def _shown(certificate: Certificate) -> dict[str, Any]:
+    return {
+        "status": certificate.status.value,
+        "loss": certificate.loss if certificate.num_requests else None,
+        "loss_low": certificate.loss_low,
+        "loss_high": certificate.loss_high,
+        "quality_low": certificate.quality_low,
+        "num_checked": certificate.num_checked,
+        "num_requests": certificate.num_requests,
+    }
+
+
+def tightening_for(finding: FloorFinding, min_checked: int) -> dict[int, float]:
+    """What to ask of which tier when the floor is in doubt: the certified threshold, or nothing taken at all.
+
+    Only tiers whose own estimate is beyond what the floor permits; when none is, every tier that was checked.
+    """
+    permitted = 1.0 - finding.policy.quality_floor
+    checked = [each for each in finding.tiers if each.certificate.num_checked > 0]
+    at_fault = [
+        each
+        for each in checked
+        if each.certificate.loss > permitted and each.certificate.num_checked >= min_checked // 4
+    ]
+    asked: dict[int, float] = {}
+    for each in at_fault or checked:
+        is_use = each.cheapest is not None and each.cheapest > each.threshold
+        asked[each.tier] = each.cheapest if is_use and each.cheapest is not None else CLOSED
+    return asked

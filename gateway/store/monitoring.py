@@ -1,0 +1,242 @@
+"""What the monitor reads: checked answers, the traffic they stand for, what is known of the grader, decisions."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Select, func, select
+
+from gateway.store.store import Store
+from gateway.store.tables import gold_labels, requests, verifications
+
+_BATCH = 500
+_V, _R, _G = verifications.c, requests.c, gold_labels.c
+
+Key = tuple[str, str, str, int]
+"""Policy's name and version, router's version, tier that answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedRow:
+    """One finished check.
+
+    Parameters
+    ----------
+    tier : the cheap tier whose answer was judged, whichever of the two answered the request
+    is_up : the cheap answer was the served one
+    inclusion : probability with which it was drawn
+    loss : 1 - P(the cheap answer was good enough)
+    verdict : 1 good enough, 0 not
+    p_as_good : what the router had estimated for that tier; None without an estimate
+    """
+
+    verification_id: str
+    request_id: str
+    created_at: datetime
+    finished_at: datetime
+    is_up: bool
+    tier: int
+    inclusion: float
+    tenant: str
+    domain: str
+    policy_name: str
+    policy_version: str
+    router_version: str
+    loss: float
+    verdict: int
+    p_as_good: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Requests of one policy, router and tier that could have been drawn.
+
+    ``num_undrawable`` could not (their chance was 0), so nothing is said about them; ``least`` is the least chance of
+    the others, in either direction together.
+    """
+
+    num_requests: int = 0
+    num_undrawable: int = 0
+    least: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnCount:
+    """How many answers were drawn for a check, and how many of the checks are done."""
+
+    num_drawn: int = 0
+    num_done: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """A decision that the router made itself."""
+
+    request_id: str
+    tenant: str
+    tier: int
+
+
+class MonitorReader:
+    """Reads in small batches, so that nothing else on the event loop waits for long."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def checked(self, *, finished_since: datetime, limit: int) -> AsyncIterator[CheckedRow]:
+        """Finished checks in the order of their ends."""
+        joined = verifications.join(requests, _V.request_id == _R.request_id)
+        statement = (
+            select(*(_V[name] for name in _COLUMNS), _R.sufficiency)
+            .select_from(joined)
+            .where(_V.status == "done", _V.finished_at >= finished_since)
+            .order_by(_V.finished_at, _V.verification_id)
+            .limit(limit)
+        )
+        async for row in self._stream(statement):
+            yield _checked(row)
+
+    async def newest_checked(self, *, created_since: datetime, limit: int) -> list[CheckedRow]:
+        """The newest finished checks of requests since a moment, oldest first."""
+        joined = verifications.join(requests, _V.request_id == _R.request_id)
+        statement = (
+            select(*(_V[name] for name in _COLUMNS), _R.sufficiency)
+            .select_from(joined)
+            .where(_V.status == "done", _V.created_at >= created_since)
+            .order_by(_V.finished_at.desc(), _V.verification_id.desc())
+            .limit(limit)
+        )
+        return [_checked(row) async for row in self._stream(statement)][::-1]
+
+    async def traffic(self, since: datetime) -> dict[Key, Traffic]:
+        """Requests whose answers could be drawn, by what decided them and who answered."""
+        key = (_R.policy_name, _R.policy_version, _R.router_version, _R.final_tier)
+        could = _R.verify_probability > 0.0
+        statement = (
+            select(
+                *key,
+                func.count().filter(could).label("num"),
+                func.count().filter(_R.verify_probability <= 0.0).label("never"),
+                func.min(_R.verify_probability).filter(could).label("least"),
+            )
+            .where(_R.created_at >= since, _R.verify_probability.is_not(None), _R.final_tier.is_not(None))
+            .group_by(*key)
+        )
+        return {
+            (row["policy_name"], row["policy_version"], row["router_version"], row["final_tier"]): Traffic(
+                row["num"], row["never"], 1.0 if row["least"] is None else float(row["least"])
+            )
+            for row in await self._all(statement)
+        }
+
+    async def drawn(self, since: datetime) -> dict[tuple[Key, bool], DrawnCount]:
+        """Drawn answers by the same key and whether they are checked upward."""
+        key = (_V.policy_name, _V.policy_version, _V.router_version, _V.tier, _V.direction)
+        statement = (
+            select(*key, func.count().label("num"), func.count().filter(_V.status == "done").label("done"))
+            .where(_V.created_at >= since)
+            .group_by(*key)
+        )
+        found: dict[tuple[Key, bool], DrawnCount] = {}
+        for row in await self._all(statement):
+            name = (row["policy_name"], row["policy_version"], row["router_version"], row["tier"])
+            found[name, row["direction"] == "up"] = DrawnCount(row["num"], row["done"])
+        return found
+
+    async def gold(self) -> tuple[int, int, int, int]:
+        """Flagged and all known faults, flagged and all known sound answers, of the grader that judged last."""
+        newest = select(_V.grader_version).where(_V.status == "done").order_by(_V.finished_at.desc()).limit(1)
+        is_same = (_V.request_id == _G.request_id) & (_V.tier == _G.tier)
+        is_fault, is_flagged = _G.label < 0.5, _V.verdict == 0
+        statement = (
+            select(
+                func.count().filter(is_fault & is_flagged),
+                func.count().filter(is_fault),
+                func.count().filter(~is_fault & is_flagged),
+                func.count().filter(~is_fault),
+            )
+            .select_from(verifications.join(gold_labels, is_same))
+            .where(_V.status == "done", _V.direction == "up", _V.grader_version == newest.scalar_subquery())
+        )
+        async with self._store.transaction() as connection:
+            flagged_faults, faults, flagged_sound, sound = (await connection.execute(statement)).one()
+            return int(flagged_faults), int(faults), int(flagged_sound), int(sound)
+
+    async def decisions(
+        self, *, after_id: str, before: datetime, reasons: tuple[str, ...], limit: int
+    ) -> list[Decided]:
+        """Decisions for these reasons after a request's id, oldest first; ids sort by time."""
+        statement = (
+            select(_R.request_id, _R.tenant, _R.decided_tier)
+            .where(
+                _R.request_id > after_id,
+                _R.created_at < before,
+                _R.reason.in_(reasons),
+                _R.decided_tier.is_not(None),
+            )
+            .order_by(_R.request_id)
+            .limit(limit)
+        )
+        return [Decided(row["request_id"], row["tenant"], row["decided_tier"]) async for row in self._stream(statement)]
+
+    async def last_request_id(self) -> str:
+        """The newest request's id; empty without any."""
+        rows = await self._all(select(func.max(_R.request_id).label("last")))
+        return str(rows[0]["last"] or "")
+
+    async def _all(self, statement: Select[Any]) -> list[Mapping[str, Any]]:
+        async with self._store.transaction() as connection:
+            return [dict(row) for row in (await connection.execute(statement)).mappings()]
+
+    async def _stream(self, statement: Select[Any]) -> AsyncIterator[Mapping[str, Any]]:
+        async with self._store.transaction() as connection:
+            found = await connection.stream(statement.execution_options(yield_per=_BATCH))
+            async for row in found.mappings():
+                yield row
+
+
+_COLUMNS = (
+    "verification_id",
+    "request_id",
+    "created_at",
+    "finished_at",
+    "direction",
+    "tier",
+    "against_tier",
+    "inclusion_probability",
+    "tenant",
+    "domain",
+    "policy_name",
+    "policy_version",
+    "router_version",
+    "p_good",
+    "verdict",
+)
+
+
+def _checked(row: Mapping[str, Any]) -> CheckedRow:
+    is_up = row["direction"] == "up"
+    tier = row["tier"] if is_up else row["against_tier"]
+    p_good = row["p_good"] if row["p_good"] is not None else float(row["verdict"] or 0)
+    verdict = row["verdict"] if row["verdict"] is not None else int(p_good >= 0.5)
+    estimates = {each[0]: each[2] for each in row["sufficiency"]}
+    return CheckedRow(
+        row["verification_id"],
+        row["request_id"],
+        row["created_at"],
+        row["finished_at"],
+        is_up,
+        tier,
+        row["inclusion_probability"],
+        row["tenant"],
+        row["domain"],
+        row["policy_name"],
+        row["policy_version"],
+        row["router_version"],
+        min(max(1.0 - p_good, 0.0), 1.0),
+        int(verdict),
+        estimates.get(tier),
+    )
