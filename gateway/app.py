@@ -23,6 +23,9 @@ from gateway import loading
 from gateway.admin.openapi import document
 from gateway.admin.operation import Operation
 from gateway.admin.room import AdminRoom
+from gateway.admin.openapi import document
+from gateway.admin.operation import Operation
+from gateway.admin.room import AdminRoom
 from gateway.admission import Admission
 from gateway.api_request import SharedFields
 from gateway.auth import Authenticator
@@ -203,6 +206,14 @@ class _Parts:
             Route("/healthz", guarded(pages.healthz)),
             Route("/readyz", guarded(pages.readyz)),
         ]
+        operations: list[Operation] = []
+        if settings.admin.enabled:
+            assert self.control is not None, "opened before"
+            room = AdminRoom(settings, self.store, self.catalog, self.control, authenticator)
+            operations = room.operations
+            routes += room.routes()
+        described = document(shared, operations, with_metrics=settings.metrics.enabled)
+        routes.append(Route("/openapi.json", fixed(described)))
         operations: list[Operation] = []
         if settings.admin.enabled:
             assert self.control is not None, "opened before"

@@ -14,7 +14,7 @@ from typing import Protocol
 from urllib.parse import urlsplit
 
 from gateway.config_sections import AuthConfig
-from gateway.errors import OriginRefused, Unauthenticated
+from gateway.errors import OriginRefused, Unauthenticated, WrongScope
 from gateway.rates.limits import NO_LIMITS, KeyLimits, stored_limits
 from gateway.store.records import ApiKey
 
@@ -89,31 +89,35 @@ class Authenticator:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.is_open = config.required == "never" or (config.required == "auto" and is_loopback(host))
-        self._is_local = is_loopback(host)
+        self.is_local = is_loopback(host)
         self._cache_s = config.key_cache_s
         self._keys = keys
         self._origins = frozenset(cors_origins)
         self._clock = clock
         self._remembered: OrderedDict[str, tuple[float, Caller]] = OrderedDict()
 
-    def check_origin(self, origin: str | None) -> None:
+    def check_origin(self, origin: str | None, *, any_listed: bool = True) -> None:
         """Keep web pages off an open server: a browser would let any page post to it.
+
+        ``any_listed``: pages of the origins that the settings list may.
 
         Raises
         ------
         OriginRefused
         """
-        if origin is None or not self.is_open or "*" in self._origins or origin in self._origins:
+        if origin is None or not self.is_open:
             return
-        if not (self._is_local and is_loopback(urlsplit(origin).hostname or "")):
+        if any_listed and ("*" in self._origins or origin in self._origins):
+            return
+        if not (self.is_local and is_loopback(urlsplit(origin).hostname or "")):
             raise OriginRefused(origin)
 
-    async def check(self, authorization: str | None) -> Caller:
-        """The caller behind a header.
+    async def check(self, authorization: str | None, *, scope: str | None = USE) -> Caller:
+        """The caller behind a header, whose key must have a scope unless that is None.
 
         Raises
         ------
-        Unauthenticated
+        Unauthenticated, WrongScope
         StoreUnavailable
             The key is not remembered and cannot be looked up.
         """
@@ -125,7 +129,14 @@ class Authenticator:
                 "No API key was given. Send it as 'Authorization: Bearer sk-suffice-…'; "
                 "'suffice keys create' makes one."
             )
-        return await self._caller(hash_key(key))
+        caller = await self._caller(hash_key(key))
+        if scope is not None and caller.scope != scope:
+            raise WrongScope(f"The key is of the scope {caller.scope!r}; this wants one of the scope {scope!r}.")
+        return caller
+
+    def forget(self, key_hash: str) -> None:
+        """Drop what is remembered of a key: it was changed."""
+        self._remembered.pop(key_hash, None)
 
     def _key(self, authorization: str | None) -> str | None:
         if not authorization:

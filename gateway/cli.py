@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from gateway.commands.admin_group import AdminGroup
+
 ConfigOption = Annotated[
     Path | None,
     typer.Option(
@@ -30,10 +32,17 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 keys_app = typer.Typer(help="API keys: made once, stored hashed.", no_args_is_help=True)
+admin_app = typer.Typer(
+    cls=AdminGroup,
+    help="Steer a running server, as /admin/v1 does; SUFFICE_ADMIN_KEY holds the key.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
 db_app = typer.Typer(help="The database's schema.", no_args_is_help=True)
 config_app = typer.Typer(help="The settings in force, and whether a file is sound.", no_args_is_help=True)
 bench_app = typer.Typer(help="Measurements; each prints its card and one line of JSON.", no_args_is_help=True)
 app.add_typer(keys_app, name="keys")
+app.add_typer(admin_app, name="admin")
 app.add_typer(db_app, name="db")
 app.add_typer(config_app, name="config")
 app.add_typer(bench_app, name="bench")
@@ -188,13 +197,24 @@ _add_bench("durability", "gateway.bench.durability", "Kill the server under load
 def keys_create(
     name: Annotated[str, typer.Option("--name", help="What the key is for.")] = "unnamed",
     tenant: Annotated[str, typer.Option("--tenant", help="Whose requests it makes.")] = "default",
+    scope: Annotated[str, typer.Option("--scope", help="use: the models; admin: the administration.")] = "use",
+    requests_per_minute: Annotated[int | None, typer.Option("--requests-per-minute", help="Most requests.")] = None,
+    tokens_per_minute: Annotated[int | None, typer.Option("--tokens-per-minute", help="Most tokens.")] = None,
+    budget_usd_per_day: Annotated[str | None, typer.Option("--budget-usd-per-day", help="Most dollars.")] = None,
+    budget_usd_per_month: Annotated[str | None, typer.Option("--budget-usd-per-month", help="Most dollars.")] = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Make a key and print it: this is the only time it can be seen."""
     from gateway.commands.keys import create
 
-    create(config, name=name, tenant=tenant, as_json=as_json)
+    limits = {
+        "requests_per_minute": requests_per_minute,
+        "tokens_per_minute": tokens_per_minute,
+        "budget_usd_per_day": budget_usd_per_day,
+        "budget_usd_per_month": budget_usd_per_month,
+    }
+    create(config, name=name, tenant=tenant, scope=scope, limits=limits, as_json=as_json)
 
 
 @keys_app.command("list")
@@ -214,6 +234,14 @@ def keys_revoke(
     from gateway.commands.keys import revoke
 
     revoke(config, key)
+
+
+@app.command()
+def openapi(config: ConfigOption = None) -> None:
+    """Print the OpenAPI document of every path."""
+    from gateway.commands.openapi import print_document
+
+    print_document(config)
 
 
 @db_app.command("upgrade")

@@ -17,6 +17,7 @@ from typing import Any, get_type_hints
 from backends.config import MODEL_KINDS
 from gateway.config_coerce import expectation
 from gateway.config_sections import (
+    AdminConfig,
     AuthConfig,
     ControlConfig,
     LogConfig,
@@ -39,6 +40,7 @@ _TABLES: dict[str, tuple[type[Any], frozenset[str]]] = {
     "log": (LogConfig, frozenset()),
     "metrics": (MetricsConfig, frozenset()),
     "router": (RouterConfig, frozenset()),
+    "admin": (AdminConfig, frozenset()),
     "verification": (VerificationConfig, frozenset()),
     "control": (ControlConfig, frozenset()),
     "monitor": (MonitorConfig, frozenset()),
@@ -79,18 +81,18 @@ def table(name: str) -> str:
 
 
 def _rows(cls: type[Any], prefix: str = "") -> Iterator[tuple[str, str, str, str]]:
-    hints, described = get_type_hints(cls), _described(cls)
+    hints, meanings = get_type_hints(cls), described(cls)
     for each in fields(cls):
         annotation = hints[each.name]
         if hasattr(annotation, "__dataclass_fields__"):
             yield from _rows(annotation, f"{prefix}{each.name}.")
         else:
-            meaning = each.metadata.get("help") or described.get(each.name, "")
+            meaning = each.metadata.get("help") or meanings.get(each.name, "")
             meaning = meaning[:1].upper() + meaning[1:].rstrip(".") + "."
             yield f"{prefix}{each.name}", _kind(each, annotation), _default(each), meaning.replace("|", "\\|")
 
 
-def _described(cls: type[Any]) -> dict[str, str]:
+def described(cls: type[Any]) -> dict[str, str]:
     """Meanings from the Parameters section of a NumPy docstring; ``a, b : text`` describes both."""
     section = re.search(r"Parameters\n-+\n(.*?)(?:\n\n|\Z)", getdoc(cls) or "", re.DOTALL)
     entries = re.split(r"\n(?=\S)", section[1]) if section else []

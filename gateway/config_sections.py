@@ -91,6 +91,17 @@ class RouterConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AdminConfig:
+    """The administration, `/admin/v1`."""
+
+    enabled: bool = _option(True, "Whether it answers at all.")
+    max_body_bytes: int = _option(1_048_576, "Largest body; larger ones get 413.", at_least=1024)
+    max_artifact_bytes: int = _option(67_108_864, "Largest router that may be uploaded.", at_least=1024)
+    what_if_max_rows: int = _option(20_000, "Most rows of the log that a what-if reads.", at_least=1)
+    what_if_timeout_s: float = _option(20.0, "A what-if ends after this long with what it has read.", at_least=0.1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VerificationConfig:
     """Checking drawn answers in the background."""
 

@@ -12,7 +12,12 @@
     ├── RequestNotFound           no request of the caller's has this id
     ├── Unauthenticated           no key, or not a valid one
     ├── WrongScope                a key for use where one for administration is wanted, or the other way round
+    ├── WrongScope                a key for use where one for administration is wanted, or the other way round
     ├── OriginRefused             a web page that may not call this server
+    ├── PreconditionRequired      a change that does not say what it rests on
+    ├── PreconditionFailed        what it rests on has changed meanwhile
+    ├── NotFound                  nothing of this name, below ``/admin/v1``
+    ├── NotHere                   this server was started without the part that is asked for
     ├── PreconditionRequired      a change that does not say what it rests on
     ├── PreconditionFailed        what it rests on has changed meanwhile
     ├── NotFound                  nothing of this name, below ``/admin/v1``
@@ -96,6 +101,27 @@ class RequestNotFound(GatewayError):
 
 
 class Unauthenticated(GatewayError):
+    pass
+
+
+class WrongScope(GatewayError):
+    pass
+
+
+class PreconditionRequired(GatewayError):
+    param = "If-Match"
+
+
+class PreconditionFailed(GatewayError):
+    param = "If-Match"
+
+
+class NotFound(GatewayError):
+    def __init__(self, kind: str, name: str) -> None:
+        super().__init__(f"There is no {kind} {shorten(name)!r}.")
+
+
+class NotHere(GatewayError):
     pass
 
 
@@ -251,6 +277,11 @@ TABLE: Mapping[type[Exception], Row] = {
     PreconditionFailed: Row(412, _INVALID, "precondition_failed"),
     NotFound: Row(404, _INVALID, "not_found"),
     NotHere: Row(501, _SERVER, "not_enabled"),
+    WrongScope: Row(403, "permission_error", "wrong_key_scope"),
+    PreconditionRequired: Row(428, _INVALID, "precondition_required"),
+    PreconditionFailed: Row(412, _INVALID, "precondition_failed"),
+    NotFound: Row(404, _INVALID, "not_found"),
+    NotHere: Row(501, _SERVER, "not_enabled"),
     OriginRefused: Row(403, "permission_error", "origin_refused"),
     BodyTooLarge: Row(413, _INVALID, "request_too_large"),
     BodyTooSlow: Row(408, _INVALID, "request_timeout", retryable=True),
@@ -354,7 +385,12 @@ class ErrorAnswer:
 
 def row_of(error: BaseException) -> Row:
     """The table's row for this exception: its own class's, or the nearest base's."""
-    for cls in type(error).__mro__:
+    return row_of_class(type(error))
+
+
+def row_of_class(kind: type[BaseException]) -> Row:
+    """The table's row for exceptions of a class."""
+    for cls in kind.__mro__:
         if (row := TABLE.get(cls)) is not None:
             return row
     return _INTERNAL

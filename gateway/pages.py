@@ -42,6 +42,16 @@ def error_response(error: Exception, request_id: str) -> Response:
     return Response(answer.json(), answer.status, headers | {"x-suffice-request-id": request_id})
 
 
+def fixed(value: Any) -> Page:
+    """A page that is always the same JSON."""
+    encoded = orjson.dumps(value)
+
+    async def answer(request: Request) -> Response:
+        return Response(encoded, media_type="application/json")
+
+    return answer
+
+
 def guarded(page: Page) -> Page:
     """Answer whatever a page raises with the one error table."""
 

@@ -16,6 +16,7 @@ from backends.config import ModelConfig
 from gateway.config_raw import Leaf, Table, builtin_table, environment_table, file_table, merge, override_table
 from gateway.config_reader import ConfigReader
 from gateway.config_sections import (
+    AdminConfig,
     AuthConfig,
     ControlConfig,
     LogConfig,
@@ -41,6 +42,7 @@ TOP_LEVEL_KEYS = (
     "log",
     "metrics",
     "router",
+    "admin",
     "verification",
     "control",
     "monitor",
@@ -74,6 +76,7 @@ class Settings:
     log: LogConfig
     metrics: MetricsConfig
     router: RouterConfig
+    admin: AdminConfig
     verification: VerificationConfig
     control: ControlConfig
     monitor: MonitorConfig
@@ -132,6 +135,11 @@ def read_client_key(environ: Mapping[str, str] | None = None) -> str | None:
     return (os.environ if environ is None else environ).get("SUFFICE_API_KEY") or None
 
 
+def read_admin_key(environ: Mapping[str, str] | None = None) -> str | None:
+    """The key that ``suffice admin`` sends, from ``SUFFICE_ADMIN_KEY``."""
+    return (os.environ if environ is None else environ).get("SUFFICE_ADMIN_KEY") or None
+
+
 def _settle(table: Table, environ: Mapping[str, str], path: Path | None, need_secrets: bool) -> Settings:
     reader = ConfigReader()
     reader.refuse_unknown(table, TOP_LEVEL_KEYS, "")
@@ -148,6 +156,7 @@ def _settle(table: Table, environ: Mapping[str, str], path: Path | None, need_se
             ("log", LogConfig),
             ("metrics", MetricsConfig),
             ("router", RouterConfig),
+            ("admin", AdminConfig),
             ("verification", VerificationConfig),
             ("control", ControlConfig),
             ("monitor", MonitorConfig),

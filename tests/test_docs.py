@@ -52,6 +52,7 @@ def test_every_setting_named_elsewhere_exists() -> None:
         "metrics",
         "router",
         "verification",
+        "admin",
     }
     pattern = re.compile(rf"`((?:{'|'.join(sorted(sections))})\.[a-z_]+)(?: = [^`]*)?`")
     named = {match for each in DOCS.glob("*.md") for match in pattern.findall(each.read_text())}
@@ -87,7 +88,7 @@ def test_commands_that_pages_name_exist(path: Path) -> None:
 
     root = get_command(app)
     wrong = []
-    for words in re.findall(r"(?:^|`|\s)suffice ([a-z]+(?: [a-z]+)?)", path.read_text(), flags=re.MULTILINE):
+    for words in re.findall(r"(?:^|`|\s)suffice ([a-z-]+(?: [a-z][a-z-]*)?)", path.read_text(), flags=re.MULTILINE):
         first, *rest = words.split()
         command = root.commands.get(first)  # type: ignore[attr-defined]
         if command is None:

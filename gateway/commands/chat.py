@@ -36,7 +36,7 @@ def chat(config: Path | None, *, url: str | None, model: str, system: str | None
         Nothing answers at the address.
     """
     settings = load_settings(config, need_secrets=False)
-    base = url or _address(settings)
+    base = url or server_address(settings)
     opening: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
     messages = list(opening)
     key = read_client_key()
@@ -67,7 +67,7 @@ def stream_chat(client: httpx.Client, body: dict[str, Any]) -> Iterator[dict[str
     with client.stream("POST", "/v1/chat/completions", json=body) as response:
         if response.status_code != 200:
             response.read()
-            raise CommandError(_complaint(response))
+            raise CommandError(complaint(response))
         parser = SSEParser()
         for piece in response.iter_bytes():
             for event in parser.feed(piece):
@@ -123,12 +123,14 @@ def _lines() -> Iterator[str]:
             yield line
 
 
-def _address(settings: Settings) -> str:
+def server_address(settings: Settings) -> str:
+    """Where a server with these settings is reached from this machine."""
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(settings.server.host, settings.server.host)
     return f"http://{f'[{host}]' if ':' in host and not host.startswith('[') else host}:{settings.server.port}"
 
 
-def _complaint(response: httpx.Response) -> str:
+def complaint(response: httpx.Response) -> str:
+    """What a refusal says."""
     try:
         return str(response.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):

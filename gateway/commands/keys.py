@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from gateway.auth import hash_key, make_key, shown_prefix
-from gateway.commands.failure import CommandError
+from gateway.auth import SCOPES, hash_key, make_key, shown_prefix
+from gateway.commands.failure import USAGE_STATUS, CommandError
 from gateway.commands.output import print_json, print_table
+from gateway.errors import InvalidRequest
 from gateway.ids import uuid7
+from gateway.rates.limits import read_limits
 from gateway.settings import load_settings
 from gateway.store.records import ApiKey
 from gateway.store.store import Store
@@ -19,8 +21,22 @@ from gateway.store.store import Store
 T = TypeVar("T")
 
 
-def create(config: Path | None, *, name: str, tenant: str, as_json: bool) -> None:
-    """Store a new key's hash and print the key."""
+def create(
+    config: Path | None, *, name: str, tenant: str, scope: str, limits: Mapping[str, Any], as_json: bool
+) -> None:
+    """Store a new key's hash and print the key.
+
+    Raises
+    ------
+    CommandError
+        The scope or a limit is not one.
+    """
+    if scope not in SCOPES:
+        raise CommandError(f"--scope is {scope!r}; expected one of {', '.join(SCOPES)}.", status=USAGE_STATUS)
+    try:
+        checked = read_limits(dict(limits), "limits")
+    except InvalidRequest as error:
+        raise CommandError(str(error), status=USAGE_STATUS) from error
     secret = make_key()
     key = ApiKey(
         key_id=uuid7(),
@@ -29,10 +45,13 @@ def create(config: Path | None, *, name: str, tenant: str, as_json: bool) -> Non
         prefix=shown_prefix(secret),
         created_at=datetime.now(UTC),
         tenant=tenant,
+        scope=scope,
+        limits=checked.stored(),
     )
     _with_store(config, lambda store: store.insert_key(key))
     if as_json:
-        print_json({"key": secret, "id": key.key_id, "name": name, "tenant": tenant})
+        shown = {"id": key.key_id, "name": name, "tenant": tenant, "scope": scope, "limits": dict(key.limits)}
+        print_json({"key": secret} | shown)
     else:
         print(secret)
 
@@ -43,8 +62,8 @@ def list_all(config: Path | None, *, as_json: bool) -> None:
     if as_json:
         print_json([_public(key) for key in keys])
         return
-    rows = [(each.key_id, f"{each.prefix}…", each.name, each.tenant, *_history(each)) for each in keys]
-    print_table(("id", "key", "name", "tenant", "created", "last used", "state"), rows)
+    rows = [(each.key_id, f"{each.prefix}…", each.name, each.tenant, each.scope, *_history(each)) for each in keys]
+    print_table(("id", "key", "name", "tenant", "scope", "created", "last used", "state"), rows)
 
 
 def revoke(config: Path | None, written: str) -> None:
@@ -88,6 +107,8 @@ def _public(key: ApiKey) -> dict[str, object]:
         "prefix": key.prefix,
         "name": key.name,
         "tenant": key.tenant,
+        "scope": key.scope,
+        "limits": dict(key.limits),
         "created_at": key.created_at,
         "last_used_at": key.last_used_at,
         "revoked_at": key.revoked_at,

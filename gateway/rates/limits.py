@@ -21,6 +21,14 @@ CHECKS: Mapping[str, Check] = {
 }
 
 
+_MEANINGS: Mapping[str, str] = {
+    "requests_per_minute": "Most requests a minute.",
+    "tokens_per_minute": "Most tokens of prompts and answers a minute.",
+    "budget_usd_per_day": "Most dollars a day.",
+    "budget_usd_per_month": "Most dollars a month.",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class KeyLimits:
     """What one key may use; None means without limit. Minutes, days and months are those of the calendar, in UTC."""
@@ -49,7 +57,10 @@ NO_LIMITS = KeyLimits()
 @fields.lets_through(
     {
         "type": "object",
-        "properties": {name: fields.schema_of(fields.nullable(check)) for name, check in CHECKS.items()},
+        "properties": {
+            name: fields.schema_of(fields.nullable(check)) | {"description": _MEANINGS[name]}
+            for name, check in CHECKS.items()
+        },
         "additionalProperties": False,
     }
 )

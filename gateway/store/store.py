@@ -156,14 +156,14 @@ class Store:
         return hmac.digest(self._digest_key, clean_text(content).encode(), "sha256").hex()
 
     async def get_request(self, request_id: str) -> RequestRecord | None:
-        rows = await self._rows(_select_records().where(requests.c.request_id == clean_text(request_id)))
+        rows = await self._rows(select_records().where(requests.c.request_id == clean_text(request_id)))
         return decode_record(rows[0]) if rows else None
 
     async def recent(
         self, *, limit: int = 50, key_id: str | None = None, tenant: str | None = None, before_id: str | None = None
     ) -> list[RequestRecord]:
         """The newest rows first; ``before_id`` is the last id of the page before."""
-        statement = _select_records().order_by(requests.c.request_id.desc()).limit(limit)
+        statement = select_records().order_by(requests.c.request_id.desc()).limit(limit)
         if key_id is not None:
             statement = statement.where(requests.c.key_id == key_id)
         if tenant is not None:
@@ -300,7 +300,8 @@ class Store:
             raise RecordRejected(str(next(iter(values.values()))), str(fault)) from fault
 
 
-def _select_records() -> Select[Any]:
+def select_records() -> Select[Any]:
+    """Rows of the log with their texts, as :func:`gateway.store.rows.decode_record` takes them."""
     joined = requests.outerjoin(request_texts, requests.c.request_id == request_texts.c.request_id)
     return select(*requests.c, request_texts.c.prompt, request_texts.c.answer).select_from(joined)
 

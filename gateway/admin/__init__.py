@@ -1,0 +1,1 @@
+"""The administration: ``/admin/v1`` and the description of every path."""

@@ -1,0 +1,155 @@
+"""The paths outside the administration, as OpenAPI describes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from backends import errors as backends
+from gateway.admin import schemas
+from gateway.api_request import SharedFields
+from gateway.chat_request import ChatReader
+from gateway.completion_request import CompletionReader
+from gateway.embedding_request import embedding_schema
+from gateway.errors import (
+    AnswerFailed,
+    BodyTooLarge,
+    BodyTooSlow,
+    DeadlineExceeded,
+    Draining,
+    InvalidRequest,
+    MalformedBody,
+    OriginRefused,
+    QueueFull,
+    QuotaExhausted,
+    RateLimited,
+    RequestNotFound,
+    Unauthenticated,
+    UnknownModel,
+    UnsupportedOption,
+    WrongScope,
+)
+from gateway.store.errors import StoreUnavailable
+from policies import errors as policies
+
+ErrorResponses = Callable[[Iterable[type[Exception]]], dict[str, Any]]
+
+_CALLER = (Unauthenticated, WrongScope, OriginRefused, StoreUnavailable)
+_BODY = (InvalidRequest, MalformedBody, UnsupportedOption, BodyTooLarge, BodyTooSlow)
+_PLACE = (RateLimited, QueueFull, Draining, DeadlineExceeded, UnknownModel)
+EMBEDDING_ERRORS = (*_CALLER, *_BODY, *_PLACE)
+GENERATION_ERRORS = (
+    *EMBEDDING_ERRORS,
+    QuotaExhausted,
+    policies.ConflictingLimits,
+    policies.NoTierFits,
+    backends.BackendUnavailable,
+    backends.BackendOverloaded,
+    backends.BackendTimeout,
+    backends.BackendFailure,
+    AnswerFailed,
+)
+READING_ERRORS = _CALLER
+_JSON = "application/json"
+_STREAM = {"type": "string", "description": "Events of OpenAI's stream; the last is `data: [DONE]`."}
+_USAGE = schemas.shape(prompt_tokens=schemas.COUNT, completion_tokens=schemas.COUNT, total_tokens=schemas.COUNT)
+_SPENT = schemas.shape(prompt_tokens=schemas.COUNT, total_tokens=schemas.COUNT)
+_NOTE = schemas.shape(request_id=schemas.TEXT, tier=schemas.COUNT, reason=schemas.TEXT, cost_usd=schemas.USD)
+_ANSWER = schemas.shape(
+    id=schemas.TEXT,
+    object=schemas.TEXT,
+    created=schemas.COUNT,
+    model=schemas.TEXT,
+    choices=schemas.array(schemas.ANY_OBJECT),
+    usage=_USAGE,
+    suffice=_NOTE,
+)
+_VECTORS = schemas.shape(object=schemas.TEXT, data=schemas.array(schemas.ANY_OBJECT), model=schemas.TEXT, usage=_SPENT)
+_MODEL = schemas.shape(id=schemas.TEXT, object=schemas.TEXT, created=schemas.COUNT, owned_by=schemas.TEXT)
+_EXPLAINED = schemas.shape(id=schemas.TEXT, decision=schemas.ANY_OBJECT, tiers=schemas.array(schemas.ANY_OBJECT))
+
+
+def v1_paths(shared: SharedFields, error_responses: ErrorResponses, *, with_metrics: bool) -> dict[str, Any]:
+    """Path -> method -> operation."""
+
+    def generation(name: str, summary: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "post": _use(name, summary)
+            | {
+                "parameters": _headers(shared),
+                "requestBody": {"required": True, "content": {_JSON: {"schema": schema}}},
+                "responses": _success(_ANSWER, _STREAM) | error_responses(GENERATION_ERRORS),
+            }
+        }
+
+    def reading(name: str, summary: str, schema: Mapping[str, Any], *errors: type[Exception], path: str = "") -> Any:
+        return {
+            "get": _use(name, summary)
+            | {
+                "parameters": [_path(path)] if path else [],
+                "responses": _success(schema) | error_responses((*READING_ERRORS, *errors)),
+            }
+        }
+
+    embeddings = _use("create_embedding", "Vectors of texts.") | {
+        "requestBody": {"required": True, "content": {_JSON: {"schema": embedding_schema()}}},
+        "responses": _success(_VECTORS) | error_responses(EMBEDDING_ERRORS),
+    }
+    found: dict[str, Any] = {
+        "/v1/chat/completions": generation(
+            "create_chat_completion", "Answer a conversation, whole or as a stream.", ChatReader(shared).schema()
+        ),
+        "/v1/completions": generation("create_completion", "Continue a text.", CompletionReader(shared).schema()),
+        "/v1/embeddings": {"post": embeddings},
+        "/v1/models": reading("list_models", "What `model` may name.", schemas.listing(_MODEL)),
+        "/v1/models/{model}": reading("get_model", "One of them.", _MODEL, UnknownModel, path="model"),
+        "/v1/requests/{request_id}": reading(
+            "explain_request",
+            "Why a request of yours went where it went.",
+            _EXPLAINED,
+            RequestNotFound,
+            path="request_id",
+        ),
+        "/healthz": _health("get_health", "The process answers."),
+        "/readyz": _health("get_readiness", "Every tier has just made a token; 503 names those that have not.", 503),
+        "/openapi.json": _health("get_openapi", "This document."),
+    }
+    if with_metrics:
+        metrics = {"description": "Prometheus's text.", "content": {"text/plain": {"schema": {"type": "string"}}}}
+        found["/metrics"] = {
+            "get": {
+                "operationId": "get_metrics",
+                "summary": "Counters.",
+                "tags": ["health"],
+                "responses": {"200": metrics},
+            }
+        }
+    return found
+
+
+def _use(name: str, summary: str) -> dict[str, Any]:
+    return {"operationId": name, "summary": summary, "tags": ["use"], "security": [{"key": []}, {}]}
+
+
+def _health(name: str, summary: str, *more: int) -> dict[str, Any]:
+    response = {"description": "As it says.", "content": {_JSON: {"schema": schemas.ANY_OBJECT}}}
+    responses = {str(status): response for status in (200, *more)}
+    return {"get": {"operationId": name, "summary": summary, "tags": ["health"], "responses": responses}}
+
+
+def _success(schema: Mapping[str, Any], stream: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    content: dict[str, Any] = {_JSON: {"schema": schema}}
+    if stream is not None:
+        content["text/event-stream"] = {"schema": stream}
+    return {"200": {"description": "Done.", "content": content}}
+
+
+def _headers(shared: SharedFields) -> list[dict[str, Any]]:
+    return [
+        {"name": name, "in": "header", "required": False, "schema": schema}
+        for name, schema in shared.wish_headers().items()
+    ]
+
+
+def _path(name: str) -> dict[str, Any]:
+    return {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}

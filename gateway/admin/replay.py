@@ -1,0 +1,105 @@
+"""A logged decision made again: from the facts its row holds, by a policy of today or of then."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.catalog import Catalog
+from gateway.errors import UnknownModel
+from gateway.store.records import RequestRecord
+from policies.decide import decide
+from policies.errors import PolicyError
+from policies.ladder import Ladder
+from policies.policy import Policy
+from policies.types import Overrides, ReasonCode, RequestFacts, RoutingDecision, TierEstimate
+
+# What a row does not hold, so that a replay cannot rest on it.
+NOT_LOGGED = "which tiers were down or slow, and where the conversation stood"
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """A decision made again: what would be served without the dice, and the chances with them."""
+
+    decision: RoutingDecision
+    propensities: dict[int, float]
+
+
+def facts_of(record: RequestRecord, catalog: Catalog) -> RequestFacts:
+    """What the row knows of the request. The model asked for counts as an override where it names a tier."""
+    said = record.overrides
+    tier = said.get("tier")
+    if tier is None and record.reason == ReasonCode.PINNED:
+        tier = record.decided_tier
+    elif tier is None:
+        tier = _tier_named(record.model_requested, catalog)
+    return RequestFacts(
+        num_prompt_tokens=record.prompt_tokens // max(1, record.num_choices),
+        max_tokens=None,
+        estimates=tuple(TierEstimate(each.tier, each.p_right, each.p_as_good) for each in record.sufficiency),
+        overrides=Overrides(
+            tier=tier,
+            min_tier=said.get("min_tier"),
+            max_tier=said.get("max_tier"),
+            explore=said.get("explore", True),
+            session_id=record.session_id,
+        ),
+        kill_switch=record.reason == ReasonCode.KILL_SWITCH,
+        novelty=record.novelty or 0.0,
+    )
+
+
+def replay(facts: RequestFacts, policy: Policy, ladder: Ladder) -> Replayed:
+    """Decide again.
+
+    Raises
+    ------
+    PolicyError
+        Policy and request leave no tier.
+    """
+    drawn = decide(facts, policy, ladder, _NeverExplores())
+    return Replayed(drawn, dict(drawn.propensities))
+
+
+def replay_view(record: RequestRecord, catalog: Catalog, policy: Policy) -> dict[str, Any]:
+    """The decision that a policy makes of a logged request, beside the one that was made."""
+    try:
+        again = replay(facts_of(record, catalog), policy, catalog.ladder)
+    except PolicyError as error:
+        return {"policy": policy.name, "version": policy.version, "error": str(error), "differs": True}
+    decision = again.decision
+    # An explored tier was drawn, not chosen: what would have been chosen is the likeliest.
+    chosen = _likeliest(record)
+    return {
+        "policy": policy.name,
+        "version": policy.version,
+        "tier": decision.tier,
+        "reason": decision.reason.value,
+        "detail": decision.detail,
+        "confidence": decision.confidence,
+        "propensities": {str(tier): chance for tier, chance in again.propensities.items()},
+        "differs": chosen is not None and decision.tier != chosen,
+    }
+
+
+def _likeliest(record: RequestRecord) -> int | None:
+    if record.explored and record.propensities:
+        return max(record.propensities, key=lambda tier: record.propensities[tier])
+    return record.decided_tier
+
+
+def _tier_named(model: str, catalog: Catalog) -> int | None:
+    try:
+        target = catalog.resolve(model)
+    except UnknownModel:
+        return None
+    return target.tier.index if target.tier is not None else None
+
+
+class _NeverExplores(random.Random):
+    """The largest number below 1: no share of exploration is ever drawn, and the chances are as they are."""
+
+    def random(self) -> float:
+        return 1.0 - 2.0**-53

@@ -1,0 +1,41 @@
+"""What the administration works on: the parts of the running server, gathered once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from gateway.catalog import Catalog
+from gateway.control.plane import ControlPlane
+from gateway.control.state import ControlState
+from gateway.store.admin_queries import AdminQueries
+from gateway.store.store import Store
+
+if TYPE_CHECKING:
+    from gateway.settings import Settings
+
+
+class Monitor(Protocol):
+    """The watch over floor and drift, as far as it reports."""
+
+    async def floor_report(self) -> Mapping[str, Any]: ...
+
+    async def drift_report(self) -> Mapping[str, Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Rooms:
+    """Parts of the server. ``forget_key`` drops what is remembered of a key that was changed here."""
+
+    settings: Settings
+    store: Store
+    queries: AdminQueries
+    catalog: Catalog
+    plane: ControlPlane
+    forget_key: Callable[[str], None]
+    monitor: Monitor | None = None
+
+    async def state(self) -> ControlState:
+        """What is in force everywhere, read now: this server's own knowledge may be half a second old."""
+        return ControlState.decode(await self.plane.store.rows())

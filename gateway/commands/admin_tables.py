@@ -1,0 +1,75 @@
+"""What the administration answers, for people: a listing is a table, an object its members, one a line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gateway.commands.output import print_table
+
+# Wide or deep members that a table has no room for; --json has them.
+_LEFT_OUT = frozenset(
+    {"object", "body", "card", "history", "scores", "metadata", "before", "after", "features", "load"}
+)
+_MOST_COLUMNS = 12
+
+
+def show(value: Any) -> None:
+    """Print an answer."""
+    data = value.get("data") if isinstance(value, Mapping) else None
+    if not isinstance(data, list):
+        print_table(("", ""), _lines(value))
+        return
+    _show_listing(data)
+    rest = {name: each for name, each in value.items() if name not in ("data", "object", "next", "group_by")}
+    if rest:
+        print_table(("", ""), _lines(rest))
+    if value.get("next"):
+        print(f"more with --cursor {value['next']}")
+
+
+def _show_listing(data: Sequence[Mapping[str, Any]]) -> None:
+    if not data:
+        print("none")
+        return
+    names = [
+        name
+        for name in data[0]
+        if name not in _LEFT_OUT and not any(isinstance(each.get(name), dict | list) for each in data)
+    ]
+    # A column in which nothing is said is not worth its width.
+    names = [name for name in names if any(each.get(name) not in (None, "") for each in data)][:_MOST_COLUMNS]
+    print_table(names, [[_cell(each.get(name)) for name in names] for each in data])
+    for each in data:
+        for name, inner in each.items():
+            if name == "tiers" and isinstance(inner, list):
+                print_table(list(inner[0]) if inner else [], [list(map(_cell, row.values())) for row in inner])
+
+
+def _lines(value: Any, where: str = "") -> list[tuple[str, str]]:
+    if not isinstance(value, Mapping):
+        return [(where, _cell(value))]
+    found: list[tuple[str, str]] = []
+    for name, each in value.items():
+        if name == "object":
+            continue
+        path = f"{where}.{name}" if where else str(name)
+        if isinstance(each, Mapping) and each:
+            found += _lines(each, path)
+        elif isinstance(each, list) and each and all(isinstance(item, Mapping) for item in each):
+            for place, item in enumerate(each):
+                found += _lines(item, f"{path}[{place}]")
+        else:
+            found.append((path, _cell(each)))
+    return found
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else str(value)

@@ -1,0 +1,263 @@
+"""What the administration reads, and the few rows that are its own: audit entries, keys, single alerts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import ColumnElement, Select, func, insert, select, update
+from sqlalchemy.sql.schema import Table
+
+from gateway.store.control_records import Alert, AuditEntry
+from gateway.store.records import ApiKey, PolicyVersion, RequestRecord
+from gateway.store.rows import clean_text, decode_key, decode_policy_version, decode_record
+from gateway.store.store import Store, select_records
+from gateway.store.tables import (
+    admin_audit,
+    alerts,
+    api_keys,
+    evaluations,
+    feedback,
+    gold_labels,
+    policy_versions,
+    requests,
+    retrain_runs,
+    verifications,
+)
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestFilter:
+    """Which rows of the log; None means any."""
+
+    tenant: str | None = None
+    key_id: str | None = None
+    policy: str | None = None
+    tier: int | None = None
+    reason: str | None = None
+    status: int | None = None
+    session_id: str | None = None
+    router_version: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+
+    def conditions(self) -> list[ColumnElement[bool]]:
+        """As SQL."""
+        column = requests.c
+        equal = (
+            (column.tenant, self.tenant),
+            (column.key_id, self.key_id),
+            (column.policy_name, self.policy),
+            (column.final_tier, self.tier),
+            (column.reason, self.reason),
+            (column.status_code, self.status),
+            (column.session_id, self.session_id),
+            (column.router_version, self.router_version),
+        )
+        found: list[ColumnElement[bool]] = [
+            each == (clean_text(value) if isinstance(value, str) else value)
+            for each, value in equal
+            if value is not None
+        ]
+        if self.since is not None:
+            found.append(column.created_at >= self.since)
+        if self.until is not None:
+            found.append(column.created_at < self.until)
+        return found
+
+
+class AdminQueries:
+    """Reads over the tables. Ids are uuidv7, so "older than this id" is a page's cursor everywhere."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    # ---- the log
+
+    async def requests(self, which: RequestFilter, *, limit: int, before_id: str | None) -> list[RequestRecord]:
+        """Newest first."""
+        statement = select_records().where(*which.conditions())
+        if before_id is not None:
+            statement = statement.where(requests.c.request_id < before_id)
+        statement = statement.order_by(requests.c.request_id.desc()).limit(limit)
+        return [decode_record(row) for row in await self._rows(statement)]
+
+    async def verdicts(self, request_ids: Sequence[str]) -> list[Row]:
+        """Finished checks of cheap answers against the top tier, for these requests."""
+        column = verifications.c
+        statement = select(column.request_id, column.p_good, column.inclusion_probability).where(
+            column.request_id.in_(request_ids),
+            column.direction == "up",
+            column.status == "done",
+            column.p_good.is_not(None),
+        )
+        return await self._rows(statement)
+
+    async def of_request(self, request_id: str) -> tuple[list[Row], list[Row], list[Row]]:
+        """(checks, feedback, gold labels) of one request, oldest first."""
+        found = []
+        for table in (verifications, feedback, gold_labels):
+            statement = select(table).where(table.c.request_id == request_id).order_by(table.c.created_at)
+            found.append(await self._rows(statement))
+        return found[0], found[1], found[2]
+
+    async def usage(self, which: RequestFilter, group_by: Sequence[str]) -> list[Row]:
+        """Sums per group; ``group_by`` of ``day``, ``tenant``, ``key``, ``tier``, ``policy``, ``model``."""
+        names = {"tenant": "tenant", "key": "key_id", "tier": "final_tier", "policy": "policy_name"}
+        groups = [
+            self._day().label("day") if each == "day" else requests.c[names.get(each, "model_served")].label(each)
+            for each in group_by
+        ]
+        column = requests.c
+        sums: list[Any] = [
+            func.count().label("num_requests"),
+            func.count().filter(column.error_code.is_not(None)).label("num_failed"),
+            func.coalesce(func.sum(column.num_choices), 0).label("num_choices"),
+            func.coalesce(func.sum(column.prompt_tokens), 0).label("prompt_tokens"),
+            func.coalesce(func.sum(column.completion_tokens), 0).label("completion_tokens"),
+            func.coalesce(func.sum(column.cost_nano_usd), 0).label("cost_nano_usd"),
+            func.coalesce(func.sum(column.measured_cost_nano_usd), 0).label("measured_cost_nano_usd"),
+            func.coalesce(func.sum(column.compute_s), 0.0).label("compute_s"),
+            # What the top tier would be paid for: answered requests that a tier answered, with their tokens.
+            func.coalesce(func.sum(column.num_choices).filter(column.final_tier.is_not(None)), 0).label(
+                "routed_choices"
+            ),
+            func.coalesce(func.sum(column.prompt_tokens).filter(column.final_tier.is_not(None)), 0).label(
+                "routed_prompt_tokens"
+            ),
+            func.coalesce(func.sum(column.completion_tokens).filter(column.final_tier.is_not(None)), 0).label(
+                "routed_completion_tokens"
+            ),
+        ]
+        statement = select(*groups, *sums).where(*which.conditions())
+        if groups:
+            statement = statement.group_by(*groups).order_by(*groups)
+        return await self._rows(statement)
+
+    async def verification_cost(self, since: datetime | None, until: datetime | None) -> int:
+        """Nano-dollars spent on checks that ended in this time."""
+        statement = select(func.coalesce(func.sum(verifications.c.cost_nano_usd), 0).label("cost"))
+        if since is not None:
+            statement = statement.where(verifications.c.created_at >= since)
+        if until is not None:
+            statement = statement.where(verifications.c.created_at < until)
+        return int((await self._rows(statement))[0]["cost"])
+
+    # ---- plain listings
+
+    async def verifications(self, equal: Row, *, limit: int, before_id: str | None) -> list[Row]:
+        return await self._listing(verifications, verifications.c.verification_id, equal, limit, before_id)
+
+    async def evaluations(self, equal: Row, *, limit: int, before_id: str | None) -> list[Row]:
+        return await self._listing(evaluations, evaluations.c.evaluation_id, equal, limit, before_id)
+
+    async def evaluation(self, evaluation_id: str) -> Row | None:
+        return await self._one(select(evaluations).where(evaluations.c.evaluation_id == evaluation_id))
+
+    async def insert_evaluation(
+        self, evaluation_id: str, created_at: datetime, kind: str, subject: str, body: Row
+    ) -> None:
+        """Keep an estimate."""
+        values = {"kind": kind, "subject": subject, "body": dict(body)}
+        async with self._store.transaction() as connection:
+            await connection.execute(
+                insert(evaluations).values(evaluation_id=evaluation_id, created_at=created_at, **values)
+            )
+
+    async def retrain_runs(self, equal: Row, *, limit: int, before_id: str | None) -> list[Row]:
+        return await self._listing(retrain_runs, retrain_runs.c.run_id, equal, limit, before_id)
+
+    async def retrain_run(self, run_id: str) -> Row | None:
+        return await self._one(select(retrain_runs).where(retrain_runs.c.run_id == run_id))
+
+    async def audit(self, equal: Row, *, limit: int, before_id: str | None) -> list[Row]:
+        return await self._listing(admin_audit, admin_audit.c.audit_id, equal, limit, before_id)
+
+    async def insert_audit(self, entry: AuditEntry) -> None:
+        """Write down what was done, or tried."""
+        async with self._store.transaction() as connection:
+            await connection.execute(insert(admin_audit).values(**asdict(entry)))
+
+    # ---- alerts
+
+    async def alerts(self, *, only_open: bool, kind: str | None, limit: int, before_id: str | None) -> list[Alert]:
+        """Newest first."""
+        statement = select(alerts).order_by(alerts.c.alert_id.desc()).limit(limit)
+        if only_open:
+            statement = statement.where(alerts.c.resolved_at.is_(None))
+        if kind is not None:
+            statement = statement.where(alerts.c.kind == kind)
+        if before_id is not None:
+            statement = statement.where(alerts.c.alert_id < before_id)
+        return [Alert(**row) for row in await self._rows(statement)]
+
+    async def alert(self, alert_id: str) -> Alert | None:
+        row = await self._one(select(alerts).where(alerts.c.alert_id == alert_id))
+        return Alert(**row) if row is not None else None
+
+    async def resolve_alert(self, alert_id: str, now: datetime) -> bool:
+        """False when it was resolved before."""
+        wanted = (alerts.c.alert_id == alert_id) & alerts.c.resolved_at.is_(None)
+        return await self._change(update(alerts).where(wanted).values(resolved_at=now)) > 0
+
+    # ---- policies
+
+    async def policy_versions(self, name: str) -> list[PolicyVersion]:
+        """Newest first."""
+        wanted = select(policy_versions).where(policy_versions.c.name == name)
+        rows = await self._rows(wanted.order_by(policy_versions.c.created_at.desc(), policy_versions.c.version))
+        return [decode_policy_version(row) for row in rows]
+
+    async def policy_names(self) -> list[str]:
+        """Every policy there ever was."""
+        statement = select(policy_versions.c.name).distinct().order_by(policy_versions.c.name)
+        return [row["name"] for row in await self._rows(statement)]
+
+    # ---- keys
+
+    async def key(self, key_id: str) -> ApiKey | None:
+        row = await self._one(select(api_keys).where(api_keys.c.key_id == key_id))
+        return decode_key(row) if row is not None else None
+
+    async def count_admin_keys(self) -> int:
+        """Keys that open the administration."""
+        wanted = (api_keys.c.scope == "admin") & api_keys.c.revoked_at.is_(None)
+        return int((await self._rows(select(func.count().label("n")).where(wanted)))[0]["n"])
+
+    async def change_key(self, key_id: str, values: Row) -> bool:
+        """Change some columns of a key; False when there is no such key, or it is revoked."""
+        is_active = (api_keys.c.key_id == key_id) & api_keys.c.revoked_at.is_(None)
+        return await self._change(update(api_keys).where(is_active).values(**values)) > 0
+
+    # ---- inside
+
+    async def _listing(self, table: Table, column: Any, equal: Row, limit: int, before_id: str | None) -> list[Row]:
+        statement = select(table).order_by(column.desc()).limit(limit)
+        for name, value in equal.items():
+            if value is not None:
+                statement = statement.where(table.c[name] == (clean_text(value) if isinstance(value, str) else value))
+        if before_id is not None:
+            statement = statement.where(column < before_id)
+        return await self._rows(statement)
+
+    async def _one(self, statement: Select[Any]) -> Row | None:
+        rows = await self._rows(statement)
+        return rows[0] if rows else None
+
+    async def _rows(self, statement: Any) -> list[Row]:
+        async with self._store.transaction() as connection:
+            return [dict(row) for row in (await connection.execute(statement)).mappings()]
+
+    async def _change(self, statement: Any) -> int:
+        async with self._store.transaction() as connection:
+            return int((await connection.execute(statement)).rowcount)
+
+    def _day(self) -> ColumnElement[str]:
+        """The day of a row in UTC, as ``2026-01-31``."""
+        if self._store.dialect == "sqlite":
+            return func.strftime("%Y-%m-%d", requests.c.created_at)
+        return func.to_char(func.timezone("UTC", requests.c.created_at), "YYYY-MM-DD")
