@@ -92,6 +92,17 @@ def serve(config: ConfigOption = None, host: HostOption = None, port: PortOption
     run(config, host=host, port=port)
 
 
+@app.command("verify-worker")
+def verify_worker(
+    config: ConfigOption = None,
+    once: Annotated[bool, typer.Option("--once", help="End when nothing is left that may be done now.")] = False,
+) -> None:
+    """Check drawn answers in a process of its own, against the servers' database."""
+    from gateway.commands.verify_worker import verify_worker as run
+
+    run(config, once=once)
+
+
 @app.command()
 def chat(
     config: ConfigOption = None,
@@ -149,6 +160,21 @@ def bootstrap(context: typer.Context) -> None:
 
 
 @app.command()
+def retrain(
+    config: ConfigOption = None,
+    reason: Annotated[str, typer.Option("--reason", help="Kept with the run.")] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Judge a candidate, and write nothing.")] = False,
+    seed: Annotated[int, typer.Option("--seed", help="Of folds and trees.")] = 0,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress display.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Learn a router from the log, and let it serve if it is better beyond doubt."""
+    from gateway.commands.retrain import retrain as run
+
+    run(config, reason=reason, dry_run=dry_run, seed=seed, quiet=quiet, as_json=as_json)
+
+
+@app.command()
 def evaluate(
     train: Annotated[Path, typer.Option("--train", help="Folder with prompts.parquet and scores.parquet to fit on.")],
     test: Annotated[Path, typer.Option("--test", help="Folder to judge on; the same one means its own folds.")],
@@ -189,6 +215,7 @@ def _add_bench(name: str, module: str, help_text: str) -> None:
 
 
 _add_bench("ladder", "gateway.bench.ladder", "Accuracy and cost of every tier and of routing, over HTTP.")
+_add_bench("graders", "gateway.bench.graders", "How well each grader tells good answers from bad, and what it costs.")
 _add_bench("overhead", "gateway.bench.overhead", "CPU time the gateway adds to a request and to a streamed chunk.")
 _add_bench("durability", "gateway.bench.durability", "Kill the server under load; count the answers its log has lost.")
 

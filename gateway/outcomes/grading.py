@@ -21,7 +21,8 @@ _MARKED = re.compile(
     r"(?:\\boxed\{([^{}]*)\}|####\s*(.+)|\b(?:final answer|answer|result)\b(?:\s+is)?\s*[:=]?\s*(?:is\s+)?(.+))", re.I
 )
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
-_CHOICE = re.compile(r"\A\(?([A-J])\)?(?:[.):\s]|\Z)")
+# "A" and "I" are words as well: before a space they begin a sentence.
+_CHOICE = re.compile(r"\A\(?([A-J])\)?(?:[.):]|\Z)|\A([B-HJ])\s")
 _MAX_SHORT_WORDS = 8
 
 
@@ -55,7 +56,7 @@ def final_answer(text: str) -> str | None:
     marked = [next(group for group in m.groups() if group) for m in _MARKED.finditer(said) if any(m.groups())]
     candidate = marked[-1] if marked else said
     if choice := _CHOICE.match(candidate.strip()):
-        return choice.group(1).casefold()
+        return (choice.group(1) or choice.group(2)).casefold()
     normal = normalise_answer(candidate)
     if len(normal.split()) <= _MAX_SHORT_WORDS and (marked or not _NUMBER.search(normal)):
         return _only_number(normal) or normal

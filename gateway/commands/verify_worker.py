@@ -1,0 +1,67 @@
+"""``suffice verify-worker``: checks drawn answers in a process of its own, against the servers' database."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from pathlib import Path
+
+from gateway import loading
+from gateway.catalog import Catalog
+from gateway.commands.failure import CommandError
+from gateway.commands.output import print_json
+from gateway.settings import Settings, load_settings
+from gateway.store.store import Store
+from gateway.telemetry import configure_logging
+from gateway.verify.opening import make_worker
+from gateway.verify.worker import VerificationWorker
+
+_log = logging.getLogger("suffice.verify")
+
+
+def verify_worker(config: Path | None, *, once: bool) -> None:
+    """Work until a signal comes; with ``once`` until nothing is left that may be done now.
+
+    Raises
+    ------
+    CommandError
+        The settings draw nothing.
+    """
+    settings = load_settings(config)
+    if not settings.verification.enabled:
+        raise CommandError("verification.enabled is false, so there is nothing to check.")
+    configure_logging(settings.log)
+    # Its own log goes where the server's goes; only the result is printed.
+    print_json(asyncio.run(_run(settings, once=once)))
+
+
+async def _run(settings: Settings, *, once: bool) -> dict[str, int]:
+    """What ended how, by the worker's own counters."""
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    async with Store(settings.database) as store:
+        backends = loading.make_backends(settings)
+        await loading.start_backends(backends, lambda model, state: _log.info("%s: %s", model, state))
+        try:
+            ladder = loading.fit_ladder(settings.ladder, backends)
+            catalog = Catalog(ladder, settings.policy, settings.policies, backends)
+            worker = make_worker(settings, catalog, store)
+            if once:
+                await _empty(worker, stopped)
+            else:
+                worker.start(works=True)
+                await stopped.wait()
+            await worker.close()
+        finally:
+            await loading.close_backends(list(backends.values()))
+    return {name: count for name, count in sorted(worker.metrics.endings.items()) if count}
+
+
+async def _empty(worker: VerificationWorker, stopped: asyncio.Event) -> None:
+    """Do what may be done now, one after another."""
+    await worker.look()
+    while not stopped.is_set() and await worker.work_once():
+        await worker.look()
