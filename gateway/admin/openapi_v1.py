@@ -30,6 +30,8 @@ from gateway.errors import (
     WrongScope,
 )
 from gateway.store.errors import StoreUnavailable
+from gateway.verify.errors import IdempotencyKeyReused
+from gateway.verify.feedback import feedback_schema
 from policies import errors as policies
 
 ErrorResponses = Callable[[Iterable[type[Exception]]], dict[str, Any]]
@@ -66,6 +68,7 @@ _ANSWER = schemas.shape(
 )
 _VECTORS = schemas.shape(object=schemas.TEXT, data=schemas.array(schemas.ANY_OBJECT), model=schemas.TEXT, usage=_SPENT)
 _MODEL = schemas.shape(id=schemas.TEXT, object=schemas.TEXT, created=schemas.COUNT, owned_by=schemas.TEXT)
+_FEEDBACK = schemas.shape(id=schemas.TEXT, object=schemas.TEXT, request_id=schemas.TEXT, kind=schemas.TEXT)
 _EXPLAINED = schemas.shape(id=schemas.TEXT, decision=schemas.ANY_OBJECT, tiers=schemas.array(schemas.ANY_OBJECT))
 
 
@@ -95,12 +98,21 @@ def v1_paths(shared: SharedFields, error_responses: ErrorResponses, *, with_metr
         "requestBody": {"required": True, "content": {_JSON: {"schema": embedding_schema()}}},
         "responses": _success(_VECTORS) | error_responses(EMBEDDING_ERRORS),
     }
+    feedback = _use("create_feedback", "Report what you know of an answer.") | {
+        "parameters": [{"name": "Idempotency-Key", "in": "header", "required": False, "schema": schemas.TEXT}],
+        "requestBody": {
+            "required": True,
+            "content": {_JSON: {"schema": feedback_schema()}},
+        },
+        "responses": _success(_FEEDBACK) | error_responses((*_CALLER, *_BODY, RequestNotFound, IdempotencyKeyReused)),
+    }
     found: dict[str, Any] = {
         "/v1/chat/completions": generation(
             "create_chat_completion", "Answer a conversation, whole or as a stream.", ChatReader(shared).schema()
         ),
         "/v1/completions": generation("create_completion", "Continue a text.", CompletionReader(shared).schema()),
         "/v1/embeddings": {"post": embeddings},
+        "/v1/feedback": {"post": feedback},
         "/v1/models": reading("list_models", "What `model` may name.", schemas.listing(_MODEL)),
         "/v1/models/{model}": reading("get_model", "One of them.", _MODEL, UnknownModel, path="model"),
         "/v1/requests/{request_id}": reading(

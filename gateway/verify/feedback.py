@@ -34,6 +34,21 @@ _KIND = fields.one_of(*_KINDS)
 _ID = fields.string(64, min_chars=1)
 
 
+def feedback_schema() -> dict[str, Any]:
+    """The body as JSON Schema, made of the checks that read it."""
+    values = [fields.schema_of(check) for check in (fields.number(0, 1), fields.boolean, fields.integer(1, 2**15 - 1))]
+    properties: dict[str, fields.Schema] = {
+        "request_id": fields.schema_of(_ID),
+        "kind": fields.schema_of(_KIND),
+        "value": {"anyOf": values},
+        "reference": fields.schema_of(_TEXT),
+        "comment": fields.schema_of(_TEXT),
+        "metadata": fields.schema_of(fields.mapping),
+        "idempotency_key": fields.schema_of(_KEY),
+    }
+    return fields.open_object(properties, required=("request_id", "kind"))
+
+
 class RowReader(Protocol):
     """The part of the store that is needed here."""
 
