@@ -209,7 +209,7 @@ class _Parts:
         operations: list[Operation] = []
         if settings.admin.enabled:
             assert self.control is not None, "opened before"
-            room = AdminRoom(settings, self.store, self.catalog, self.control, authenticator)
+            room = AdminRoom(settings, self.store, self.catalog, self.control, authenticator, self.monitor)
             operations = room.operations
             routes += room.routes()
         described = document(shared, operations, with_metrics=settings.metrics.enabled)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from importlib import metadata
 from typing import Any
 
@@ -30,8 +30,8 @@ from gateway.store.errors import StoreUnavailable
 _EVERY = (InvalidRequest, Unauthenticated, WrongScope, OriginRefused, StoreUnavailable)
 _JSON = "application/json"
 
-# What an instance may be called beside its class's own code.
-_MORE_CODES: Mapping[type[Exception], tuple[str, ...]] = {InvalidRequest: ("invalid_type",)}
+# What a wrong type is called, beside the code of a wrong value.
+_WRONG_TYPE = "invalid_type"
 
 
 def document(shared: SharedFields, operations: Sequence[Operation], *, with_metrics: bool = True) -> dict[str, Any]:
@@ -82,19 +82,21 @@ def errors_of(operation: Operation) -> tuple[type[Exception], ...]:
     return tuple(dict.fromkeys(found))
 
 
-def codes_of(errors: Iterable[type[Exception]]) -> dict[int, set[str]]:
-    """Status -> codes."""
+def codes_of(errors: Iterable[type[Exception]], *, is_typed: bool = True) -> dict[int, set[str]]:
+    """Status -> codes; ``is_typed`` where something of the request can be of a wrong type."""
     found: dict[int, set[str]] = defaultdict(set)
     for each in errors:
         row = row_of_class(each)
-        found[row.status] |= {row.code, *_MORE_CODES.get(each, ())}
+        found[row.status].add(row.code)
+        if each is InvalidRequest and is_typed:
+            found[row.status].add(_WRONG_TYPE)
     return dict(found)
 
 
-def error_responses(errors: Iterable[type[Exception]]) -> dict[str, Any]:
+def error_responses(errors: Iterable[type[Exception]], *, is_typed: bool = True) -> dict[str, Any]:
     """The error responses of an operation, one a status, each with the codes it may carry."""
     found = {}
-    for status, codes in sorted(codes_of(errors).items()):
+    for status, codes in sorted(codes_of(errors, is_typed=is_typed).items()):
         narrowed = {"properties": {"error": {"properties": {"code": {"enum": sorted(codes)}}}}}
         response: dict[str, Any] = {
             "description": ", ".join(f"`{code}`" for code in sorted(codes)),
@@ -119,7 +121,8 @@ def _operation(operation: Operation) -> dict[str, Any]:
         "tags": ["admin"],
         "security": [{"adminKey": []}],
         "parameters": [*_path_parameters(operation.path), *_query(operation.query), *_conditions(operation)],
-        "responses": {str(operation.status): success} | error_responses(errors_of(operation)),
+        "responses": {str(operation.status): success}
+        | error_responses(errors_of(operation), is_typed=_is_typed(operation)),
     }
     if isinstance(operation.body, Bytes):
         content = {operation.body.media_type: {"schema": {"type": "string", "format": "binary"}}}
@@ -127,6 +130,14 @@ def _operation(operation: Operation) -> dict[str, Any]:
     elif (schema := operation.body_schema()) is not None:
         described["requestBody"] = {"required": bool(schema.get("required")), "content": {_JSON: {"schema": schema}}}
     return described
+
+
+def _is_typed(operation: Operation) -> bool:
+    """Whether anything of the request can be of a wrong type: a query is text, except where it stands for a number."""
+    kinds = {schema_of(each.check).get("type") for each in operation.query.values()}
+    return bool(kinds & {"integer", "number", "boolean"}) or (
+        operation.body is not None and not isinstance(operation.body, Bytes)
+    )
 
 
 def _path_parameters(path: str) -> list[dict[str, Any]]:

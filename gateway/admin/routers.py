@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-import zipfile
 from datetime import UTC, datetime
-from io import BytesIO
 from pathlib import Path
 
 from classifier.types import Router
@@ -22,8 +20,6 @@ from gateway.control.routers import describe
 from gateway.errors import BodyTooLarge, NotFound
 from gateway.store.control_records import RouterVersion
 
-# Weights compress little; an archive that grows more than this is no router.
-_MOST_INFLATION = 20
 _ROUTER = schemas.shape(version=schemas.TEXT, status=schemas.TEXT, origin=schemas.TEXT, card=schemas.ANY_OBJECT)
 _SERVING = schemas.shape(
     active=schemas.optional(schemas.TEXT), canary=schemas.optional(schemas.ANY_OBJECT), previous=schemas.array({})
@@ -257,18 +253,11 @@ def open_artifact(content: bytes) -> Router:
     Raises
     ------
     RouterRefused
-        It is no router, or would unpack to far more than it is.
+        It is no router, is damaged, or would unpack to far more than a router is.
     """
     from classifier.errors import ClassifierError
     from classifier.router import ArtifactRouter
 
-    try:
-        with zipfile.ZipFile(BytesIO(content)) as archive:
-            num_bytes = sum(each.file_size for each in archive.infolist())
-    except (zipfile.BadZipFile, OSError, ValueError) as error:
-        raise RouterRefused("upload", f"it is no router's artifact: {error}") from error
-    if num_bytes > _MOST_INFLATION * len(content) + 65_536:
-        raise RouterRefused("upload", f"it would unpack to {num_bytes} bytes.")
     with tempfile.TemporaryDirectory(prefix="suffice-upload-") as folder:
         path = Path(folder) / "router.npz"
         path.write_bytes(content)
