@@ -68,8 +68,7 @@ class LocalBackend:
     ) -> None:
         self._model_id = model_id
         self._config = config
-        self._owns_weights = weights is None
-        self._weights = weights or WeightPool(threads=config.threads or 1)
+        self._weights = weights or WeightPool()
         self._build = partial(
             build, model_id, config, self._weights, drafter_path=drafter_path or config.drafter, on_progress=on_progress
         )
@@ -145,8 +144,6 @@ class LocalBackend:
             served, self._served = self._served, None
             if served is not None:
                 await self._let_go(served)
-            if self._owns_weights:
-                await asyncio.to_thread(self._weights.close)
 
     async def _let_go(self, served: Served) -> None:
         await asyncio.to_thread(served.engine.close)

@@ -38,12 +38,11 @@ def build_backends(
 
 
 def _pool(models: Mapping[str, ModelConfig]) -> WeightPool | None:
-    local = [config for config in models.values() if isinstance(config, LocalModelConfig)]
-    if not local:
+    if not any(isinstance(config, LocalModelConfig) for config in models.values()):
         return None
     from backends.weights import WeightPool
 
-    return WeightPool(threads=max(config.threads or 1 for config in local))
+    return WeightPool()
 
 
 def _build(

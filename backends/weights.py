@@ -8,15 +8,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from backends.builtin.paths import model_dir
 from backends.config import CpuCompute, LoadFormat
 from backends.errors import ModelLoadError
 from engine.errors import LoadError, TokenizerError
 from engine.load.model import load_model
 from engine.load.source import resolve_checkpoint
-from engine.loop import StepLoop
 from engine.models.decoder import DecoderModel
 from engine.parallel.launch import load_parallel
 from engine.parallel.model import ParallelModel
@@ -43,20 +40,13 @@ class _Entry:
 
 
 class WeightPool:
-    """Shares checkpoints between backends, and on a GPU the thread on which their engines step.
+    """Shares checkpoints between backends.
 
-    On a CPU each engine steps on a thread of its own: three tiers busy on two cores finished 15 to 50 % sooner so
-    than on one thread for all, and a small tier did not wait for a large one's steps. A GPU runs one step at a time.
-
-    Parameters
-    ----------
-    threads : CPU threads that one tensor operation may use
+    Engines share weights but no thread. On a CPU three tiers busy on two cores finished 15 to 50 % sooner so than on
+    one thread for all, and a small tier did not wait for a large one's steps; on a GPU each has its own stream.
     """
 
-    def __init__(self, *, threads: int = 1) -> None:
-        self._new_loop = partial(StepLoop, "engines", on_start=partial(torch.set_num_threads, threads))
-        # Its thread begins with the first engine.
-        self._loop = self._new_loop()
+    def __init__(self) -> None:
         self._entries: dict[tuple[str | int, ...], _Entry] = {}
         self._lock = threading.Lock()
 
@@ -96,7 +86,7 @@ class WeightPool:
             return entry.checkpoint
 
     def release(self, checkpoint: Checkpoint) -> None:
-        """Give up one use; the last one frees the weights, and the last of all ends the stepping thread."""
+        """Give up one use; the last one frees the weights."""
         with self._lock:
             for key, entry in list(self._entries.items()):
                 if entry.checkpoint is checkpoint:
@@ -105,18 +95,6 @@ class WeightPool:
                         del self._entries[key]
                         if isinstance(checkpoint.model, ParallelModel):
                             checkpoint.model.close()
-            if self._entries:
-                return
-            loop, self._loop = self._loop, self._new_loop()
-        loop.close()
-
-    def loop_for(self, device: str) -> StepLoop | None:
-        """The shared stepping thread, or None where an engine should have its own."""
-        return self._loop if device.startswith("cuda") else None
-
-    def close(self) -> None:
-        """End the stepping thread; close the backends first. Idempotent."""
-        self._loop.close()
 
 
 def load_checkpoint(

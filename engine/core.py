@@ -20,6 +20,9 @@ import logging
 import time
 from collections.abc import Callable
 
+import torch
+
+from engine import faults
 from engine.blocks import BlockPool
 from engine.config import EngineConfig
 from engine.errors import EngineError, StepFailed
@@ -114,7 +117,10 @@ class EngineCore:
     def fail_all(self, error: EngineError, events: Events) -> None:
         """End every sequence with an error; what is in flight is waited for and thrown away."""
         self._flight = None
-        self.runner.close()
+        try:
+            self.runner.close()
+        except Exception:  # a device that failed cannot be waited for, and its requests end all the same
+            logger.exception("%s: the device did not finish what it was doing", self.name)
         for sequence in list(self.live.values()):
             self._end(sequence, FinishReason.ERROR, events, error)
 
@@ -214,13 +220,27 @@ class EngineCore:
             if not plan.items:
                 return None
             draft_s = self._device_time() - began_s
-            flight = self.runner.launch(plan)
+            flight = self._launch_what_fits(plan)
             flight.draft_s = draft_s
         except Exception as cause:
             self._fail(plan, cause, events)
             return None
         self.scheduler.launch(plan)
         return flight
+
+    def _launch_what_fits(self, plan: StepPlan) -> Flight:
+        """Start a step, less the largest of what is in it while there is no memory for all."""
+        while True:
+            try:
+                return self.runner.launch(plan)
+            except torch.OutOfMemoryError:
+                if len(plan.items) == 1:
+                    raise
+                victim = self.scheduler.put_back(plan)
+                logger.warning("%s: no memory for a step; %s waits", self.name, victim.request.request_id)
+                self.num_preemptions += 1
+                if self.speculator is not None:
+                    self.speculator.release(victim)
 
     def _collect(self, flight: Flight, events: Events) -> list[StepResult]:
         """Wait for a step; if the device failed, everything in the step ends with the error and the rest goes on."""
@@ -236,7 +256,7 @@ class EngineCore:
         logger.error(
             "%s: step %d failed, with %d sequences", self.name, self.num_steps, len(plan.items), exc_info=cause
         )
-        error = self._failed(cause)
+        error = faults.check(self.runner.kv.device, cause) or self._failed(cause)
         for item in plan.items:
             if id(item.sequence) in self.live:
                 self._end(item.sequence, FinishReason.ERROR, events, error)

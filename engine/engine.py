@@ -16,6 +16,7 @@ from functools import partial
 
 import torch
 
+from engine import faults
 from engine.config import EngineConfig
 from engine.core import EngineCore, Events
 from engine.errors import EngineClosed, EngineOverloaded, InvalidRequest, RequestTooLong
@@ -113,7 +114,9 @@ class Engine:
         InvalidRequest, RequestTooLong : it could never be served
         EngineOverloaded : the queue is full
         EngineClosed : the engine is
+        DeviceLost : a fault ended its GPU's context
         """
+        faults.refuse_if_lost(self.core.runner.kv.device)
         max_output = self._check(request)
         sampling = request.sampling
         waiting = self._num_waiting()

@@ -7,6 +7,7 @@
     │   └── RequestTooLong         prompt and answer exceed the context or the KV pool; carries the numbers
     ├── EngineOverloaded           the queue is full; carries ``retry_after_s``
     ├── EngineClosed               submitted to, or cut off by, an engine that is closed
+    ├── DeviceLost                 a fault ended the GPU's context; every model on it is down; carries ``device``
     ├── StepFailed                 the forward pass raised; everything in that step ends with it
     ├── RankLost                   a process that holds part of a model is gone; the model must be loaded again
     ├── NonFiniteLogits            NaN or infinity in one request's logits; only that request ends
@@ -70,6 +71,14 @@ class EngineOverloaded(EngineError):
 
 class EngineClosed(EngineError):
     pass
+
+
+class DeviceLost(EngineError):
+    """``device`` cannot be used by this process any more; a new process can."""
+
+    def __init__(self, device: str, fault: str) -> None:
+        super().__init__(f"{device} is lost to this process ({fault}). Restart the server.")
+        self.device = device
 
 
 class StepFailed(EngineError):

@@ -240,6 +240,13 @@ class Scheduler:
                 plan.num_tokens -= item.num_tokens
                 break
 
+    def put_back(self, plan: StepPlan) -> Sequence:
+        """Take the item with the most tokens (of several the last) out of a plan; its sequence starts anew later."""
+        largest = max(reversed(plan.items), key=lambda item: item.num_tokens + item.num_drafts)
+        plan.num_tokens -= largest.num_drafts  # the rest of it is taken off with the item
+        self._preempt(largest.sequence, plan)
+        return largest.sequence
+
     def _release(self, sequence: Sequence) -> None:
         if sequence.block_table:
             self.pool.release(sequence.block_table)

@@ -28,7 +28,7 @@ def translate(error: Exception, model_id: str, *, param: str = "messages") -> Ba
             return RequestRejected(str(error), status=400, param=error.param)
         case errors.EngineOverloaded():
             return BackendOverloaded(f"{model_id}: {error}", retry_after_s=max(error.retry_after_s, 1.0))
-        case errors.EngineClosed():
+        case errors.EngineClosed() | errors.DeviceLost():
             return BackendUnavailable(f"{model_id}: {error}")
         case errors.NoChatTemplate():
             return UnsupportedByBackend("messages", model_id)

@@ -40,7 +40,6 @@ def weights() -> Iterator[WeightPool]:
     yield pool
     for checkpoint in held:
         pool.release(checkpoint)
-    pool.close()
 
 
 def traits_of(name: str) -> frozenset[str]:

@@ -59,7 +59,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def weights() -> Any:
     pool = WeightPool()
     yield pool
-    pool.close()
 
 
 @pytest.fixture
@@ -287,7 +286,7 @@ async def test_before_start_and_after_close_it_is_unavailable(folder: Path) -> N
         await collect(backend, GenerateRequest("r", messages=HELLO))
 
 
-async def test_tiers_share_weights_and_a_thread(folder: Path) -> None:
+async def test_tiers_share_weights(folder: Path) -> None:
     weights = WeightPool()
     seen: list[tuple[str, float]] = []
     config = LocalModelConfig(path=str(folder), device="cpu")
@@ -308,7 +307,6 @@ async def test_tiers_share_weights_and_a_thread(folder: Path) -> None:
     assert (await collect(second, request))[1].reason in (FinishReason.STOP, FinishReason.LENGTH)
     await second.close()
     assert not weights._entries
-    weights.close()
 
 
 async def test_a_model_cut_over_two_devices_answers_the_same(backend: LocalBackend, folder: Path) -> None:
@@ -322,7 +320,6 @@ async def test_a_model_cut_over_two_devices_answers_the_same(backend: LocalBacke
     ranks = cut.engine.model._workers  # type: ignore[attr-defined]
     await cut.close()
     assert not any(rank.is_alive() for rank in ranks)
-    weights.close()
 
 
 async def test_what_cannot_be_loaded_is_named(folder: Path, tmp_path: Path) -> None:

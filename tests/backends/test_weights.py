@@ -74,14 +74,11 @@ def test_an_absent_folder_is_refused_by_name(tmp_path: Path) -> None:
 
 def test_the_way_of_computing_is_part_of_what_is_shared() -> None:
     pool = WeightPool()
-    try:
-        fast = pool.acquire("builtin:tier1", dtype="auto", device="cpu")
-        exact = pool.acquire("builtin:tier1", dtype="auto", device="cpu", cpu_compute="exact")
-        assert pool.acquire("builtin:tier1", dtype="auto", device="cpu") is fast
-        assert exact is not fast
-        assert exact.model.layers[0].down.weight_bytes < fast.model.layers[0].down.weight_bytes
-    finally:
-        pool.close()
+    fast = pool.acquire("builtin:tier1", dtype="auto", device="cpu")
+    exact = pool.acquire("builtin:tier1", dtype="auto", device="cpu", cpu_compute="exact")
+    assert pool.acquire("builtin:tier1", dtype="auto", device="cpu") is fast
+    assert exact is not fast
+    assert exact.model.layers[0].down.weight_bytes < fast.model.layers[0].down.weight_bytes
 
 
 def test_dummy_weights_need_no_weight_file(tmp_path: Path) -> None:
