@@ -6,6 +6,7 @@ the chance of having been drawn times the share of drawn ones that are done.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ class TierFinding:
     Attributes
     ----------
     cheapest : the lowest threshold on P(as good) with which this tier alone would hold the floor; None: none does
+    num_above : checked answers at or above it; without any it holds only because nothing is left
     threshold : what it must reach now
     tightened : what the doubt about it asks on top; None when there is none
     """
@@ -41,6 +43,7 @@ class TierFinding:
     tier: int
     certificate: Certificate
     cheapest: float | None
+    num_above: int
     threshold: float
     tightened: Tightened | None
     num_undrawable: int
@@ -50,6 +53,7 @@ class TierFinding:
         return _shown(self.certificate) | {
             "tier": self.tier,
             "cheapest_threshold": self.cheapest,
+            "num_checked_above": self.num_above,
             "threshold": self.threshold,
             "tightened": asked,
             "is_closed": self.tightened is not None and self.tightened.least > 1.0,
@@ -91,6 +95,18 @@ class Evidence:
     traffic: Mapping[Key, Traffic]
     drawn: Mapping[tuple[Key, bool], DrawnCount]
     gold: GoldCounts | None
+
+
+def recent(evidence: Evidence, policy: Policy, router_version: str, num: int) -> Evidence:
+    """The last checked answers of a policy alone, with as much traffic as they stand for: what holds after a change."""
+    mine = (policy.name, policy.version, router_version)
+    rows = [row for row in evidence.rows if row.is_up and _key3(row) == mine]
+    rows = sorted(rows, key=lambda row: (row.finished_at, row.verification_id))[-num:]
+    sums: dict[Key, float] = {}
+    for row in rows:
+        sums[*mine, row.tier] = sums.get((*mine, row.tier), 0.0) + 1.0 / row.inclusion
+    traffic = {key: Traffic(math.ceil(each)) for key, each in sums.items()}
+    return Evidence(rows, traffic, {}, evidence.gold)
 
 
 def find_floor(
@@ -199,11 +215,12 @@ def _key3(row: CheckedRow) -> tuple[str, str, str]:
 def _tier(policy: Policy, tier: int, part: _Part, evidence: Evidence, asked: Tightened | None) -> TierFinding:
     _, certificate = _judge([part.checked], 0, policy, evidence.gold)
     estimates = np.array([-1.0 if row.p_as_good is None else row.p_as_good for row in part.rows], dtype=np.float64)
-    cheapest = (
-        _cheapest(estimates, part.checked, policy, evidence.gold) if len(part.rows) else CertifiedThreshold(None, None)
-    )
+    found = CertifiedThreshold(None, None)
+    if len(part.rows):
+        found = _cheapest(estimates, part.checked, policy, evidence.gold)
+    num_above = 0 if found.threshold is None else int((estimates >= found.threshold).sum())
     threshold = max(policy.threshold(tier), asked.least if asked is not None else 0.0)
-    return TierFinding(tier, certificate, cheapest.threshold, threshold, asked, part.num_undrawable)
+    return TierFinding(tier, certificate, found.threshold, num_above, threshold, asked, part.num_undrawable)
 
 
 def _cheapest(
@@ -269,6 +286,6 @@ def tightening_for(finding: FloorFinding, min_checked: int) -> dict[int, float]:
     ]
     asked: dict[int, float] = {}
     for each in at_fault or checked:
-        is_use = each.cheapest is not None and each.cheapest > each.threshold
-        asked[each.tier] = each.cheapest if is_use and each.cheapest is not None else CLOSED
+        is_shown = each.num_above >= min_checked // 4
+        asked[each.tier] = each.cheapest if each.cheapest is not None and is_shown else CLOSED
     return asked

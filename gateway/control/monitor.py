@@ -19,6 +19,7 @@ from gateway.control.floor import (
     Evidence,
     FloorFinding,
     find_floor,
+    recent,
     released_level,
     tightening_for,
 )
@@ -151,19 +152,21 @@ class Monitor:
         LeaseLost, StoreUnavailable and its kinds
         """
         state = await self._with_resolved(await self._load())
-        gold = await self._gold()
+        gold = await self._reader.gold(self._config.min_gold)
         state, alarmed, is_new = await self._watch_drift(state, gold)
         state, tenants = await self._watch_tenants(state)
         findings: list[FloorFinding] = []
+        recently: list[FloorFinding] = []
         doubted: list[FloorFinding] = []
         if is_new:
             evidence = await self._evidence()
             findings = await self._findings(evidence)
+            recently = await self._recently(evidence, alarmed)
             doubted = [each for each in findings if self._is_in_doubt(each, state)]
             state = replace(state, held=_held(state.held, findings))
             await self._loosen(findings, evidence, lease)
         # First the conclusions, which may be made twice, then the place: the other order could lose one.
-        await self._act(alarmed, doubted, findings, tenants, lease)
+        await self._act(alarmed, recently, doubted, findings, tenants, lease)
         await self._save(state, lease)
 
     async def _with_resolved(self, state: MonitorState) -> MonitorState:
@@ -225,6 +228,7 @@ class Monitor:
     async def _act(
         self,
         alarmed: list[View],
+        recently: list[FloorFinding],
         doubted: list[FloorFinding],
         findings: list[FloorFinding],
         tenants: list[str],
@@ -245,7 +249,7 @@ class Monitor:
             if view.router_version != self._plane.routers.version:
                 continue  # a router on its way has a guard of its own
             reason = f"drift of {view.family} {view.name} after {view.state.num_checked} checked answers"
-            for finding in findings:
+            for finding in recently:
                 if view.family == "policy" and finding.policy.name == view.name:
                     await self._tighten(finding, reason, lease)
             await self._plane.writer.request_retrain("drift", reason)
@@ -303,7 +307,7 @@ class Monitor:
             # The traffic must be of the same time as the rows that stand for it.
             since = min(row.created_at for row in rows)
         traffic, drawn = await self._reader.traffic(since), await self._reader.drawn(since)
-        return Evidence(rows, traffic, drawn, await self._gold())
+        return Evidence(rows, traffic, drawn, await self._reader.gold(self._config.min_gold))
 
     async def _findings(self, evidence: Evidence) -> list[FloorFinding]:
         version = self._plane.routers.version
@@ -314,14 +318,20 @@ class Monitor:
             found.append(await asyncio.to_thread(find_floor, policy, version, top, evidence, tightened))
         return found
 
+    async def _recently(self, evidence: Evidence, alarmed: list[View]) -> list[FloorFinding]:
+        """The policies that drifted, judged by what was checked last: what was before no longer holds."""
+        drifted = {view.name for view in alarmed if view.family == "policy"}
+        version, found = self._plane.routers.version, []
+        for policy in self._plane.policies.values():
+            if policy.name in drifted:
+                last = recent(evidence, policy, version, 2 * self._config.min_checked)
+                top = max(policy.allowed_tiers, default=self._top)
+                tightened = self._plane.state.tightened(policy.name, version)
+                found.append(await asyncio.to_thread(find_floor, policy, version, top, last, tightened))
+        return found
+
     def _tightened(self, finding: FloorFinding) -> Mapping[int, Tightened]:
         return self._plane.state.tightened(finding.policy.name, _router(finding.router_version))
-
-    async def _gold(self) -> GoldCounts | None:
-        flagged_faults, faults, flagged_sound, sound = await self._reader.gold()
-        if min(faults, sound) < self._config.min_gold:
-            return None
-        return GoldCounts(flagged_faults, faults, flagged_sound, sound)
 
     async def _load(self) -> MonitorState:
         rows = await self._plane.store.rows()

@@ -18,7 +18,6 @@ from gateway.control.state import Canary
 from gateway.ids import uuid7
 from gateway.store.control_records import Alert, Lease, RolloutRow
 from gateway.store.monitoring import MonitorReader
-from policies.debias import GoldCounts
 from policies.drift import DriftDesign, DriftState
 from policies.rollout import Rollout, RolloutPlan, Stage, record, roll_back, share
 
@@ -123,7 +122,7 @@ class RolloutDriver:
         rule = DriftRule(monitor.drift_in_order, monitor.drift_risen, monitor.false_alarm)
         permitted = max((1.0 - policy.quality_floor for policy in self._plane.policies.values()), default=0.0)
         in_order = min(max(rule.in_order, permitted), 0.99)
-        design, reads = make_design(rule, in_order, rule.false_alarm, await self._gold())
+        design, reads = make_design(rule, in_order, rule.false_alarm, await self._reader.gold(self._monitor.min_gold))
         plan = RolloutPlan(
             design,
             control.rollout_shares,
@@ -175,9 +174,3 @@ class RolloutDriver:
                 body={"rollout_id": canary.rollout_id, "problem": reason},
             )
             await self._plane.store.raise_alert(alert)
-
-    async def _gold(self) -> GoldCounts | None:
-        flagged_faults, faults, flagged_sound, sound = await self._reader.gold()
-        if min(faults, sound) < self._monitor.min_gold:
-            return None
-        return GoldCounts(flagged_faults, faults, flagged_sound, sound)

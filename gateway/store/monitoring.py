@@ -9,11 +9,13 @@ from typing import Any
 
 from sqlalchemy import Select, func, select
 
+from gateway.store.feedback import FeedbackBook
 from gateway.store.store import Store
-from gateway.store.tables import gold_labels, requests, verifications
+from gateway.store.tables import requests, verifications
+from policies.debias import GoldCounts
 
 _BATCH = 500
-_V, _R, _G = verifications.c, requests.c, gold_labels.c
+_V, _R = verifications.c, requests.c
 
 Key = tuple[str, str, str, int]
 """Policy's name and version, router's version, tier that answered."""
@@ -146,24 +148,10 @@ class MonitorReader:
             found[name, row["direction"] == "up"] = DrawnCount(row["num"], row["done"])
         return found
 
-    async def gold(self) -> tuple[int, int, int, int]:
-        """Flagged and all known faults, flagged and all known sound answers, of the grader that judged last."""
-        newest = select(_V.grader_version).where(_V.status == "done").order_by(_V.finished_at.desc()).limit(1)
-        is_same = (_V.request_id == _G.request_id) & (_V.tier == _G.tier)
-        is_fault, is_flagged = _G.label < 0.5, _V.verdict == 0
-        statement = (
-            select(
-                func.count().filter(is_fault & is_flagged),
-                func.count().filter(is_fault),
-                func.count().filter(~is_fault & is_flagged),
-                func.count().filter(~is_fault),
-            )
-            .select_from(verifications.join(gold_labels, is_same))
-            .where(_V.status == "done", _V.direction == "up", _V.grader_version == newest.scalar_subquery())
-        )
-        async with self._store.transaction() as connection:
-            flagged_faults, faults, flagged_sound, sound = (await connection.execute(statement)).one()
-            return int(flagged_faults), int(faults), int(flagged_sound), int(sound)
+    async def gold(self, min_each: int) -> GoldCounts | None:
+        """The grader's own errors; None while fewer than ``min_each`` faults or sound answers are known."""
+        counts = await FeedbackBook(self._store).gold_counts()
+        return counts if min(counts.num_faults, counts.num_sound) >= min_each else None
 
     async def decisions(
         self, *, after_id: str, before: datetime, reasons: tuple[str, ...], limit: int
