@@ -27,7 +27,9 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
     directory = tmp_path_factory.mktemp("builtin")
-    settings = load_settings(environ={"HOME": str(directory)}, overrides={"policy.exploration_share": 0.0})
+    # Without checks in the background, what is idle stays idle.
+    overrides = {"policy.exploration_share": 0.0, "verification.enabled": False}
+    settings = load_settings(environ={"HOME": str(directory)}, overrides=overrides)
     async with running(settings, make_backends(settings)) as up:
         yield up
 

@@ -48,9 +48,9 @@ async def read(store: Store, table: Any) -> list[dict[str, Any]]:
         return [dict(row) for row in (await connection.execute(select(table))).mappings()]
 
 
-async def until_done(store: Store, num: int = 1) -> list[dict[str, Any]]:
+async def until_done(store: Store, num: int = 1, *, timeout_s: float = 20) -> list[dict[str, Any]]:
     """Rows of the checks once as many have ended."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(timeout_s):
         while True:
             rows = await read(store, verifications)
             if sum(row["finished_at"] is not None for row in rows) >= num:
