@@ -1,7 +1,9 @@
 """How sure a model was of its own answer, and what that was worth on labelled traffic.
 
-A model that writes an answer gives a log-probability to each token of it. Their sum, mean and least, with the number of
-tokens, become one calibrated number a tier: P(right) after the answer is known, where a router's is P(right) before.
+A model that writes an answer gives a log-probability to each token of it. Their sum and the least of them, with the
+number of tokens, become one calibrated number a tier: P(right) after the answer is known, where a router's is P(right)
+before. Both are also read as logarithms of doubt (minus the log-probability): right answers differ by orders of
+magnitude in how nearly certain they are, and without those a calibration cannot tell 0.97 from 0.999.
 
 Known problems: a model can be sure and wrong, most of all on prompts unlike those it was trained on; the calibration
 holds for traffic like that it was fitted on, for greedy answers and whole ones. The beginning of an answer is judged by
@@ -16,7 +18,7 @@ own probabilities. Platt 1999 for the form.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -29,11 +31,13 @@ from classifier.metrics import brier, roc_auc
 
 Floats = NDArray[np.float64]
 
-SIGNALS = ("total", "mean", "least", "log_tokens")
-"""What a calibration reads of an answer, in the order of its weights."""
+SIGNALS = ("log_doubt", "log_least_doubt", "log_tokens", "total", "least")
+"""What a calibration is fitted on, in the order of its weights."""
 
 # Below these a sum or a token says nothing more, and one absurd token should not decide alone.
 _LEAST_TOTAL, _LEAST_TOKEN = -60.0, -20.0
+# Doubts smaller than this are all the same: it is about what rounding leaves of a probability of 1.
+_LEAST_DOUBT = 1e-4
 _MIN_ROWS, _MIN_OF_A_KIND = 60, 12
 _NUM_FOLDS = 5
 
@@ -63,11 +67,27 @@ class AnswerSignals:
         """Geometric mean of the tokens' probabilities: a confidence without any calibration; 0 for no tokens."""
         return math.exp(self.total_logprob / self.num_tokens) if self.num_tokens else 0.0
 
-    def values(self) -> tuple[float, float, float, float]:
-        """In the order of ``SIGNALS``."""
-        total = max(self.total_logprob, _LEAST_TOTAL)
-        mean = max(self.total_logprob / max(self.num_tokens, 1), _LEAST_TOKEN)
-        return total, mean, max(self.least_logprob, _LEAST_TOKEN), math.log1p(self.num_tokens)
+    def values(self, names: Sequence[str] = SIGNALS) -> tuple[float, ...]:
+        """The named signals."""
+        return tuple(_READ[name](self) for name in names)
+
+
+def _total(answer: AnswerSignals) -> float:
+    return max(answer.total_logprob, _LEAST_TOTAL)
+
+
+def _least(answer: AnswerSignals) -> float:
+    return max(answer.least_logprob, _LEAST_TOKEN)
+
+
+_READ: Mapping[str, Callable[[AnswerSignals], float]] = {
+    "log_doubt": lambda answer: math.log(_LEAST_DOUBT - _total(answer)),
+    "log_least_doubt": lambda answer: math.log(_LEAST_DOUBT - _least(answer)),
+    "log_tokens": lambda answer: math.log1p(answer.num_tokens),
+    "total": _total,
+    "mean": lambda answer: max(answer.total_logprob / max(answer.num_tokens, 1), _LEAST_TOKEN),
+    "least": _least,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,27 +108,30 @@ class TierConfidence:
     auc: float
     brier: float
 
-    def p_right(self, signals: AnswerSignals) -> float:
-        """Calibrated P(right)."""
-        logit = self.bias + math.fsum(w * x for w, x in zip(self.weights, signals.values(), strict=True))
+    def p_right(self, values: Sequence[float]) -> float:
+        """Calibrated P(right) by the values of the signals."""
+        logit = self.bias + math.fsum(w * x for w, x in zip(self.weights, values, strict=True))
         return 1 / (1 + math.exp(-max(-MAX_LOGIT, min(MAX_LOGIT, logit))))
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerConfidence:
-    """The calibrations of a ladder, by tier number; a tier may have none."""
+    """The calibrations of a ladder, by tier number; a tier may have none. ``signals`` are what they rest on."""
 
     tiers: Mapping[int, TierConfidence] = field(default_factory=dict)
+    signals: tuple[str, ...] = SIGNALS
 
-    def p_right(self, tier: int, signals: AnswerSignals) -> float:
+    def p_right(self, tier: int, answer: AnswerSignals) -> float:
         """P(right) where the tier was calibrated, else the mean probability of a token."""
         found = self.tiers.get(tier)
-        return signals.mean_probability if found is None or not signals.num_tokens else found.p_right(signals)
+        if found is None or not answer.num_tokens:
+            return answer.mean_probability
+        return found.p_right(answer.values(self.signals))
 
     def to_json(self) -> dict[str, Any]:
         """As an artifact carries it."""
         return {
-            "signals": list(SIGNALS),
+            "signals": list(self.signals),
             "tiers": {
                 str(tier): {
                     "weights": list(each.weights),
@@ -128,20 +151,21 @@ class AnswerConfidence:
         Raises
         ------
         ValueError, KeyError, TypeError
-            It is not of that form, or of other signals than this version computes.
+            It is not of that form, or rests on signals that this version does not compute.
         """
         if not described:
             return cls()
-        if tuple(described["signals"]) != SIGNALS:
-            raise ValueError(f"confidence rests on {described['signals']}, expected {list(SIGNALS)}")
-        return cls({int(tier): _read_tier(each) for tier, each in described["tiers"].items()})
+        names = tuple(described["signals"])
+        if unknown := set(names) - set(_READ):
+            raise ValueError(f"confidence rests on {sorted(unknown)}, known are {sorted(_READ)}")
+        return cls({int(tier): _read_tier(each, len(names)) for tier, each in described["tiers"].items()}, names)
 
 
-def _read_tier(described: Mapping[str, Any]) -> TierConfidence:
+def _read_tier(described: Mapping[str, Any], num_signals: int) -> TierConfidence:
     weights = tuple(float(weight) for weight in described["weights"])
     bias = float(described["bias"])
-    if len(weights) != len(SIGNALS) or not all(map(math.isfinite, (*weights, bias))):
-        raise ValueError(f"confidence has weights {weights} and bias {bias}, expected {len(SIGNALS)} and 1 numbers")
+    if len(weights) != num_signals or not all(map(math.isfinite, (*weights, bias))):
+        raise ValueError(f"confidence has weights {weights} and bias {bias}, expected {num_signals} and 1 numbers")
     return TierConfidence(weights, bias, int(described["num_rows"]), float(described["auc"]), float(described["brier"]))
 
 

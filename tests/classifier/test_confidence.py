@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from classifier.artifact import RouterArtifact
-from classifier.confidence import AnswerConfidence, AnswerSignals, fit_confidence
+from classifier.confidence import SIGNALS, AnswerConfidence, AnswerSignals, TierConfidence, fit_confidence
 from classifier.errors import ArtifactCorrupt, TrainingError
 from classifier.router import BUILTIN, ArtifactRouter
 
@@ -49,6 +49,28 @@ def test_the_fit_is_calibrated_on_answers_it_never_saw() -> None:
     assert max(abs(p - q) for p, q in zip(found, truth, strict=True)) < 0.5
 
 
+def test_answers_that_are_nearly_certain_are_told_from_those_that_are_all_but() -> None:
+    """Wrong ones in a thousand, not in thirty, where the doubt is a thousandth of a doubt."""
+    rng = random.Random(6)
+    signals, right = [], []
+    for _ in range(4000):
+        doubt = 10 ** rng.uniform(-4, 1)
+        signals.append(AnswerSignals.of([-doubt]))
+        right.append(float(rng.random() < 1 / (1 + (2 * doubt))))
+    fitted = fit_confidence({1: signals}, {1: right})
+    assert fitted.p_right(1, AnswerSignals.of([-1e-4])) > 0.995
+    assert 0.97 < fitted.p_right(1, AnswerSignals.of([-1e-2])) < 0.99
+    assert 0.75 < fitted.p_right(1, AnswerSignals.of([-0.1])) < 0.88
+
+
+def test_calibrations_of_other_signals_are_still_read() -> None:
+    tier = TierConfidence((1.0, 2.0), 0.5, 100, 0.9, 0.1)
+    older = AnswerConfidence({1: tier}, ("total", "mean"))
+    answer = AnswerSignals.of([-0.25, -0.75])
+    assert AnswerConfidence.from_json(older.to_json()) == older
+    assert older.p_right(1, answer) == pytest.approx(1 / (1 + math.exp(1.0 + 1.0 - 0.5)))
+
+
 def test_tiers_with_too_little_to_go_by_are_left_out() -> None:
     signals, right, _ = drawn(200, seed=3)
     few = fit_confidence({1: signals, 2: signals[:50], 3: signals}, {1: right, 2: right[:50], 3: [1.0] * 200})
@@ -78,9 +100,11 @@ def test_it_travels_in_a_routers_artifact_and_bad_numbers_are_refused() -> None:
     for broken in (
         described | {"signals": ["length"]},
         {"tiers": described["tiers"]},
+        described | {"signals": [*SIGNALS, "length"]},
         described | {"tiers": {"1": described["tiers"]["1"] | {"weights": [1.0]}}},
         described | {"tiers": {"one": described["tiers"]["1"]}},
         described | {"tiers": {"1": {"weights": [0.0] * 4}}},
+        described | {"signals": ["total"]},
     ):
         with pytest.raises(ArtifactCorrupt):
             ArtifactRouter(artifact.with_metadata(confidence=broken))
