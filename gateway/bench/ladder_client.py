@@ -16,6 +16,7 @@ import httpx
 
 from backends.builtin.tasks.check import check
 from backends.builtin.tasks.types import Task
+from gateway.escalation import DOUBTED
 
 _START_TIMEOUT_S = 180.0
 _ANSWER_TIMEOUT_S = 300.0
@@ -40,6 +41,7 @@ class Reply:
     decision_reason : why this tier
     total_s, overhead_s : the whole request, and the gateway's own part of it
     completion_tokens : thinking included
+    doubted : tiers whose answers were replaced by a higher one's, in order
     """
 
     is_right: bool
@@ -54,6 +56,7 @@ class Reply:
     total_s: float
     overhead_s: float
     completion_tokens: int
+    doubted: tuple[int, ...] = ()
 
 
 @asynccontextmanager
@@ -161,4 +164,5 @@ def _reply(task: Task, answer: dict[str, Any], explained: dict[str, Any]) -> Rep
         total_s=timings["total_s"] or 0.0,
         overhead_s=timings["overhead_s"] or 0.0,
         completion_tokens=explained["usage"]["completion_tokens"],
+        doubted=tuple(each["tier"] for each in explained["attempts"] if each["error"] == DOUBTED),
     )

@@ -1,0 +1,224 @@
+"""What escalation earns on the built-in ladder: accuracy and cost with it and without, and what predictions save.
+
+``python -m gateway.bench.escalation``. Fresh tasks that nothing was fitted on go through the HTTP endpoint, greedily:
+at each tier alone, routed without escalation, routed with it, and as a cascade that begins every task at the lowest
+tier. An escalated answer is compared, as text, with what its tier says when it is asked itself. Then, without the
+server and one request at a time, higher tiers answer with and without a lower tier's answer as their prediction.
+
+Prices and accuracies are the same on every run. Seconds are CPU seconds of the engines' threads and depend on the
+machine and on what else it does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from backends.builtin.tasks.types import Task
+from backends.local import LocalBackend
+from classifier.artifact import RouterArtifact
+from classifier.confidence import AnswerConfidence, AnswerSignals, fit_confidence
+from classifier.router import BUILTIN
+from gateway.bench.card import card, print_card
+from gateway.bench.escalation_pairs import PAIRS, Comparison, compare, summarise
+from gateway.bench.ladder_client import Reply, ask_all, own_server
+from gateway.bootstrap import builtin_rows
+from gateway.loading import close_backends, make_backends
+from gateway.outcomes.collect import CollectOptions, collect
+from gateway.outcomes.grading import CHECKERS
+from gateway.outcomes.halves import JUDGING_HALF, draw_half
+from gateway.outcomes.prompts import PromptRow
+from gateway.outcomes.records import AnswerLog
+from gateway.settings import Settings, load_settings
+from policies.intervals import binomial_lower, binomial_upper
+
+POLICIES = """
+[policies.routed]
+
+[policies.next.escalation]
+mode = "next"
+
+[policies.top.escalation]
+mode = "top"
+
+[policies.cascade]
+mode = "floor"
+thresholds = { simple = 0.0, medium = 0.0, complex = 0.0 }
+[policies.cascade.escalation]
+mode = "next"
+max_escalations = 3
+"""
+NAMES = ("routed", "next", "top", "cascade")
+_NUM_CALIBRATION_TASKS = 1500
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line. 0 when every escalated answer was its tier's own, 1 otherwise."""
+    parser = argparse.ArgumentParser(prog="python -m gateway.bench.escalation", description=__doc__.partition("\n")[0])
+    parser.add_argument("--tasks", type=int, default=1000, help="through the endpoint")
+    parser.add_argument("--pair-tasks", type=int, default=100, help="for each pair of tiers, of each kind")
+    parser.add_argument("--seed", type=int, default=2, help="of the tasks")
+    parser.add_argument("--concurrency", type=int, default=16)
+    parser.add_argument("--max-tokens", type=int, default=400)
+    parser.add_argument("--output", type=Path, metavar="FILE", help="also write the JSON here, indented")
+    given = parser.parse_args(arguments)
+    found = asyncio.run(_run(given))
+    print_card("Escalation bench", found["card"])
+    print_tables(found)
+    if given.output:
+        given.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(found))
+    differing = [each["escalated"] - each["escalated_equal"] for each in found["policies"].values()]
+    return int(any(differing) or any(each["doubted"]["equal"] < each["doubted"]["tasks"] for each in found["pairs"]))
+
+
+async def _run(given: argparse.Namespace) -> dict[str, Any]:
+    tasks = draw_half(JUDGING_HALF, given.seed, given.tasks)
+    with tempfile.TemporaryDirectory(prefix="suffice-bench-") as name:
+        folder = Path(name)
+        router, calibrated = await _calibrated_router(folder)
+        config = folder / "suffice.toml"
+        config.write_text(f'[router]\nartifact = "{router}"\n{POLICIES}', encoding="utf-8")
+        async with own_server(folder, config) as url:
+            replies = await _ask_everything(url, tasks, given)
+        pairs = await _measure_pairs(load_settings(config, environ={}), tasks, replies, given)
+    tiers = {name: replies[name] for name in replies if name.startswith("tier-")}
+    asked = {name: getattr(given, name) for name in ("tasks", "seed", "concurrency", "max_tokens")}
+    return {
+        "bench": "escalation",
+        "card": {**card(), **asked, "calibrated": calibrated},
+        "tiers": {name: _outcome(each) for name, each in tiers.items()},
+        "policies": {name: _outcome(replies[name]) | _escalated(replies[name], tiers) for name in NAMES},
+        "pairs": pairs,
+    }
+
+
+async def _calibrated_router(folder: Path) -> tuple[Path, str]:
+    """The shipped router; where it does not say what tiers' confidences are worth, with that measured here."""
+    artifact = RouterArtifact.load(BUILTIN)
+    if artifact.metadata.get("confidence"):
+        return BUILTIN, "by the shipped router"
+    settings = load_settings(None, environ={}, overrides={"data_dir": str(folder)})
+    made = make_backends(settings)
+    backends = {tier.index: made[tier.model] for tier in settings.ladder[:-1]}
+    rows = [row for row in builtin_rows(_NUM_CALIBRATION_TASKS, seed=1) if row.is_judged]
+    try:
+        for backend in backends.values():
+            await backend.start()
+        with AnswerLog(folder / "answers.jsonl", {}) as log:
+            await collect(rows, backends, log, CollectOptions(max_tokens=400))
+    finally:
+        await close_backends(list(made.values()))
+    path = artifact.with_metadata(confidence=_calibrate(rows, log, list(backends)).to_json()).save(
+        folder / "router.npz"
+    )
+    return path, f"on {len(rows)} tasks of the fitting half"
+
+
+def _calibrate(rows: Sequence[PromptRow], log: AnswerLog, tiers: Sequence[int]) -> AnswerConfidence:
+    signals: dict[int, list[AnswerSignals]] = {}
+    right: dict[int, list[float]] = {}
+    for tier in tiers:
+        answers = [(row, log.answers[row.key, tier]) for row in rows]
+        signals[tier] = [AnswerSignals(a.num_scored, a.total_logprob, a.least_logprob) for _, a in answers]
+        right[tier] = [
+            float(CHECKERS[row.checker](row.prompt, row.reference or "", answer.text)) for row, answer in answers
+        ]
+    return fit_confidence(signals, right)
+
+
+async def _ask_everything(url: str, tasks: Sequence[Task], given: argparse.Namespace) -> dict[str, list[Reply]]:
+    names = (*(f"tier-{number}" for number in range(1, 5)), *NAMES)
+    replies = {}
+    for name in names:
+        print(f"{name}: {len(tasks)} tasks", file=sys.stderr, flush=True)
+        replies[name] = await ask_all(url, name, tasks, concurrency=given.concurrency, max_tokens=given.max_tokens)
+    return replies
+
+
+async def _measure_pairs(
+    settings: Settings, tasks: Sequence[Task], replies: Mapping[str, Sequence[Reply]], given: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """Any tasks, and those that the cascade doubted at the pair's lower tier."""
+    made = make_backends(settings)
+    backends = {tier.index: made[tier.model] for tier in settings.ladder}
+    found = []
+    try:
+        for tier in settings.ladder:
+            await made[tier.model].start()
+        local = {index: each for index, each in backends.items() if isinstance(each, LocalBackend)}
+        for pair in PAIRS:
+            doubts = [task for task, reply in zip(tasks, replies["cascade"], strict=True) if pair[0] in reply.doubted]
+            both: dict[str, list[Comparison]] = {}
+            for kind, some in (("any", tasks), ("doubted", doubts)):
+                both[kind] = await compare(some[: given.pair_tasks], local, pair, given.max_tokens)
+            summaries = {kind: summarise(each) for kind, each in both.items() if each}
+            print(f"tiers {pair}: {summaries}", file=sys.stderr, flush=True)
+            found.append({"low": pair[0], "high": pair[1], **summaries})
+    finally:
+        await close_backends(list(made.values()))
+    return found
+
+
+def _outcome(replies: Sequence[Reply]) -> dict[str, Any]:
+    num_right, n = sum(reply.is_right for reply in replies), len(replies)
+    answered = Counter(reply.tier for reply in replies)
+    return {
+        "accuracy": num_right / n,
+        "accuracy_95": [binomial_lower(num_right, n, 0.975), binomial_upper(num_right, n, 0.975)],
+        "cost_usd": sum(reply.cost_usd for reply in replies) / n,
+        "compute_s": sum(reply.compute_s or 0.0 for reply in replies) / n,
+        "shares": {str(tier): answered[tier] / n for tier in sorted(answered)},
+    }
+
+
+def _escalated(replies: Sequence[Reply], tiers: Mapping[str, Sequence[Reply]]) -> dict[str, Any]:
+    """How often it went up, whether rightly, and whether the answer is what the higher tier says by itself."""
+    gone_up = [place for place, reply in enumerate(replies) if reply.doubted]
+    left = [place for place in gone_up if not tiers[f"tier-{replies[place].doubted[0]}"][place].is_right]
+    own = [tiers[f"tier-{replies[place].tier}"][place].text for place in gone_up]
+    return {
+        "escalated": len(gone_up),
+        "escalated_equal": sum(replies[place].text == text for place, text in zip(gone_up, own, strict=True)),
+        "rightly_doubted_share": len(left) / len(gone_up) if gone_up else None,
+        "mended_share": sum(replies[place].is_right for place in left) / len(left) if left else None,
+    }
+
+
+def print_tables(found: Mapping[str, Any]) -> None:
+    """The run for reading."""
+    print(f"\n{'':10} {'accuracy':>9} {'95 % interval':>18} {'$/request':>10} {'device ms':>10}  went up  answered by")
+    for name, row in (found["tiers"] | found["policies"]).items():
+        low, high = row["accuracy_95"]
+        shares = ", ".join(f"{tier}: {share:.1%}" for tier, share in row["shares"].items())
+        up = f"{row['escalated'] / found['card']['tasks']:7.1%}" if row.get("escalated") else f"{'–':>7}"
+        interval = f"[{low:.1%}, {high:.1%}]"
+        print(
+            f"{name:10} {row['accuracy']:9.1%} {interval:>18} {row['cost_usd']:10.6f} {row['compute_s'] * 1e3:10.1f}  "
+            f"{up}  {shares}"
+        )
+    print(f"\n{'tiers':8}{'tasks':>12}{'equal':>6}{'accepted':>9}{'answer':>7}{'all':>6}{'steps':>12}{'device ms':>16}")
+    for pair in found["pairs"]:
+        for kind in ("any", "doubted"):
+            if kind in pair:
+                _print_pair(f"{pair['low']} → {pair['high']}", kind, pair[kind])
+
+
+def _print_pair(name: str, kind: str, row: Mapping[str, Any]) -> None:
+    accepted = "–" if row["accepted_share"] is None else f"{row['accepted_share']:.1%}"
+    print(
+        f"{name:8}{kind:>8} {row['tasks']:3}{row['equal']:6}{accepted:>9}{row['answer_tokens']:7.1f}"
+        f"{row['completion_tokens']:6.1f}{row['steps_anew']:6.1f}{-row['steps_saved_share']:+6.0%}"
+        f"{row['compute_s_anew'] * 1e3:9.1f}{-row['compute_saved_share']:+7.0%}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
