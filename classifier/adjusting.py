@@ -148,7 +148,8 @@ def _boosted(rows: CheckedRows, space: Space, seed: int) -> Adjustment:
     start = _recalibrated(rows, space, seed)
     x = space.place(rows.views)
     _, good, _ = start(rows.views)
-    weights, models = rows.tempered_weights(), []
+    weights = rows.tempered_weights()
+    models: list[Any] = []
     for tier in range(rows.labels.shape[1]):
         known = np.flatnonzero(~np.isnan(rows.labels[:, tier]))
         if len(known) < MIN_LABELS:

@@ -69,9 +69,10 @@ def sketch_names(num_components: int) -> tuple[str, ...]:
     return tuple(f"{_SKETCH}{component}" for component in range(num_components))
 
 
-def rounded_sketch(projected: NDArray[np.float32]) -> NDArray[np.float64]:
+def rounded_sketch(projected: NDArray[np.float32]) -> Floats:
     """The sketch as it is stored, float64 (num_components,): what training reads is what serving used."""
-    return np.round(projected.astype(np.float64), SKETCH_DECIMALS)
+    rounded: Floats = np.round(np.asarray(projected, dtype=np.float64), SKETCH_DECIMALS).astype(np.float64)
+    return rounded
 
 
 def base_entries(right: Sequence[float], good: Sequence[float], novelty: float) -> dict[str, float]:

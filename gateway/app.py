@@ -44,6 +44,7 @@ from gateway.errors import MethodNotAllowed, RouteNotFound
 from gateway.generation import Door, GenerationEndpoint
 from gateway.health import Readiness
 from gateway.ids import uuid7
+from gateway.learn.schedule import RetrainSchedule
 from gateway.metrics import Gauges, Metrics
 from gateway.pages import Pages, error_response, fixed, guarded
 from gateway.rates.opening import make_rates
@@ -127,6 +128,7 @@ class _Parts:
         self.store = store or Store(settings.database)
         self.control: ControlPlane | None = None
         self.monitor: Monitor | None = None
+        self.retraining: RetrainSchedule | None = None
         self._routers: RouterSet | None = None
         self.rates = make_rates(settings, self.store)
         self.verifier: VerificationWorker | None = None
@@ -165,6 +167,8 @@ class _Parts:
         )
         control = ControlPlane(settings, self.store, self.catalog, routers, self.service, self._rng)
         self.control, self.service.shadow = control, control.shadow
+        self.retraining = RetrainSchedule(settings, self.store, control.writer)
+        self.retraining.join(control.leader)
         self.monitor = set_watch(control, settings, self.store)
         self.metrics.others.append(ControlMetrics(control))
         if settings.verification.enabled:
@@ -234,6 +238,8 @@ class _Parts:
         await self.rates.close()
         if self.control is not None:
             await self.control.close()
+        if self.retraining is not None:
+            await self.retraining.close()
         if self._routers is not None:
             self._routers.close()
         await loading.close_backends(list(self.backends.values()))

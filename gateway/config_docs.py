@@ -20,6 +20,7 @@ from gateway.config_sections import (
     AdminConfig,
     AuthConfig,
     ControlConfig,
+    LearningConfig,
     LogConfig,
     MetricsConfig,
     MonitorConfig,
@@ -44,6 +45,7 @@ _TABLES: dict[str, tuple[type[Any], frozenset[str]]] = {
     "verification": (VerificationConfig, frozenset()),
     "control": (ControlConfig, frozenset()),
     "monitor": (MonitorConfig, frozenset()),
+    "learning": (LearningConfig, frozenset()),
     "policy": (Policy, frozenset({"name", "version"})),
     "tiers": (Tier, frozenset({"index"})),
 } | {f"models-{kind}": (cls, frozenset()) for kind, cls in MODEL_KINDS.items()}

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any, Literal
 
 from gateway.config_errors import FieldError
@@ -197,3 +198,35 @@ class MonitorConfig:
             raise FieldError("drift_risen", self.drift_risen, "a rate above drift_in_order, at most 1")
         if not 0.0 < self.false_alarm < 1.0:
             raise FieldError("false_alarm", self.false_alarm, "a probability between 0 and 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearningConfig:
+    """Retraining the router from the log."""
+
+    enabled: bool = _option(True, "Whether this server's leader retrains, by the week and when asked.")
+    every_days: float = _option(7.0, "Days between two retrains; 0 retrains only when asked.", at_least=0)
+    look_every_s: float = _option(10.0, "Seconds between two looks for a retrain that is due.", at_least=0.05)
+    window_days: float = _option(28.0, "Days of the log that are learnt from.", at_least=0.01)
+    min_labels: int = _option(200, "Checked answers before anything is learnt.", at_least=40)
+    judge_share: float = _option(
+        0.3, "Share of the checked answers, the newest, that candidates are judged on.", at_least=0.05, at_most=0.8
+    )
+    max_checked_rows: int = _option(100_000, "Checked requests read; beyond that a sample of them.", at_least=100)
+    max_unchecked_rows: int = _option(30_000, "Other requests read; beyond that a sample of them.", at_least=100)
+    quality_value_usd: Decimal | None = _option(
+        None,
+        "What a point of quality, 0 to 1, is worth in dollars a request when routers are compared; by default as the "
+        "policy or its router says, else 20 times what the top tier costs more than the cheapest.",
+        at_least=0,
+    )
+    max_quality_loss: float = _option(0.01, "Quality that a new router may give up for cost.", at_least=0, at_most=1)
+    confidence: float = _option(
+        0.95, "Confidence, one-sided, that a promoted router is better.", at_least=0.5, at_most=0.999
+    )
+    min_effective_rows: float = _option(
+        100.0, "Least effective requests on which the log agrees with a candidate.", at_least=2
+    )
+    lease_s: float = _option(60.0, "Seconds after which a retrain that died counts as abandoned.", at_least=0.5)
+    timeout_s: float = _option(7200.0, "A retrain that takes longer is ended.", at_least=1)
+    nice: int = _option(10, "Niceness of the process that retrains.", at_least=0, at_most=19)

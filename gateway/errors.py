@@ -50,6 +50,7 @@ import orjson
 from backends import errors as backends
 from classifier import errors as classifier
 from gateway.control import errors as control
+from gateway.learn import errors as learn
 from gateway.store import errors as store
 from gateway.verify import errors as verify
 from policies import errors as policies
@@ -329,6 +330,10 @@ TABLE: Mapping[type[Exception], Row] = {
     classifier.ArtifactUnsupported: _broken("router_unsupported"),
     classifier.TrainingError: _broken("training_failed"),
     classifier.EmbeddingError: _broken("embedding_failed"),
+    # learning: met by the command and by the child process; no request waits for it
+    learn.LearningError: _broken("learning_failed"),
+    learn.NothingToLearn: _broken("nothing_to_learn"),
+    learn.RetrainRefused: _broken("retrain_refused"),
     # control: changes to what is in force
     control.ControlError: _broken("control_error"),
     control.Conflict: Row(409, _INVALID, "conflict"),

@@ -19,6 +19,7 @@ from gateway.config_sections import (
     AdminConfig,
     AuthConfig,
     ControlConfig,
+    LearningConfig,
     LogConfig,
     MetricsConfig,
     MonitorConfig,
@@ -46,6 +47,7 @@ TOP_LEVEL_KEYS = (
     "verification",
     "control",
     "monitor",
+    "learning",
     "policy",
     "policies",
     "tiers",
@@ -80,6 +82,7 @@ class Settings:
     verification: VerificationConfig
     control: ControlConfig
     monitor: MonitorConfig
+    learning: LearningConfig
     policy: Policy
     policies: Mapping[str, Policy]
     ladder: Ladder
@@ -160,6 +163,7 @@ def _settle(table: Table, environ: Mapping[str, str], path: Path | None, need_se
             ("verification", VerificationConfig),
             ("control", ControlConfig),
             ("monitor", MonitorConfig),
+            ("learning", LearningConfig),
         )
     }
     database = reader.read(StoreConfig, _database(table.get("database"), data_dir), "database")

@@ -13,6 +13,7 @@ _OURS = {
     "backends.errors": "BackendError",
     "classifier.errors": "ClassifierError",
     "gateway.errors": "GatewayError",
+    "gateway.learn.errors": "LearningError",
     "gateway.outcomes.errors": "OutcomeError",
     "gateway.store.errors": "StoreError",
     "policies.errors": "PolicyError",

@@ -11,6 +11,7 @@ import backends.errors
 import classifier.errors
 import gateway.control.errors
 import gateway.errors
+import gateway.learn.errors
 import gateway.store.errors
 import gateway.verify.errors
 import policies.errors
@@ -21,6 +22,7 @@ ROOMS = (
     classifier.errors,
     gateway.control.errors,
     gateway.errors,
+    gateway.learn.errors,
     gateway.store.errors,
     gateway.verify.errors,
     policies.errors,

@@ -1,0 +1,1 @@
+"""Learns from the log: a training table, new routers, and whether they are better."""

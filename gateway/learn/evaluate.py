@@ -1,0 +1,198 @@
+"""Whether a candidate is better than the serving router, from the log alone.
+
+Both routers' decisions are replayed on the same held-out requests. A request's worth at each tier is what was seen of
+it, weighed by the inverse of the chance of seeing it, over the routers' own guesses (doubly robust); inverse propensity
+and self-normalised estimates from graded answers alone stand beside it. The candidate is promoted when the lower bound
+of its advantage says so, and never otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gateway.learn.decision import tier_costs_usd
+from gateway.learn.errors import NothingToLearn
+from gateway.learn.replay import Estimates, decisions
+from gateway.learn.rows import LearningTable, Way
+from policies.ladder import Ladder
+from policies.offpolicy import Evaluated, LoggedRows, doubly_robust, inverse_propensity, self_normalised
+from policies.policy import Policy
+from policies.promotion import Judgement, PromotionRule, Verdict, judge_promotion
+
+Floats = NDArray[np.float64]
+
+MIN_ROWS = 30
+MIN_CHECKED = 20
+MAX_UNSUPPORTED = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A router as it is judged: what it estimates of the rows, and the policies it completes."""
+
+    estimates: Estimates
+    policies: Mapping[str, Policy]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The judgement, and everything behind it as JSON."""
+
+    judgement: Judgement
+    body: dict[str, Any]
+
+    @property
+    def is_better(self) -> bool:
+        return self.judgement.verdict is Verdict.PROMOTE
+
+
+def compare(
+    table: LearningTable,
+    candidate: Contender,
+    serving: Contender,
+    ladder: Ladder,
+    default: str,
+    rule: PromotionRule,
+) -> Comparison:
+    """Judge a candidate on rows that neither router was fitted on.
+
+    Quality above the policy's floor is there to be saved: a candidate that holds the floor beyond doubt may give up
+    more than ``rule.max_quality_loss`` of the serving router's, as long as it is worth more altogether.
+
+    Parameters
+    ----------
+    table : held-out rows of the log
+    default : name of the policy for rows whose own is no more
+    rule : what counts as better
+
+    Raises
+    ------
+    NothingToLearn
+        Too few rows, or too few of them checked.
+    """
+    kept = np.flatnonzero(table.frame > 0)
+    table, found = table.take(kept), {}
+    _need_rows(table)
+    contenders = {"candidate": candidate, "serving": serving}
+    taken = {name: Contender(each.estimates.take(kept), each.policies) for name, each in contenders.items()}
+    targets = {name: decisions(table, each.estimates, each.policies, default, ladder) for name, each in taken.items()}
+    chances = {name: target for name, (target, _) in targets.items()}
+    guess = (taken["candidate"].estimates.good + taken["serving"].estimates.good) / 2
+    support = _support(table)
+    usable = np.flatnonzero(~np.any([((each > 0) & ~support).any(axis=1) for each in chances.values()], axis=0))
+    num_unsupported = len(table) - len(usable)
+    if len(usable) < MIN_ROWS or num_unsupported > MAX_UNSUPPORTED * len(table):
+        return _cannot_tell(num_unsupported, len(table))
+    table, support, guess = table.take(usable), support[usable], guess[usable]
+    chances = {name: each[usable] for name, each in chances.items()}
+    quality, cost = _quality_rows(table, guess, support), _cost_rows(table, ladder, support)
+    floor = candidate.policies[default].quality_floor
+    held = doubly_robust(quality, chances["candidate"], 2 * rule.confidence - 1).estimate
+    if held.low >= floor:
+        rule = replace(rule, max_quality_loss=1.0)
+    judgement = judge_promotion(quality, cost, chances["candidate"], chances["serving"], rule)
+    for name, target in chances.items():
+        found[name] = {
+            "shares": np.average(target, axis=0, weights=table.frame).tolist(),
+            "quality": _estimates(doubly_robust(quality, target), *_graded(table, target)),
+            "cost_usd": _evaluated(doubly_robust(cost, target)),
+        }
+    body = {
+        "verdict": judgement.verdict.value,
+        "reason": judgement.reason,
+        "judgement": {name: value for name, value in asdict(judgement).items() if name not in ("verdict", "reason")},
+        "rule": asdict(rule),
+        "floor": {"floor": floor, "is_held": held.low >= floor, "quality": held.value, "quality_low": held.low},
+        "num_requests": float(table.frame.sum()),
+        "num_rows": len(table),
+        "num_checked": int(table.is_checked.sum()),
+        "num_unsupported": num_unsupported,
+        "num_undecided": max(num for _, num in targets.values()),
+        "share_moved": float(
+            np.average(np.abs(chances["candidate"] - chances["serving"]).sum(axis=1) / 2, weights=table.frame)
+        ),
+        **found,
+    }
+    return Comparison(judgement, body)
+
+
+def _need_rows(table: LearningTable) -> None:
+    checked = int(table.is_checked.sum())
+    if len(table) < MIN_ROWS or checked < MIN_CHECKED:
+        raise NothingToLearn(
+            f"{len(table)} held-out requests, {checked} of them checked, cannot judge a router; "
+            f"{MIN_ROWS} and {MIN_CHECKED} are needed."
+        )
+
+
+def _support(table: LearningTable) -> NDArray[np.bool_]:
+    """Tiers whose worth the log can tell on each row: they may have answered, or are asked beside the top tier."""
+    found = table.propensity > 0
+    found[:, -1] = True
+    asked = np.array([(table.ways[:, tier] == Way.DOWN).any() for tier in range(table.num_tiers - 1)])
+    found[:, :-1] |= asked & (table.propensity[:, -1:] > 0)
+    return found
+
+
+def _cannot_tell(num_unsupported: int, num_rows: int) -> Comparison:
+    reason = (
+        f"On {num_unsupported} of {num_rows} held-out requests one of the routers would use tiers that the log never "
+        "tries there; raise the policy's exploration_share or sampling."
+    )
+    judgement = Judgement(Verdict.INSUFFICIENT, reason, *(float("nan"),) * 6, 0.0)
+    body = {"verdict": judgement.verdict.value, "reason": reason, "num_unsupported": num_unsupported}
+    return Comparison(judgement, body | {"num_rows": num_rows})
+
+
+def _quality_rows(table: LearningTable, guess: Floats, support: NDArray[np.bool_]) -> LoggedRows:
+    """Every tier has an unbiased stand-in for its worth: nothing is left for the propensities to correct."""
+    outcomes = table.shifted_outcomes(guess)
+    return _settled(table, outcomes, support)
+
+
+def _cost_rows(table: LearningTable, ladder: Ladder, support: NDArray[np.bool_]) -> LoggedRows:
+    """Costs are known for every tier, by the price table and the tokens that were used."""
+    return _settled(table, tier_costs_usd(table, ladder), support)
+
+
+def _settled(table: LearningTable, outcomes: Floats, support: NDArray[np.bool_]) -> LoggedRows:
+    """What is left to weigh is how much of a router's own decisions the log shows: by the chance of each sight."""
+    seen, chance = table.sights()
+    rows = np.arange(len(table))
+    propensity = np.where(support, chance, 0.0)
+    propensity[rows, seen] = chance[rows, seen]
+    return LoggedRows(seen, propensity, outcomes[rows, seen], predicted=outcomes, weights=table.frame)
+
+
+def _graded(table: LearningTable, target: Floats) -> tuple[Evaluated | None, Evaluated | None]:
+    """IPS and SNIPS from answers whose own grade is known: the top tier's, and checked ones; None where they cannot."""
+    rows = np.arange(len(table))
+    at_top = table.served == table.num_tiers - 1
+    tier = np.minimum(table.served, table.num_tiers - 2)
+    is_up = ~at_top & (table.ways[rows, tier] == Way.UP)
+    kept = np.flatnonzero((at_top | is_up) & ((target > 0) <= (table.propensity > 0)).all(axis=1))
+    if len(kept) < MIN_ROWS:
+        return None, None
+    part = table.take(kept)
+    tier, at_top = tier[kept], at_top[kept]
+    grade = np.where(at_top, 1.0, part.labels[np.arange(len(part)), tier])
+    drawn = np.where(at_top, 1.0, part.chance[np.arange(len(part)), tier])
+    logged = LoggedRows(part.served, part.propensity, grade, weights=part.frame / drawn)
+    try:
+        return inverse_propensity(logged, target[kept]), self_normalised(logged, target[kept])
+    except ValueError:  # no logged decision agrees with the target
+        return None, None
+
+
+def _estimates(robust: Evaluated, ips: Evaluated | None, snips: Evaluated | None) -> dict[str, Any]:
+    found = {"doubly_robust": robust, "inverse_propensity": ips, "self_normalised": snips}
+    return {name: None if each is None else _evaluated(each) for name, each in found.items()}
+
+
+def _evaluated(found: Evaluated) -> dict[str, float]:
+    return found.estimate.as_dict() | {"effective_rows": found.effective_rows, "max_weight": found.max_weight}

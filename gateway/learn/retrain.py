@@ -1,0 +1,366 @@
+"""From the log to a router that may serve: read, fit, judge, and only then, in one transaction, publish.
+
+Nothing that serves is touched before the end, so a run may fail or be killed at any point. A finished run leaves
+a router version with its evaluation; where that says "better", a rollout that begins in shadow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import tempfile
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import insert, update
+
+from classifier.errors import TrainingError
+from classifier.router import ArtifactRouter
+from gateway.control.errors import Conflict
+from gateway.control.leader import make_holder
+from gateway.control.loading import read_router
+from gateway.control.routers import describe
+from gateway.control.state import ControlState
+from gateway.control.writes import ControlWriter
+from gateway.ids import uuid7
+from gateway.learn.candidate import Candidate, fit_candidate, held_out_metrics
+from gateway.learn.errors import NothingToLearn, RetrainRefused
+from gateway.learn.evaluate import Comparison, Contender, compare
+from gateway.learn.replay import Estimates
+from gateway.learn.rows import LearningTable
+from gateway.learn.runs import LEASE, RunStore
+from gateway.learn.split import split_rows
+from gateway.learn.table import TableSpec, read_table
+from gateway.loading import complete_policies, load_router
+from gateway.policy_body import from_body
+from gateway.store.control import ControlStore
+from gateway.store.control_records import Lease, RouterVersion
+from gateway.store.leases import LeaseStore
+from gateway.store.store import Store
+from gateway.store.tables import evaluations, retrain_runs, router_versions
+from policies.policy import Policy
+from policies.pricing import price_usd
+from policies.promotion import PromotionRule
+
+if TYPE_CHECKING:
+    from gateway.settings import Settings
+
+_log = logging.getLogger("suffice.learn")
+
+Report = Callable[[str, float], None]
+"""Told the stage and the part of the whole that is done, 0..1."""
+
+_BY = "retrain"
+_URGENT = frozenset({"drift", "floor", "monitor"})
+_STATEMENT_TIMEOUT_S = 600.0
+_VALUE_FACTOR = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What is asked for.
+
+    Parameters
+    ----------
+    trigger : ``weekly``, ``drift``, ``admin`` or ``cli``
+    reason : in words
+    run_id : a requested run to take; None makes one
+    dry_run : judge, and write nothing at all
+    seed : of folds and trees
+    """
+
+    trigger: str = "cli"
+    reason: str = ""
+    run_id: str | None = None
+    dry_run: bool = False
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended; ``status`` is ``kept`` or ``promoted``, for a dry run what it would have been."""
+
+    status: str
+    reason: str
+    run_id: str | None = None
+    router_version: str | None = None
+    evaluation: Mapping[str, Any] | None = None
+    card: Mapping[str, Any] | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(frozen=True, slots=True)
+class _Scene:
+    """What is in force as a run begins."""
+
+    serving: ArtifactRouter
+    policies: Mapping[str, Policy]
+    default: str
+    versions: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    candidate: Candidate
+    comparison: Comparison
+    card: Mapping[str, Any]
+
+
+async def retrain(
+    settings: Settings,
+    wish: Wish,
+    report: Report = lambda stage, done: None,
+    *,
+    now: Callable[[], datetime] = lambda: datetime.now(UTC),
+) -> Outcome:
+    """Make a candidate from the log and judge it; promote it when the evidence says so. ``now`` ends the window.
+
+    Raises
+    ------
+    RetrainRefused
+        Another retrain is under way, or nothing routes that could be improved.
+    StoreError, ClassifierError
+    """
+    config = replace(settings.database, write_timeout_s=_STATEMENT_TIMEOUT_S)
+    async with Store(config) as store:
+        if wish.dry_run:
+            try:
+                return _outcome(await _work(settings, store, wish, report, now()), None)
+            except NothingToLearn as error:
+                return Outcome("kept", str(error))
+        async with _held(store, settings.learning.lease_s) as lease:
+            runs = RunStore(store)
+            await runs.mark_abandoned(datetime.now(UTC))
+            run_id = await runs.begin(wish.run_id, wish.trigger, wish.reason, lease.holder)
+            try:
+                return await _run(settings, store, wish, run_id, lease, report, now())
+            except NothingToLearn as error:
+                await runs.end(run_id, "kept", stage="done", progress=1.0, error=str(error))
+                return Outcome("kept", str(error), run_id)
+            except BaseException as error:
+                await asyncio.shield(runs.end(run_id, "failed", error=f"{type(error).__name__}: {error}"[:2000]))
+                raise
+
+
+async def _run(
+    settings: Settings, store: Store, wish: Wish, run_id: str, lease: Lease, report: Report, now: datetime
+) -> Outcome:
+    runs, noted = RunStore(store), ("start", 0.0)
+
+    def note(stage: str, done: float) -> None:
+        nonlocal noted
+        noted = (stage, done)
+        report(stage, done)
+
+    async def beat() -> None:
+        """Renew the lease and write down how far the run is."""
+        while True:
+            await runs.note(run_id, *noted)
+            await asyncio.sleep(settings.learning.lease_s / 4)
+            if await LeaseStore(store).renew(lease, settings.learning.lease_s) is None:
+                raise RetrainRefused("Another process took over the retraining.")
+
+    beating = asyncio.create_task(beat())
+    working = asyncio.create_task(_work(settings, store, wish, note, now))
+    try:
+        await asyncio.wait({beating, working}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            working.cancel()
+            beating.result()  # raises what ended the heartbeat
+        result = working.result()
+    finally:
+        for task in (beating, working):
+            task.cancel()
+        await asyncio.gather(beating, working, return_exceptions=True)
+    await _publish(store, result, run_id, lease)
+    return await _promote(store, result, run_id)
+
+
+async def _work(settings: Settings, store: Store, wish: Wish, report: Report, now: datetime) -> _Result:
+    """Everything that changes nothing."""
+    scene = await _scene(settings, store)
+    config = settings.learning
+    spec = TableSpec(
+        len(settings.ladder),
+        scene.serving.num_components,
+        scene.versions,
+        now - timedelta(days=config.window_days),
+        now,
+        config.max_checked_rows,
+        config.max_unchecked_rows,
+    )
+    report("read the log", 0.0)
+    table = await read_table(store, spec, lambda done: report("read the log", 0.35 * done))
+    return await asyncio.to_thread(_fit_and_judge, settings, scene, table, wish, report)
+
+
+def _fit_and_judge(settings: Settings, scene: _Scene, table: LearningTable, wish: Wish, report: Report) -> _Result:
+    config = settings.learning
+    num_labels = table.checked().num_labels if len(table) else 0
+    if num_labels < config.min_labels:
+        raise NothingToLearn(
+            f"{num_labels} checked answers since {config.window_days:g} days can be learnt from "
+            f"({table.num_other} more belong to other routers); {config.min_labels} are needed."
+        )
+    parts = split_rows(table, config.judge_share, is_urgent=wish.trigger in _URGENT)
+    train, judge = table.take(parts.train), table.take(parts.judge)
+    window = _window(table, parts.protocol)
+    try:
+        candidate = fit_candidate(train, scene.serving, settings.ladder, seed=wish.seed, window=window, step=report)
+    except TrainingError as error:
+        raise NothingToLearn(str(error)) from error
+    report("judge", 0.8)
+    fitted = ArtifactRouter(candidate.artifact)
+    estimates = {"candidate": Estimates(*fitted.revise(judge.views)), "serving": _serving(scene, judge)}
+    comparison = compare(
+        judge,
+        Contender(estimates["candidate"], complete_policies(scene.policies, fitted)),
+        Contender(estimates["serving"], complete_policies(scene.policies, scene.serving)),
+        settings.ladder,
+        scene.default,
+        _rule(settings, scene, judge),
+    )
+    held_out = held_out_metrics(judge, train, {name: each.good for name, each in estimates.items()})
+    comparison.body["held_out"] = held_out
+    comparison.body["protocol"] = parts.protocol
+    report("publish", 0.95)
+    card = {**describe(fitted), "held_out": held_out, "protocol": parts.protocol}
+    return _Result(candidate, comparison, card)
+
+
+def _serving(scene: _Scene, table: LearningTable) -> Estimates:
+    return Estimates(*scene.serving.revise(table.views))
+
+
+def _window(table: LearningTable, protocol: str) -> str:
+    first, last = (datetime.fromtimestamp(table.created_s[i], UTC).isoformat("T", "minutes") for i in (0, -1))
+    return f"{table.num_requests} requests of the log from {first} to {last}; {protocol}"
+
+
+def _rule(settings: Settings, scene: _Scene, table: LearningTable) -> PromotionRule:
+    """What a point of quality is worth: as configured, else as the policy or its router says, else a multiple of what
+    the top tier costs more."""
+    config = settings.learning
+    policy = complete_policies(scene.policies, scene.serving)[scene.default]
+    value = config.quality_value_usd if config.quality_value_usd is not None else policy.quality_value_usd
+    if value is None:
+        num_in, num_out = int(table.prompt_tokens.mean()), int(table.completion_tokens.mean())
+        costs = [price_usd(tier, num_in, num_out) for tier in settings.ladder]
+        value = _VALUE_FACTOR * (costs[-1] - min(costs))
+    return PromotionRule(
+        float(value), config.confidence, config.max_quality_loss, min_effective_rows=config.min_effective_rows
+    )
+
+
+async def _scene(settings: Settings, store: Store) -> _Scene:
+    """Which router serves, under which policies, and whose rows it can be judged on.
+
+    Raises
+    ------
+    RetrainRefused
+        Nothing routes.
+    """
+    control = ControlStore(store)
+    state = ControlState.decode(await control.rows())
+    serving = await _serving_router(settings, control, state)
+    policies = dict(settings.policies)
+    for name, version in state.policies.active.items():
+        stored = await store.get_policy_version(name, version)
+        if stored is not None:
+            policies[name] = from_body(name, stored.body, settings.ladder, version=version)
+    default = state.policies.default if state.policies.default in policies else settings.policy.name
+    known = await control.list_routers(limit=10_000)
+    base = serving.base_version
+    versions = {each.version for each in known if each.card.get("base") == base} | {base, serving.version}
+    return _Scene(serving, policies, default, tuple(sorted(versions)))
+
+
+async def _serving_router(settings: Settings, control: ControlStore, state: ControlState) -> ArtifactRouter:
+    router: Any = None
+    if state.router.active is not None and (content := await control.router_bytes(state.router.active)) is not None:
+        router = await asyncio.to_thread(read_router, state.router.active, content)
+    elif not state.versions:
+        router = await asyncio.to_thread(load_router, settings)
+    if not isinstance(router, ArtifactRouter):
+        raise RetrainRefused("No router serves that could be improved; fit a first one with `suffice bootstrap`.")
+    return router
+
+
+@asynccontextmanager
+async def _held(store: Store, lease_s: float) -> AsyncIterator[Lease]:
+    """The one retrain at a time."""
+    leases = LeaseStore(store)
+    lease = await leases.acquire(LEASE, make_holder(), lease_s)
+    if lease is None:
+        raise RetrainRefused("Another retrain is under way.")
+    try:
+        yield lease
+    finally:
+        with suppress(Exception):  # it runs out by itself
+            await asyncio.shield(leases.release(lease))
+
+
+async def _publish(store: Store, result: _Result, run_id: str, lease: Lease) -> None:
+    """Router, evaluation and what the run says of them, together or not at all; refused if the lease was lost."""
+    artifact, judged = result.candidate.artifact, result.comparison
+    with tempfile.TemporaryDirectory(prefix="suffice-retrain-") as folder:
+        content = artifact.save(Path(folder) / "router.npz").read_bytes()
+    now, evaluation_id = datetime.now(UTC), uuid7()
+    entry = RouterVersion(
+        version=artifact.version,
+        created_at=now,
+        card=result.card,
+        parent=str(artifact.metadata["parent"]),
+        origin="retrain",
+        status="candidate" if judged.is_better else "rejected",
+        note=judged.judgement.reason,
+    )
+    values = {name: getattr(entry, name) for name in entry.__slots__}
+    body = judged.body | {"run_id": run_id}
+    async with ControlWriter(ControlStore(store)).change(_BY, lease=lease) as change:
+        router = change.transaction.insert(router_versions).values(**values, artifact=content)
+        await change.execute(router.on_conflict_do_nothing())
+        await change.execute(
+            insert(evaluations).values(
+                evaluation_id=evaluation_id, created_at=now, kind="offpolicy", subject=artifact.version, body=body
+            )
+        )
+        ended: dict[str, Any] = {"router_version": artifact.version, "evaluation_id": evaluation_id}
+        if not judged.is_better:
+            ended |= {"status": "kept", "stage": "done", "progress": 1.0, "finished_at": now}
+            ended["error"] = judged.judgement.reason
+        await change.execute(update(retrain_runs).where(retrain_runs.c.run_id == run_id).values(**ended))
+
+
+async def _promote(store: Store, result: _Result, run_id: str) -> Outcome:
+    """Begin the rollout of a better router; another one under way keeps it waiting as a candidate."""
+    if not result.comparison.is_better:
+        return _outcome(result, run_id)
+    version, reason = result.candidate.artifact.version, result.comparison.judgement.reason
+    status = "promoted"
+    try:
+        await ControlWriter(ControlStore(store)).start_rollout(version, by=_BY, reason=reason)
+    except Conflict as conflict:
+        status, reason = "kept", f"{reason} It waits as a candidate: {conflict}"
+    error = None if status == "promoted" else reason
+    await RunStore(store).end(run_id, status, stage="done", progress=1.0, error=error)
+    return replace(_outcome(result, run_id), status=status, reason=reason)
+
+
+def _outcome(result: _Result, run_id: str | None) -> Outcome:
+    judged = result.comparison
+    return Outcome(
+        "promoted" if judged.is_better else "kept",
+        judged.judgement.reason,
+        run_id,
+        result.candidate.artifact.version,
+        judged.body,
+        result.card,
+    )

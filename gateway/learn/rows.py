@@ -1,0 +1,202 @@
+"""The training table: requests of the log as arrays, with what was checked of them and how likely that was."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from classifier.checked import CheckedRows
+from classifier.log_view import LogViews
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+LEAST_CHANCE = 1e-6
+"""A check less likely than this is taken for one as likely: no row stands for more than a million."""
+
+
+class Way(IntEnum):
+    """How a label came about. Only drawn ones compared with the top tier have a say in estimates of value.
+
+    ``UP``: the answer was compared with the top tier's. ``DOWN``: the tier was asked beside the top one, which had
+    answered. ``DERIVED``: compared with a tier between, and reckoned on. ``GOLD``: known from outside the draw.
+    """
+
+    NONE = 0
+    UP = 1
+    DOWN = 2
+    DERIVED = 3
+    GOLD = 4
+
+
+@dataclass(frozen=True, slots=True)
+class LearningTable:
+    """Answered requests of one base router, oldest first.
+
+    Attributes
+    ----------
+    request_ids : n ids
+    created_s : float64 (n,), epoch seconds
+    views : the base router's predictions
+    served : int64 (n,), column of the tier that answered
+    propensity : float64 (n, T), chance the logging policy gave each tier
+    labels : float64 (n, T - 1), P(the tier's answer is as good as the top tier's); NaN where nothing is known
+    chance : float64 (n, T - 1), chance that the drawn check happened, given that the tier it started from answered
+    ways : int8 (n, T - 1), :class:`Way`
+    frame : float64 (n,), how many requests of the log a row stands for; 0 for rows that only carry a label from outside
+        the draw
+    cost_usd : float64 (n,)
+    prompt_tokens, completion_tokens : int64 (n,)
+    groups : int64 (n,), equal digests of the prompt share one
+    policies : n names of policies
+    overrides : n mappings, what the request asked for
+    num_requests : requests of the log that the frame stands for
+    num_other : checked requests left out, since a router of another base, or none, had estimated them
+    """
+
+    request_ids: tuple[str, ...]
+    created_s: Floats
+    views: LogViews
+    served: Ints
+    propensity: Floats
+    labels: Floats
+    chance: Floats
+    ways: NDArray[np.int8]
+    frame: Floats
+    cost_usd: Floats
+    prompt_tokens: Ints
+    completion_tokens: Ints
+    groups: Ints
+    policies: tuple[str, ...]
+    overrides: tuple[Mapping[str, Any], ...]
+    num_requests: int
+    num_other: int
+
+    def __len__(self) -> int:
+        return len(self.request_ids)
+
+    @property
+    def num_tiers(self) -> int:
+        return int(self.propensity.shape[1])
+
+    @property
+    def is_checked(self) -> NDArray[np.bool_]:
+        """Rows with at least one label, bool (n,)."""
+        return np.asarray((~np.isnan(self.labels)).any(axis=1), dtype=np.bool_)
+
+    @property
+    def lengths(self) -> Floats:
+        """Characters of the prompts, float64 (n,)."""
+        found: Floats = np.expm1(self.views.dense[:, 0].astype(np.float64))
+        return found
+
+    def take(self, rows: Ints) -> LearningTable:
+        """Some of the rows, in the given order."""
+        return LearningTable(
+            tuple(self.request_ids[i] for i in rows),
+            self.created_s[rows],
+            self.views.take(rows),
+            self.served[rows],
+            self.propensity[rows],
+            self.labels[rows],
+            self.chance[rows],
+            self.ways[rows],
+            self.frame[rows],
+            self.cost_usd[rows],
+            self.prompt_tokens[rows],
+            self.completion_tokens[rows],
+            self.groups[rows],
+            tuple(self.policies[i] for i in rows),
+            tuple(self.overrides[i] for i in rows),
+            self.num_requests,
+            self.num_other,
+        )
+
+    def weights(self) -> Floats:
+        """Inverse probability of each label, float64 (n, T - 1): of the tier's having answered and of the draw."""
+        started = np.where(self.ways == Way.UP, self.propensity[:, :-1], self._taken()[:, None])
+        chance = np.where(np.isin(self.ways, (Way.UP, Way.DOWN, Way.DERIVED)), started * self.chance, 1.0)
+        found: Floats = self.frame_or_one()[:, None] / np.maximum(chance, LEAST_CHANCE)
+        return found
+
+    def frame_or_one(self) -> Floats:
+        """Rows outside the frame weigh as one request where labels are fitted."""
+        return np.where(self.frame > 0, self.frame, 1.0)
+
+    def _taken(self) -> Floats:
+        taken: Floats = np.maximum(self.propensity[np.arange(len(self)), self.served], LEAST_CHANCE)
+        return taken
+
+    def checked(self) -> CheckedRows:
+        """The rows that carry a label, as an adjustment is fitted on them."""
+        rows = np.flatnonzero(self.is_checked)
+        return CheckedRows(self.views.take(rows), self.labels[rows], self.weights()[rows], self.groups[rows])
+
+    def shifted_outcomes(self, guess: Floats) -> Floats:
+        """Unbiased stand-ins for every tier's outcome on every row of the frame, float64 (n, T).
+
+        A guess, corrected where the truth was seen by the inverse of the chance of seeing it (Robins, Rotnitzky and
+        Zhao 1994). A tier's answer may be seen because it was served and checked, or because a dearer one was served
+        and the tier asked beside it; each sight counts by its own share of the two chances together (the balance
+        heuristic), which no outcome influences. The top tier's outcome is 1 by definition.
+
+        Parameters
+        ----------
+        guess : float64 (n, T), P(as good), made without these rows' labels
+        """
+        found = guess.copy()
+        found[:, -1] = 1.0
+        share_up = self._share_of_up()
+        rows = np.arange(len(self))
+        for tier in range(self.num_tiers - 1):
+            for way, started, share in (
+                (Way.UP, self.propensity[:, tier], share_up[:, tier]),
+                (Way.DOWN, self.propensity[rows, self.served], 1.0 - share_up[:, tier]),
+            ):
+                seen = np.flatnonzero((self.ways[:, tier] == way) & (self.frame > 0))
+                chance = np.maximum(started[seen] * self.chance[seen, tier], LEAST_CHANCE)
+                found[seen, tier] += share[seen] * (self.labels[seen, tier] - guess[seen, tier]) / chance
+        return found
+
+    def sights(self) -> tuple[Ints, Floats]:
+        """Which tier's outcome each row shows, int64 (n,), and the chance of every tier to be the one, float64 (n, T).
+
+        A row without a label shows the top tier's, which is known without looking.
+        """
+        up, down = self._chances()
+        chance = np.empty((len(self), self.num_tiers))
+        chance[:, :-1] = np.clip(up + down, LEAST_CHANCE, 1.0)
+        chance[:, -1] = np.maximum(1.0 - chance[:, :-1].sum(axis=1), LEAST_CHANCE)
+        known = ~np.isnan(self.labels)
+        seen = np.where(known.any(axis=1), known.argmax(axis=1), self.num_tiers - 1)
+        return seen.astype(np.int64), chance
+
+    def _share_of_up(self) -> Floats:
+        """Of a row's two chances to see a tier's outcome, the part that is the tier's own check."""
+        up, down = self._chances()
+        return np.divide(up, up + down, out=np.ones_like(up), where=up + down > 0)
+
+    def _chances(self) -> tuple[Floats, Floats]:
+        """Chances to see a tier's outcome by its own check, and beside the top tier; float64 (n, T - 1) each.
+
+        By what is typical under the row's policy: a policy that never asks a tier beside the top one leaves its own
+        checks the whole. Only answers of the top tier count as asked beside, see :class:`Way`.
+        """
+        up, down = (np.zeros((len(self), self.num_tiers - 1)) for _ in range(2))
+        names, policy = np.unique(np.array(self.policies, dtype=np.str_), return_inverse=True)
+        for number in range(len(names)):
+            rows = np.flatnonzero(policy == number)
+            for tier in range(self.num_tiers - 1):
+                ways, chance = self.ways[rows, tier], self.chance[rows, tier]
+                up[rows, tier] = self.propensity[rows, tier] * _typical(chance[ways == Way.UP])
+                down[rows, tier] = self.propensity[rows, -1] * _typical(chance[ways == Way.DOWN])
+        return up, down
+
+
+def _typical(chances: Floats) -> float:
+    return float(np.median(chances)) if len(chances) else 0.0
