@@ -47,6 +47,7 @@ class HostFields:
     top_k: IntArray
     query_starts: NDArray[np.int32]
     context_lens: NDArray[np.int32]
+    rejects: NDArray[np.int32]
     temperature: NDArray[np.float32]
     top_p: NDArray[np.float32]
     min_p: NDArray[np.float32]
@@ -64,6 +65,7 @@ class DeviceFields:
     rows : int64 (R,), the tokens whose hidden states are drawn from
     seeds, draw_positions, top_k, temperature, top_p, min_p : (R,), see :class:`engine.kernels.sampling.SamplingTensors`
     query_starts, context_lens : int32 (S + 1,) and (S,)
+    rejects : int32 (S,), 1 where drafts were drawn and are judged by rejection sampling
     """
 
     token_ids: Tensor
@@ -76,6 +78,7 @@ class DeviceFields:
     top_k: Tensor
     query_starts: Tensor
     context_lens: Tensor
+    rejects: Tensor
     temperature: Tensor
     top_p: Tensor
     min_p: Tensor
@@ -89,7 +92,7 @@ def _places(shape: Shape) -> list[tuple[int, int, int]]:
     """First byte, end and item size of each field, in the order in which they are declared."""
     tokens, rows = shape.num_tokens, shape.num_rows
     wide = [tokens] * 4 + [rows] * 4
-    narrow = [shape.num_sequences + 1, shape.num_sequences, rows, rows, rows]
+    narrow = [shape.num_sequences + 1, shape.num_sequences, shape.num_sequences, rows, rows, rows]
     places, start = [], 0
     for count, size in [(count, 8) for count in wide] + [(count, 4) for count in narrow]:
         places.append((start, start + count * size, size))
@@ -97,8 +100,8 @@ def _places(shape: Shape) -> list[tuple[int, int, int]]:
     return places
 
 
-_HOST_TYPES = (np.int64,) * 8 + (np.int32,) * 2 + (np.float32,) * 3
-_DEVICE_TYPES = (torch.int64,) * 8 + (torch.int32,) * 2 + (torch.float32,) * 3
+_HOST_TYPES = (np.int64,) * 8 + (np.int32,) * 3 + (np.float32,) * 3
+_DEVICE_TYPES = (torch.int64,) * 8 + (torch.int32,) * 3 + (torch.float32,) * 3
 
 
 def host_fields(buffer: Tensor, shape: Shape) -> HostFields:

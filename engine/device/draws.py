@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from enum import Enum
 
-from torch import Tensor
-
 from engine.device.buffers import DeviceFields, HostFields
 from engine.errors import EngineError
-from engine.kernels.sampling import SamplingTensors, sample
+from engine.kernels.sampling import SamplingTensors
 from engine.request import SamplingParams
 from engine.sampler import not_finite
 from engine.sequence import Sequence
@@ -63,16 +61,25 @@ def put_row(host: HostFields, row: int, sequence: Sequence, position: int) -> No
     host.min_p[row] = sampling.min_p
 
 
-def draw_rows(logits: Tensor, fields: DeviceFields, draws: Draws) -> tuple[Tensor, Tensor]:
-    """Draw one token per row without the host; int64 token ids and int32 errors, (R,) each."""
-    params = SamplingTensors()
+def sampling_tensors(fields: DeviceFields, draws: Draws) -> SamplingTensors:
+    """The options of every row, as far as ``draws`` needs them."""
+    params = SamplingTensors(positions=fields.draw_positions)
     if draws is not Draws.GREEDY:
         params.temperature = fields.temperature
-        params.seeds, params.positions = fields.seeds, fields.draw_positions
+        params.seeds = fields.seeds
     if draws is Draws.FILTERED:
         params.top_k, params.top_p, params.min_p = fields.top_k, fields.top_p, fields.min_p
-    sampled = sample(logits, params)
-    return sampled.token_ids, sampled.errors
+    return params
+
+
+def put_padding(host: HostFields, first: int) -> None:
+    """Write harmless options for rows that nobody looks at, from ``first`` on."""
+    host.seeds[first:] = 0
+    host.draw_positions[first:] = 0
+    host.temperature[first:] = 1.0
+    host.top_k[first:] = 0
+    host.top_p[first:] = 1.0
+    host.min_p[first:] = 0.0
 
 
 def error_of(code: int) -> EngineError | None:

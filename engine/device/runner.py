@@ -17,8 +17,10 @@ from torch import Tensor
 
 from engine.config import EngineConfig
 from engine.device.buffers import RING, BlockTables, DeviceFields, HostFields, Shape, device_fields, host_fields
-from engine.device.draws import Draws, draw_rows, draws_of, error_of, needs_host, put_row
+from engine.device.checks import check_drafts
+from engine.device.draws import Draws, draws_of, error_of, needs_host, put_padding, put_row, sampling_tensors
 from engine.device.graphs import GraphCache, bucket
+from engine.kernels.sampling import sample
 from engine.kv_cache import KVCache
 from engine.models.decoder import DecoderModel
 from engine.models.fused import StepTensors
@@ -26,6 +28,7 @@ from engine.runner import Flight, StepResult, draw_by_host, keep_prompt
 from engine.sampler import Row, Sampler
 from engine.scheduler import Scheduled, StepPlan
 from engine.sequence import Sequence
+from engine.speculate import uses_rejection
 
 # Query lengths worth a graph: a decode's, and those of checks of a few drafts.
 QUERY_LENGTHS = (1, 2, 3, 4, 6, 8)
@@ -40,6 +43,7 @@ class DeviceFlight(Flight):
     logits: Tensor | None = None
     logits_rows: list[int] = field(default_factory=list)
     tokens: Tensor | None = None  # int64 (2, R) on the host: ids, error codes
+    checked: Tensor | None = None  # int64 (B, k + 3) on the host: k + 1 ids, how many of them are meant, error code
     began: torch.cuda.Event | None = None
     ended: torch.cuda.Event | None = None
 
@@ -73,6 +77,10 @@ class DeviceRunner:
         self._tables = BlockTables(most, max_blocks, device)
         self._drawn = torch.zeros((2, most), dtype=torch.int64, device=device)
         self._landed = [torch.zeros((2, most), dtype=torch.int64, pin_memory=self._is_cuda) for _ in range(RING)]
+        places = most * (QUERY_LENGTHS[-1] + 2)
+        self._checked = torch.zeros(places, dtype=torch.int64, device=device)
+        self._landed_checks = [torch.zeros(places, dtype=torch.int64, pin_memory=self._is_cuda) for _ in range(RING)]
+        self._draft_probs: dict[tuple[int, int], Tensor] = {}  # (sequences, drafts) → float32 (sequences, drafts, V)
         self._views: dict[Shape, tuple[list[HostFields], DeviceFields]] = {}
         self._row_of: dict[int, int] = {}  # id of a sequence → row of `_drawn` that holds its token
         self._turn = 0
@@ -106,25 +114,30 @@ class DeviceRunner:
         self._turn += 1
         flight = DeviceFlight(plan, [StepResult(item, [], []) for item in plan.items])
         flight.drawing = [result for result in flight.results if result.item.draws]
-        kinds = [_draws_of(result.item) for result in flight.drawing]
+        query_len, size = _uniform_query(plan.items), bucket(len(plan.items))
+        is_uniform = query_len is not None and size is not None and size <= self._drawn.shape[1]
+        kinds = [
+            Draws.BY_HOST if result.item.num_drafts and not is_uniform else draws_of(result.item.sequence)
+            for result in flight.drawing
+        ]
         flight.draws = max(kinds, key=lambda draws: draws.value, default=Draws.GREEDY)
         if self._is_cuda:
             flight.began, flight.ended = self._events[self._turn % RING]
             flight.began.record()
         with torch.inference_mode():
-            query_len = _uniform_query(plan.items)
-            size = bucket(len(plan.items))
-            if query_len is not None and size is not None and size <= self._drawn.shape[1]:
+            if is_uniform:
+                assert size is not None
+                assert query_len is not None
                 self._decode(flight, size, query_len)
             else:
                 self._mixed(flight)
-            if flight.draws is not Draws.BY_HOST:
+            if flight.draws is not Draws.BY_HOST and flight.checked is None:
                 flight.tokens = self._landed[self._turn % RING]
                 flight.tokens.copy_(self._drawn, non_blocking=True)
         if flight.ended is not None:
             flight.ended.record()
         self._row_of = {}
-        if flight.draws is not Draws.BY_HOST:
+        if flight.tokens is not None:
             self._row_of = {id(result.item.sequence): row for row, result in enumerate(flight.drawing)}
         return flight
 
@@ -134,15 +147,25 @@ class DeviceRunner:
         shape = Shape(size * query_len, size, size * query_len)
         host, fields = self._fields(shape)
         self._fill_decode(host, items, size, query_len, flight.draws)
-        self._upload(shape, len(items))
         draws = flight.draws
         step = self._step_tensors(fields, size, query_len)
+        checks = query_len > 1 and draws is not Draws.BY_HOST
+        probs = self._place_draft_probs(host, items, size, query_len - 1) if checks else None
 
         def run() -> Tensor | None:
             hidden = self.model.fused.forward(self._with_tokens(step, fields), self.kv)
-            return self._draw(hidden, fields, draws)
+            if not checks:
+                return self._draw(hidden, fields, draws)
+            self._check(hidden, fields, draws, size, probs)
+            return None
 
-        flight.logits = self.graphs.run((size, query_len, draws), run)
+        self._upload(shape, len(items))
+        flight.logits = self.graphs.run((size, query_len, draws, probs is not None), run)
+        if checks:
+            num_places = size * (query_len + 2)
+            landed = self._landed_checks[self._turn % RING][:num_places]
+            landed.copy_(self._checked[:num_places], non_blocking=True)
+            flight.checked = landed.view(size, query_len + 2)
         flight.logits_rows = [i * query_len + j for i, item in enumerate(items) for j in range(item.num_drafts + 1)]
 
     def _mixed(self, flight: DeviceFlight) -> None:
@@ -193,8 +216,9 @@ class DeviceRunner:
             if item.num_drafts:
                 tokens[row, 1 : item.num_drafts + 1] = sequence.draft_ids
             used[row, : item.num_drafts + 1] = True
-            if draws is not Draws.GREEDY and draws is not Draws.BY_HOST:
-                put_row(host, row, sequence, sequence.num_tokens)
+            if draws is Draws.SCALED or draws is Draws.FILTERED:
+                for j in range(query_len):
+                    put_row(host, row * query_len + j, sequence, sequence.num_tokens + j)
         positions = starts[:, None] + np.arange(query_len)
         host.token_ids[:] = tokens.reshape(-1)
         host.source_rows[:] = sources.reshape(-1)
@@ -207,7 +231,7 @@ class DeviceRunner:
         host.context_lens[:count] = starts[:count] + query_len
         host.context_lens[count:] = 0
         if draws is Draws.SCALED or draws is Draws.FILTERED:
-            _put_padding(host, count)
+            put_padding(host, count * query_len)
 
     def _fill_mixed(self, host: HostFields, items: list[Scheduled], lengths: list[int], draws: Draws) -> None:
         host.source_rows[:] = -1
@@ -272,10 +296,44 @@ class DeviceRunner:
         """Draw for each row of hidden states into ``_drawn``, or return the logits for the host."""
         if draws is Draws.BY_HOST:
             return self.model.logits(hidden)
-        token_ids, errors = draw_rows(self.model.lm_head(hidden), fields, draws)
-        self._drawn[0, : token_ids.shape[0]] = token_ids
-        self._drawn[1, : token_ids.shape[0]] = errors
+        sampled = sample(self.model.lm_head(hidden), sampling_tensors(fields, draws))
+        count = sampled.token_ids.shape[0]
+        self._drawn[0, :count] = sampled.token_ids
+        self._drawn[1, :count] = sampled.errors
         return None
+
+    def _check(self, hidden: Tensor, fields: DeviceFields, draws: Draws, size: int, draft_probs: Tensor | None) -> None:
+        """Judge the drafts of every sequence into ``_checked``."""
+        used = (fields.slots >= 0).view(size, -1)
+        checked = check_drafts(
+            self.model.lm_head(hidden),
+            sampling_tensors(fields, draws),
+            fields.token_ids.view(size, -1)[:, 1:],
+            used.sum(dim=1) - 1,
+            draft_probs,
+            fields.rejects > 0,
+        )
+        places = used.shape[1]
+        out = self._checked[: size * (places + 2)].view(size, places + 2)
+        out[:, :places] = checked.token_ids
+        out[:, places] = checked.counts
+        out[:, places + 1] = checked.errors
+
+    def _place_draft_probs(self, host: HostFields, items: list[Scheduled], size: int, num_drafts: int) -> Tensor | None:
+        """Put the distributions that drafts were drawn from where the graph looks for them; None if none were."""
+        host.rejects[:] = 0
+        for row, item in enumerate(items):
+            sequence = item.sequence
+            host.rejects[row] = item.num_drafts > 0 and sequence.draft_probs is not None and uses_rejection(sequence)
+        if not host.rejects.any():
+            return None
+        if (size, num_drafts) not in self._draft_probs:
+            shape = (size, num_drafts, self.model.config.vocab_size)
+            self._draft_probs[size, num_drafts] = torch.zeros(shape, device=self.model.device)
+        probs = self._draft_probs[size, num_drafts]
+        for row in np.nonzero(host.rejects)[0].tolist():
+            probs[row, : items[row].num_drafts].copy_(items[row].sequence.draft_probs)
+        return probs
 
     # Collecting
 
@@ -286,6 +344,11 @@ class DeviceRunner:
             flight.device_s = flight.began.elapsed_time(flight.ended) / 1e3
         if flight.draws is Draws.BY_HOST:
             self._draw_by_host(flight)
+        elif flight.checked is not None:
+            places = flight.checked.shape[1] - 2
+            for result, found in zip(flight.drawing, flight.checked.tolist(), strict=False):
+                result.error = error_of(found[places + 1])
+                result.token_ids = [] if result.error else found[: found[places]]
         elif flight.tokens is not None:
             ids, errors = flight.tokens.tolist()
             for row, result in enumerate(flight.drawing):
@@ -313,10 +376,6 @@ class DeviceRunner:
                 draw_by_host(self.sampler, logits, rows, drawing)
 
 
-def _draws_of(item: Scheduled) -> Draws:
-    return Draws.BY_HOST if item.num_drafts else draws_of(item.sequence)
-
-
 def _uniform_query(items: list[Scheduled]) -> int | None:
     """The query length of a graph that serves all items, None if there is none."""
     longest = 0
@@ -326,16 +385,6 @@ def _uniform_query(items: list[Scheduled]) -> int | None:
             return None
         longest = max(longest, item.num_drafts)
     return next((length for length in QUERY_LENGTHS if length > longest), None)
-
-
-def _put_padding(host: HostFields, first: int) -> None:
-    """Harmless options for rows that nobody looks at."""
-    host.seeds[first:] = 0
-    host.draw_positions[first:] = 0
-    host.temperature[first:] = 1.0
-    host.top_k[first:] = 0
-    host.top_p[first:] = 1.0
-    host.min_p[first:] = 0.0
 
 
 def stream_priority(model: DecoderModel) -> int:
