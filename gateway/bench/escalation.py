@@ -1,6 +1,6 @@
 """What escalation earns on the built-in ladder: accuracy and cost with it and without, and what predictions save.
 
-``python -m gateway.bench.escalation``. Fresh tasks that nothing was fitted on go through the HTTP endpoint, greedily:
+``suffice bench escalation``. Fresh tasks that nothing was fitted on go through the HTTP endpoint, greedily:
 at each tier alone, routed without escalation, routed with it, and as a cascade that begins every task at the lowest
 tier. An escalated answer is compared, as text, with what its tier says when it is asked itself. Then, without the
 server and one request at a time, higher tiers answer with and without a lower tier's answer as their prediction.
@@ -61,7 +61,7 @@ _NUM_CALIBRATION_TASKS = 1500
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line. 0 when every escalated answer was its tier's own, 1 otherwise."""
-    parser = argparse.ArgumentParser(prog="python -m gateway.bench.escalation", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="suffice bench escalation", description=__doc__.partition("\n")[0])
     parser.add_argument("--tasks", type=int, default=1000, help="through the endpoint")
     parser.add_argument("--pair-tasks", type=int, default=100, help="for each pair of tiers, of each kind")
     parser.add_argument("--seed", type=int, default=2, help="of the tasks")
@@ -94,8 +94,10 @@ async def _run(given: argparse.Namespace) -> dict[str, Any]:
     return {
         "bench": "escalation",
         "card": {**card(), **asked, "calibrated": calibrated},
-        "tiers": {name: _outcome(each) for name, each in tiers.items()},
-        "policies": {name: _outcome(replies[name]) | _escalated(replies[name], tiers) for name in NAMES},
+        "tiers": {name: describe_outcome(each) for name, each in tiers.items()},
+        "policies": {
+            name: describe_outcome(replies[name]) | describe_escalations(replies[name], tiers) for name in NAMES
+        },
         "pairs": pairs,
     }
 
@@ -167,7 +169,7 @@ async def _measure_pairs(
     return found
 
 
-def _outcome(replies: Sequence[Reply]) -> dict[str, Any]:
+def describe_outcome(replies: Sequence[Reply]) -> dict[str, Any]:
     num_right, n = sum(reply.is_right for reply in replies), len(replies)
     answered = Counter(reply.tier for reply in replies)
     return {
@@ -179,7 +181,7 @@ def _outcome(replies: Sequence[Reply]) -> dict[str, Any]:
     }
 
 
-def _escalated(replies: Sequence[Reply], tiers: Mapping[str, Sequence[Reply]]) -> dict[str, Any]:
+def describe_escalations(replies: Sequence[Reply], tiers: Mapping[str, Sequence[Reply]]) -> dict[str, Any]:
     """How often it went up, whether rightly, and whether the answer is what the higher tier says by itself."""
     gone_up = [place for place, reply in enumerate(replies) if reply.doubted]
     left = [place for place in gone_up if not tiers[f"tier-{replies[place].doubted[0]}"][place].is_right]
