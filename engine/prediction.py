@@ -24,7 +24,9 @@ from engine.request import Prediction
 FIRST_CHECK = 32
 """Tokens of the first check: about what a step takes beside a prompt without being slower for it."""
 LONGEST_CHECK = 128
-"""Each checked token takes a row of logits: at 150,000 tokens of vocabulary these are 77 MB."""
+MOST_CHECKED = 256
+"""Tokens checked of one sequence, and of all, in a step: each takes a row of logits, and 256 rows of a vocabulary of
+150,000 tokens are 154 MB."""
 _CHECK_AGAIN = 8
 _SHORTEST_MATCH, _LONGEST_MATCH = 2, 6
 

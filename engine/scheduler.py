@@ -26,6 +26,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from engine.blocks import BlockPool
+from engine.prediction import MOST_CHECKED
 from engine.request import Priority
 from engine.sequence import Sequence
 
@@ -365,7 +366,8 @@ class Scheduler:
         sequence = item.sequence
         if sequence.prediction is None or not item.draws or sequence.num_due:
             return 0
-        room = min(sequence.max_output - sequence.num_output - 1, self._prefill_room(plan))
+        checked = sum(other.num_drafts for other in plan.items if other.is_predicted)
+        room = min(sequence.max_output - sequence.num_output - 1, self._prefill_room(plan), MOST_CHECKED - checked)
         return max(min(sequence.prediction.num_wanted, room), 0)
 
     def __iter__(self) -> Iterator[Sequence]:

@@ -15,7 +15,7 @@ from engine.config import EngineConfig
 from engine.draft import NGramDrafter
 from engine.engine import Engine, Result, collect
 from engine.errors import InvalidRequest
-from engine.prediction import FIRST_CHECK, LONGEST_CHECK, PredictionCursor
+from engine.prediction import FIRST_CHECK, LONGEST_CHECK, MOST_CHECKED, PredictionCursor
 from engine.request import FinishReason, Prediction, Request, SamplingParams, Thinking
 from engine.sink import QueueSink
 from engine.speculator import Speculator
@@ -229,6 +229,25 @@ def test_prompt_and_prediction_in_chunks_under_the_budget() -> None:
     result = serve(model, [Request("r", tuple(prompt), sampling, prediction=Prediction(tuple(own)))], small)[0]
     assert list(result.token_ids) == own
     assert model.num_forwards - before < 12
+
+
+def test_many_predictions_at_once_share_what_a_step_may_check() -> None:
+    model = ToyModel(3)
+    prompt, sampling = (5, 6), SamplingParams(temperature=0.0, max_tokens=80, ignore_eos=True)
+    own = tuple(model.greedy(list(prompt), 80, eos=False))
+    wide = EngineConfig(block_size=4, num_blocks=600, max_num_seqs=16, max_batch_tokens=2048)
+    engine = Engine(model, wide, start=False)
+    sinks = [QueueSink() for _ in range(12)]
+    for place, sink in enumerate(sinks):
+        engine.submit(Request(str(place), prompt, sampling, prediction=Prediction(own), cache_salt=str(place)), sink)
+    most = 0
+    while engine.has_work():
+        before = model.num_tokens
+        engine.step()
+        most = max(most, model.num_tokens - before)
+    # 12 prompts of 2 tokens and as many predicted tokens as a step may check.
+    assert most == 12 * 2 + MOST_CHECKED
+    assert all(collect(sink, 1.0).token_ids == own for sink in sinks)
 
 
 def test_the_answer_after_the_reasoning_is_what_was_predicted() -> None:
