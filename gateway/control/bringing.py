@@ -54,7 +54,5 @@ def _router_entry(artifact: str, router: Router | None, now: datetime) -> tuple[
 
     path = BUILTIN if artifact == "builtin" else Path(artifact)
     origin = "builtin" if artifact == "builtin" else "config"
-    entry = RouterVersion(
-        version=router.version, created_at=now, card=describe(router), origin=origin, status="serving"
-    )
+    entry = RouterVersion(version=router.version, created_at=now, card=describe(router), origin=origin)
     return entry, path.read_bytes()

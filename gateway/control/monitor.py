@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -38,6 +39,8 @@ _log = logging.getLogger("suffice.monitor")
 STATE = "monitor"
 _MAX_ROWS = 20_000
 _MAX_NEW = 5_000
+# Over a long log the floors take a while; they have at most one part in so many of the time.
+_REST = 20.0
 # Clocks of workers differ and commits are late: what ended this long before the last look may still turn up.
 _OVERLAP = timedelta(seconds=60)
 _SETTLED = timedelta(seconds=5)
@@ -111,6 +114,8 @@ class Monitor:
         self._config = config
         self._clock = clock
         self._top = len(plane.ladder)
+        self._has_new = False
+        self._floor_due_s = float("-inf")
 
     # ---- reports, on any server
 
@@ -158,13 +163,17 @@ class Monitor:
         findings: list[FloorFinding] = []
         recently: list[FloorFinding] = []
         doubted: list[FloorFinding] = []
-        if is_new:
+        self._has_new |= is_new
+        if self._has_new and (alarmed or time.monotonic() >= self._floor_due_s):
+            begun_s = time.monotonic()
             evidence = await self._evidence()
             findings = await self._findings(evidence)
             recently = await self._recently(evidence, alarmed)
             doubted = [each for each in findings if self._is_in_doubt(each, state)]
             state = replace(state, held=_held(state.held, findings))
             await self._loosen(findings, evidence, lease)
+            self._has_new = False
+            self._floor_due_s = time.monotonic() + _REST * (time.monotonic() - begun_s)
         # First the conclusions, which may be made twice, then the place: the other order could lose one.
         await self._act(alarmed, recently, doubted, findings, tenants, lease)
         await self._save(state, lease)

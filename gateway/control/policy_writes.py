@@ -112,27 +112,43 @@ class PolicyWrites(RouterWrites):
         policies : name -> (version, mark of what the configuration wrote)
         router : (version or ``none``, its entry, its bytes; no entry for a router that is not stored)
         """
-        by = "config"
-        async with self.change(by) as change:
-            before = change.before
-            found = dict(before.policies.active)
+        async with self.change("config") as change:
+            before = change.before.policies
+            found = await self._without_dropped(change, policies)
             for name, (policy, mark) in policies.items():
                 await self._insert_policy(change, policy)
-                if before.policies.config.get(name) != mark or name not in found:
+                if before.config.get(name) != mark or name not in found:
                     found[name] = policy.version
             marks = {name: mark for name, (_, mark) in policies.items()}
-            await change.put(names.POLICIES, ActivePolicies(found, before.policies.default, marks).as_dict())
-            version, entry, artifact = router
-            if entry is not None:
-                await self.insert_router(change, entry, artifact)
-            if before.router.config != version:
-                active = None if version == "none" else version
-                is_first = not before.router.config
-                previous = () if is_first else with_previous(before.router.previous, before.router.active, active)
-                await change.put(
-                    names.ROUTER,
-                    replace(before.router, active=active, config=version, previous=previous).as_dict(),
-                )
+            await change.put(names.POLICIES, ActivePolicies(found, before.default, marks).as_dict())
+            await self._bring_router(change, *router)
+
+    async def _without_dropped(self, change: Change, policies: Mapping[str, Any]) -> dict[str, str]:
+        """The active policies, less those that only the configuration knew and does not name any more."""
+        before = change.before.policies
+        found = dict(before.active)
+        for name in set(before.config) - set(policies) - {before.default}:
+            stored = policy_versions.c
+            wanted = select(stored.name).where(
+                stored.name == name, stored.version == found.get(name, ""), stored.author == "config"
+            )
+            if await change.is_there(wanted):
+                del found[name]
+        return found
+
+    async def _bring_router(self, change: Change, version: str, entry: RouterVersion | None, artifact: bytes) -> None:
+        """Keep the configured router, and let it serve if the configuration named another one before."""
+        before = change.before.router
+        if entry is not None:
+            await self.insert_router(change, entry, artifact)
+        if before.config == version:
+            return
+        if before.active is not None:
+            await self.set_status(change, before.active, "retired")
+        await self.set_status(change, version, "serving")
+        active = None if version == "none" else version
+        previous = with_previous(before.previous, before.active, active) if before.config else ()
+        await change.put(names.ROUTER, replace(before, active=active, config=version, previous=previous).as_dict())
 
     async def _insert_policy(self, change: Change, policy: PolicyVersion) -> None:
         await change.execute(

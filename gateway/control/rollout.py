@@ -119,6 +119,7 @@ class RolloutDriver:
 
     async def _begin(self, row: RolloutRow) -> RolloutState:
         control, monitor = self._control, self._monitor
+        await self._plane.store.forget_shadow_decisions(self._clock() - timedelta(days=monitor.window_days))
         rule = DriftRule(monitor.drift_in_order, monitor.drift_risen, monitor.false_alarm)
         permitted = max((1.0 - policy.quality_floor for policy in self._plane.policies.values()), default=0.0)
         in_order = min(max(rule.in_order, permitted), 0.99)

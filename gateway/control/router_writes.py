@@ -109,7 +109,7 @@ class RouterWrites(ChangeMaker):
                     history=history,
                 )
             )
-            await self._set_status(change, version, "shadow")
+            await self.set_status(change, version, "shadow")
             await change.put(names.ROUTER, replace(router, canary=canary).as_dict())
         return rollout_id
 
@@ -146,7 +146,7 @@ class RouterWrites(ChangeMaker):
                     await change.put(names.ROUTER, router.as_dict())
                 return
             await self._note_rollout(change, canary, "running", reason)
-            await self._set_status(change, canary.version, "canary")
+            await self.set_status(change, canary.version, "canary")
             await change.put(names.ROUTER, replace(change.before.router, canary=canary).as_dict())
 
     async def roll_back(
@@ -169,8 +169,8 @@ class RouterWrites(ChangeMaker):
                 raise Conflict("The serving router", "one that came after another", router.active)
             version, *rest = router.previous
             if router.active is not None:
-                await self._set_status(change, router.active, "rolled_back")
-            await self._set_status(change, version, "serving")
+                await self.set_status(change, router.active, "rolled_back")
+            await self.set_status(change, version, "serving")
             active = None if version == "none" else version
             await change.put(names.ROUTER, replace(router, active=active, previous=tuple(rest)).as_dict())
             return active
@@ -188,12 +188,13 @@ class RouterWrites(ChangeMaker):
     async def _serve(self, change: Change, version: str) -> None:
         router = change.before.router
         if router.active is not None and router.active != version:
-            await self._set_status(change, router.active, "retired")
-        await self._set_status(change, version, "serving")
+            await self.set_status(change, router.active, "retired")
+        await self.set_status(change, version, "serving")
         previous = with_previous(router.previous, router.active, version)
         await change.put(names.ROUTER, replace(router, active=version, canary=None, previous=previous).as_dict())
 
-    async def _set_status(self, change: Change, version: str, status: str) -> None:
+    async def set_status(self, change: Change, version: str, status: str) -> None:
+        """Note within a change what a router is now."""
         await change.execute(update(router_versions).where(router_versions.c.version == version).values(status=status))
 
     async def _end_rollout(self, change: Change, canary: Canary, status: str, reason: str) -> None:
@@ -201,7 +202,7 @@ class RouterWrites(ChangeMaker):
         now = change.transaction.now
         await change.execute(update(rollouts).where(rollouts.c.rollout_id == canary.rollout_id).values(ended_at=now))
         if status != "complete":
-            await self._set_status(change, canary.version, "rolled_back" if status == "rolled_back" else "candidate")
+            await self.set_status(change, canary.version, "rolled_back" if status == "rolled_back" else "candidate")
 
     async def _note_rollout(self, change: Change, canary: Canary, status: str, reason: str) -> None:
         now = change.transaction.now

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import func, insert, select, update
+from sqlalchemy import delete, func, insert, select, update
 from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -153,6 +153,12 @@ class ControlStore:
         rows = [asdict(each) | {"sufficiency": [list(tier) for tier in each.sufficiency]} for each in decisions]
         async with self.store.transaction() as connection:
             await connection.execute(make(shadow_decisions).on_conflict_do_nothing(), rows)
+
+    async def forget_shadow_decisions(self, before: datetime) -> int:
+        """Delete what is older. Returns how many."""
+        async with self.store.transaction() as connection:
+            old = delete(shadow_decisions).where(shadow_decisions.c.created_at < before)
+            return int((await connection.execute(old)).rowcount)
 
     async def count_shadow_decisions(self, version: str, since: datetime) -> tuple[int, int, int]:
         """(all, to the same tier, to a lower tier) of a router in shadow."""

@@ -118,6 +118,32 @@ async def test_a_promoted_router_stays_until_the_configured_one_changes(store: S
     assert (await state_of(store)).router.active == "r3"
 
 
+async def test_what_the_configuration_drops_goes_unless_it_was_edited(store: Store) -> None:
+    writer = ControlWriter(ControlStore(store))
+    config = {name: (_from_config(name), "m") for name in ("default", "kept", "edited", "dropped")}
+    await writer.apply_configuration(config, ("none", None, b""))
+    await writer.put_policy(policy("e", "edited"), by="ada")
+    shorter = {name: config[name] for name in ("default", "kept")}
+    await writer.apply_configuration(shorter, ("none", None, b""))
+    assert (await state_of(store)).policies.active == {"default": "v1", "kept": "v1", "edited": "e"}
+
+
+def _from_config(name: str) -> PolicyVersion:
+    return PolicyVersion(name=name, version="v1", created_at=NOW, body={}, author="config")
+
+
+async def test_the_status_of_routers_follows_what_serves(store: Store) -> None:
+    writer = ControlWriter(ControlStore(store))
+    for version in ("r1", "r2"):
+        await writer.apply_configuration({}, (version, router(version), b"bytes"))
+    found = {each.version: each.status for each in await writer.store.list_routers()}
+    assert found == {"r1": "retired", "r2": "serving"}
+    await writer.promote_router("r1", by="ada")
+    await writer.apply_configuration({}, ("r2", router("r2"), b"bytes"))
+    found = {each.version: each.status for each in await writer.store.list_routers()}
+    assert found == {"r1": "serving", "r2": "retired"}
+
+
 async def test_the_default_policy_cannot_be_removed(store: Store) -> None:
     writer = await configured(store)
     with pytest.raises(Conflict):
