@@ -1,0 +1,368 @@
+// Few rows times 4-bit weights at the speed of the memory; the layout is drawn in int4.py.
+//
+// y = x W^T is computed as W x^T: weight rows ride the long side of the matrix instruction, activation rows the short one.
+// The copy engine brings weights in the order in which lanes want them, so two of them cost one shift, one lop3 and one
+// subtraction: a nibble under the exponent of 128 (bfloat16) or 1024 (float16) is 128 + code, and less 128 + zero it is the
+// exact integer. Scales multiply the float32 sums of a group. One warp of a thread block copies, the others multiply: up to
+// 16 rows by mma.m16n8k16 with activations in registers, beyond by wgmma with activations in shared memory.
+//
+// Work is cut into units of RT * 128 rows x 128 inputs, and every thread block takes an equal run of consecutive units, so
+// all finish together whatever the shape ("stream-K", Osama et al. 2023, section 4). A row block whose units fell to several
+// thread blocks is summed by the one that comes last, always in the order of the inputs: the result does not depend on
+// timing, nor on the number of activation rows.
+//
+// Compile-time: NT tiles of 8 activation rows, RT tiles of 16 weight rows a warp, STAGES of the ring, GROUPS a unit,
+// IS_BF16, MIN_BLOCKS resident per multiprocessor.
+
+static constexpr int WARPS = 8; // that multiply; one more copies
+static constexpr int THREADS = 32 * WARPS;
+static constexpr int TILE_BYTES = 1024; // 16 rows x 128 inputs
+static constexpr int HALF_BYTES = NT * 8 * 128; // activations: two halves of 64 inputs, swizzled by the copy engine
+// Of a stage: codes, activations (at a multiple of 1024, as the swizzle goes by address), scales.
+static constexpr int CODE_BYTES = RT * WARPS * TILE_BYTES;
+static constexpr int X_BYTES = 2 * HALF_BYTES;
+static constexpr int SCALE_BYTES = RT * GROUPS * WARPS * 64;
+static constexpr int STAGE_BYTES = (CODE_BYTES + X_BYTES + SCALE_BYTES + 1023) / 1024 * 1024;
+
+static constexpr u32 EXPONENT = IS_BF16 ? 0x43004300u : 0x64006400u;
+
+// Everything a launch is told. U units along the inputs, B blocks of 128 rows.
+struct Problem {
+    TensorMap x;      // (M, K) halves, boxes of NT * 8 rows x 64
+    const u8 *codes;  // (B, U, 8, 1024 bytes)
+    const u8 *scales; // (B, U, GROUPS, 8, 64 bytes)
+    const u16 *bias;  // (N,) or null
+    u16 *y;           // (M, N)
+    Floats *partials; // (gridDim.x, 2, RT * NT, THREADS)
+    int *arrived;     // (row blocks,), all zero between launches
+    int M, N, K, U, B;
+};
+
+// Behind the ring. Of each stage: its bytes have come, all warps have left it.
+struct Control {
+    u64 filled[STAGES], left[STAGES];
+    int is_last;
+};
+
+// A place in the ring, and the parity of its barriers' current phase.
+struct Place {
+    int stage = 0;
+    u32 parity = 0;
+    DEVICE void advance() {
+        if (++stage == STAGES) stage = 0, parity ^= 1;
+    }
+};
+
+// Thread block b owns units [start(b), start(b + 1)) of `total`.
+struct Shares {
+    int whole, extra;
+    DEVICE Shares(int total, int blocks) : whole(total / blocks), extra(total % blocks) {}
+    DEVICE int start(int block) const { return block * whole + (block < extra ? block : extra); }
+    DEVICE int owner(int unit) const {
+        int longer = extra * (whole + 1);
+        return unit < longer ? unit / (whole + 1) : extra + (unit - longer) / whole;
+    }
+};
+
+// Next unit to be copied.
+struct Cursor {
+    int row_block, u;
+    DEVICE void advance(int units) {
+        if (++u == units) u = 0, row_block++;
+    }
+};
+
+// Announce a stage's bytes and send for its weights.
+DEVICE void copy_weights(const Problem &p, u8 *stage, u64 *filled, const Cursor &at) {
+    barrier_arrive_expect(filled, CODE_BYTES + X_BYTES + SCALE_BYTES);
+#pragma unroll
+    for (int rt = 0; rt < RT; rt++) {
+        // Rows past the last block are read again from it and never stored.
+        size_t unit = static_cast<size_t>(min(at.row_block * RT + rt, p.B - 1)) * p.U + at.u;
+        copy_bulk(stage + rt * WARPS * TILE_BYTES, p.codes + unit * (WARPS * TILE_BYTES), WARPS * TILE_BYTES, filled);
+        copy_bulk(stage + CODE_BYTES + X_BYTES + rt * GROUPS * 512, p.scales + unit * (GROUPS * 512), GROUPS * 512, filled);
+    }
+}
+
+DEVICE void copy_x(const Problem &p, u8 *stage, u64 *filled, int u) {
+    copy_box(stage + CODE_BYTES, &p.x, u * 128, 0, filled);
+    copy_box(stage + CODE_BYTES + HALF_BYTES, &p.x, u * 128 + 64, 0, filled);
+}
+
+// A warp's rows of a stage.
+struct Weights {
+    const u8 *codes, *scales;
+
+    DEVICE explicit Weights(const u8 *stage) {
+        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+        codes = stage + warp * TILE_BYTES + lane * 16;
+        scales = stage + CODE_BYTES + X_BYTES + warp * 64 + (lane / 4) * 8;
+    }
+
+    // The words of 64 inputs.
+    DEVICE Words half(int rt, int which) const {
+        return *reinterpret_cast<const Words *>(codes + rt * WARPS * TILE_BYTES + which * 512);
+    }
+
+    // The scale words of rows g and g + 8.
+    DEVICE void group(u32 (&word)[2], int rt, int group) const {
+        const u64 pair = *reinterpret_cast<const u64 *>(scales + (rt * GROUPS + group) * 512);
+        word[0] = static_cast<u32>(pair), word[1] = static_cast<u32>(pair >> 32);
+    }
+};
+
+// The four pairs of one word, rows g, g + 8, g, g + 8, less their zero points, which the scale words end in.
+DEVICE void unpack(u32 (&a)[4], u32 word, const u32 (&scale)[2]) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        u32 zero = (scale[i & 1] & 15u) * 0x00010001u | EXPONENT;
+        a[i] = subtract_pair(select(word >> (4 * i), 0x000F000Fu, EXPONENT), zero);
+    }
+}
+
+// Add a group's sums, scaled, and begin the next.
+DEVICE void add_group(float (&acc)[NT][4], float (&sum)[NT][4], const u32 (&scale)[2]) {
+#pragma unroll
+    for (int nt = 0; nt < NT; nt++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            acc[nt][i] += __uint_as_float(scale[i / 2] & ~15u) * sum[nt][i];
+            sum[nt][i] = 0.0f;
+        }
+}
+
+#if NT <= 2
+DEVICE void multiply_unit(float (&acc)[RT][NT][4], const u8 *stage) {
+    const int lane = threadIdx.x % 32;
+    const Weights weights(stage);
+    float sum[RT][NT][4] = {};
+    Words words[RT];
+    u32 scale[RT][2];
+#pragma unroll
+    for (int q = 0; q < 4; q++) { // 32 inputs each
+        u32 a[RT][2][4];
+#pragma unroll
+        for (int rt = 0; rt < RT; rt++) {
+            if (q % 2 == 0) words[rt] = weights.half(rt, q / 2);
+            if (q % (4 / GROUPS) == 0) weights.group(scale[rt], rt, q / (4 / GROUPS));
+            unpack(a[rt][0], words[rt].at[q % 2 * 2], scale[rt]);
+            unpack(a[rt][1], words[rt].at[q % 2 * 2 + 1], scale[rt]);
+        }
+#pragma unroll
+        for (int nt = 0; nt < NT; nt++) {
+            u32 b[4];
+            // Lane l asks for 16 bytes of row l % 8: pieces lie swizzled by their row's number.
+            const int row = nt * 8 + lane % 8, piece = q % 2 * 4 + lane / 8;
+            load_matrices(b, stage + CODE_BYTES + q / 2 * HALF_BYTES + row * 128 + ((piece ^ (row & 7)) << 4));
+#pragma unroll
+            for (int rt = 0; rt < RT; rt++) {
+                multiply(sum[rt][nt], a[rt][0], b[0], b[1]);
+                multiply(sum[rt][nt], a[rt][1], b[2], b[3]);
+            }
+        }
+        if ((q + 1) % (4 / GROUPS) == 0)
+#pragma unroll
+            for (int rt = 0; rt < RT; rt++) add_group(acc[rt], sum[rt], scale[rt]);
+    }
+}
+#else
+DEVICE void multiply_unit(float (&acc)[RT][NT][4], const u8 *stage) {
+    const Weights weights(stage);
+#pragma unroll
+    for (int rt = 0; rt < RT; rt++) {
+        float sum[NT][4] = {};
+#pragma unroll
+        for (int group = 0; group < GROUPS; group++) {
+            u32 a[8 / GROUPS][4], scale[2];
+            weights.group(scale, rt, group);
+#pragma unroll
+            for (int k = 0; k < 8 / GROUPS; k++) { // 16 inputs each
+                const int at = group * (8 / GROUPS) + k;
+                unpack(a[k], weights.half(rt, at / 4).at[at % 4], scale);
+            }
+            group_begin();
+#pragma unroll
+            for (int k = 0; k < 8 / GROUPS; k++) {
+                const int at = group * (8 / GROUPS) + k;
+                multiply_group(sum, a[k], stage + CODE_BYTES + at / 4 * HALF_BYTES + at % 4 * 32);
+            }
+            group_end();
+            add_group(acc[rt], sum, scale);
+        }
+    }
+}
+#endif
+
+DEVICE void store(const Problem &p, const float (&acc)[RT][NT][4], int row_block) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll
+    for (int rt = 0; rt < RT; rt++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            int n = (row_block * RT + rt) * 128 + warp * 16 + h * 8 + lane / 4;
+            if (n >= p.N) continue;
+            float bias = p.bias ? widen(p.bias[n]) : 0.0f;
+#pragma unroll
+            for (int nt = 0; nt < NT; nt++) {
+                u32 pair = round_pair(acc[rt][nt][2 * h] + bias, acc[rt][nt][2 * h + 1] + bias);
+                int m = nt * 8 + 2 * (lane % 4);
+                if (m < p.M) p.y[static_cast<size_t>(m) * p.N + n] = static_cast<u16>(pair);
+                if (m + 1 < p.M) p.y[static_cast<size_t>(m + 1) * p.N + n] = static_cast<u16>(pair >> 16);
+            }
+        }
+}
+
+// Put this thread block's part of a row block aside; the last of its owners sums them and stores.
+DEVICE void join(const Problem &p, float (&acc)[RT][NT][4], int row_block, const Shares &shares, int &is_last) {
+    const int first_unit = row_block * p.U;
+    const int first = shares.owner(first_unit), last = shares.owner(first_unit + p.U - 1), own = blockIdx.x;
+    // A thread block has at most one part that begins inside a row block (place 0) and one that begins it (place 1).
+    int place = shares.start(own) <= first_unit ? 1 : 0;
+    Floats *mine = p.partials + static_cast<size_t>(own * 2 + place) * (RT * NT * THREADS) + threadIdx.x;
+#pragma unroll
+    for (int rt = 0; rt < RT; rt++)
+#pragma unroll
+        for (int nt = 0; nt < NT; nt++) {
+            Floats part;
+#pragma unroll
+            for (int i = 0; i < 4; i++) part.at[i] = acc[rt][nt][i];
+            mine[(rt * NT + nt) * THREADS] = part;
+        }
+    sync_some(THREADS);
+    if (threadIdx.x == 0) {
+        is_last = arrive_and_see(p.arrived + row_block) == last - first;
+        if (is_last) p.arrived[row_block] = 0;
+    }
+    sync_some(THREADS);
+    if (!is_last) return;
+#pragma unroll
+    for (int rt = 0; rt < RT; rt++)
+#pragma unroll
+        for (int nt = 0; nt < NT; nt++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) acc[rt][nt][i] = 0.0f;
+    constexpr int AT_ONCE = RT * NT >= 8 ? 1 : 8 / (RT * NT); // parts in flight together, as registers allow
+    for (int block = first; block <= last; block += AT_ONCE) {
+        Floats parts[AT_ONCE][RT * NT];
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k++) {
+            const int other = min(block + k, last);
+            place = shares.start(other) <= first_unit ? 1 : 0;
+            const Floats *theirs =
+                p.partials + static_cast<size_t>(other * 2 + place) * (RT * NT * THREADS) + threadIdx.x;
+#pragma unroll
+            for (int i = 0; i < RT * NT; i++) parts[k][i] = load_shared_work(theirs + i * THREADS);
+        }
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k++)
+            if (block + k <= last)
+#pragma unroll
+                for (int rt = 0; rt < RT; rt++)
+#pragma unroll
+                    for (int nt = 0; nt < NT; nt++)
+#pragma unroll
+                        for (int i = 0; i < 4; i++) acc[rt][nt][i] += parts[k][rt * NT + nt].at[i];
+    }
+    store(p, acc, row_block);
+}
+
+// One lane of the ninth warp: keep the ring full.
+DEVICE void feed(const Problem &p, u8 *ring, Control &control, Cursor at, int count) {
+    const int ahead = min(count, STAGES);
+    int u = at.u;
+    prefetch_map(&p.x);
+    for (int i = 0; i < ahead; i++, at.advance(p.U)) copy_weights(p, ring + i * STAGE_BYTES, control.filled + i, at);
+    // Weights do not depend on the kernel before; everything after this line may.
+    wait_for_inputs();
+    for (int i = 0; i < ahead; i++) {
+        copy_x(p, ring + i * STAGE_BYTES, control.filled + i, u);
+        if (++u == p.U) u = 0;
+    }
+    Place place;
+    for (int step = STAGES; step < count; step++, place.advance(), at.advance(p.U)) {
+        u64 *filled = control.filled + place.stage;
+        barrier_wait(control.left + place.stage, place.parity);
+        copy_weights(p, ring + place.stage * STAGE_BYTES, filled, at);
+        copy_x(p, ring + place.stage * STAGE_BYTES, filled, at.u);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS + 32, MIN_BLOCKS) int4_linear(const __grid_constant__ Problem p) {
+    extern __shared__ __align__(1024) u8 ring[];
+    Control &control = *reinterpret_cast<Control *>(ring + STAGES * STAGE_BYTES);
+    release_dependents();
+    const Shares shares((p.B + RT - 1) / RT * p.U, gridDim.x);
+    const int begin = shares.start(blockIdx.x), count = shares.start(blockIdx.x + 1) - begin;
+    int row_block = begin / p.U, u = begin % p.U;
+    if (threadIdx.x < STAGES) {
+        barrier_init(control.filled + threadIdx.x, 1);
+        barrier_init(control.left + threadIdx.x, WARPS);
+    }
+    fence_for_copies();
+    __syncthreads();
+    if (threadIdx.x >= THREADS) {
+        if (threadIdx.x == THREADS) feed(p, ring, control, Cursor{row_block, u}, count);
+        return;
+    }
+    wait_for_inputs();
+    float acc[RT][NT][4] = {};
+    bool begins = u == 0; // whether this part holds the row block's first unit
+    Place place;
+    for (int step = 0; step < count; step++, place.advance()) {
+        barrier_wait(control.filled + place.stage, place.parity);
+        multiply_unit(acc, ring + place.stage * STAGE_BYTES);
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) barrier_arrive(control.left + place.stage);
+        if (++u == p.U || step + 1 == count) {
+            if (begins && u == p.U)
+                store(p, acc, row_block);
+            else
+                join(p, acc, row_block, shares, control.is_last);
+#pragma unroll
+            for (int rt = 0; rt < RT; rt++)
+#pragma unroll
+                for (int nt = 0; nt < NT; nt++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++) acc[rt][nt][i] = 0.0f;
+            u = 0, row_block++, begins = true;
+        }
+    }
+}
+
+// Write blocks [first, first + gridDim.y) of 128 rows out as halves (rows, K), for the library's matrix product.
+extern "C" __global__ void __launch_bounds__(THREADS) int4_dequantize(const u8 *codes, const u8 *scales, u16 *weight, int N,
+                                                                      int K, int U, int first) {
+    __shared__ Words tile[WARPS][256]; // 16 rows x 128 halves each
+    release_dependents();
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const size_t unit = static_cast<size_t>(first + blockIdx.y) * U + blockIdx.x;
+    const Words *from = reinterpret_cast<const Words *>(codes + (unit * WARPS + warp) * TILE_BYTES);
+    Words words[2] = {from[lane], from[32 + lane]};
+    wait_for_inputs();
+#pragma unroll
+    for (int k = 0; k < 8; k++) { // 16 inputs each
+        int group = k / (8 / GROUPS);
+        const u32 *scale_words =
+            reinterpret_cast<const u32 *>(scales + (unit * GROUPS + group) * 512 + warp * 64 + g * 8);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            int h = i & 1, b = i >> 1, row = g + 8 * h;
+            u32 scale_word = scale_words[h], word = words[k / 4].at[k % 4] >> (4 * i);
+            float scale = __uint_as_float(scale_word & ~15u);
+            int zero = static_cast<int>(scale_word & 15u);
+            u32 pair = round_pair(static_cast<float>(static_cast<int>(word & 15u) - zero) * scale,
+                                  static_cast<float>(static_cast<int>(word >> 16 & 15u) - zero) * scale);
+            int piece = k * 2 + b; // of 8 halves
+            tile[warp][row * 16 + (piece ^ (row & 7))].at[t] = pair;
+        }
+    }
+    __syncwarp();
+    const int column = blockIdx.x * 128 + (lane % 16) * 8;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        int row = i * 2 + lane / 16, n = blockIdx.y * 128 + warp * 16 + row;
+        if (first * 128 + n < N && column < K)
+            *reinterpret_cast<Words *>(weight + static_cast<size_t>(n) * K + column) =
+                tile[warp][row * 16 + ((lane % 16) ^ (row & 7))];
+    }
+}

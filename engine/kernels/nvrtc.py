@@ -1,0 +1,212 @@
+"""CUDA C++ compiled at first use by NVRTC, the compiler that PyTorch's CUDA builds bring along, and launched.
+
+No toolkit is needed at run time. Compiled programs are kept for the process; one of ours takes about a second.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from engine.errors import EngineError
+
+_FOLDER = Path(__file__).parent
+_PRELUDE = "ptx.cuh"
+
+_MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_PROGRAMMATIC = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+
+_compiling = threading.Lock()
+
+
+class KernelBuildFailed(EngineError):
+    """The compiler or the driver refused a kernel; the message carries what it said."""
+
+
+def find_nvrtc() -> ctypes.CDLL:
+    """The compiler library, from the loader's path or from PyTorch's own packages."""
+    names = [f"libnvrtc.so.{major}" for major in (13, 12)]
+    for name in names:
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            continue
+    import torch
+
+    packages = Path(torch.__file__).parents[1] / "nvidia"
+    for name in names:
+        for path in sorted(packages.glob(f"**/{name}")):
+            return ctypes.CDLL(str(path))
+    raise KernelBuildFailed(f"Neither {' nor '.join(names)} was found; PyTorch's CUDA packages bring one.")
+
+
+def compile_cubin(source: str, defines: Mapping[str, int], arch: str) -> bytes:
+    """Machine code of ``source`` (a file beside this one) with our prelude before it.
+
+    Parameters
+    ----------
+    defines : compile-time parameters
+    arch : such as ``sm_90a``
+
+    Raises
+    ------
+    KernelBuildFailed
+        With the compiler's log.
+    """
+    lib = find_nvrtc()
+    text = (_FOLDER / _PRELUDE).read_text() + (_FOLDER / source).read_text()
+    options = [f"--gpu-architecture={arch}", "--std=c++17", *(f"-D{name}={value}" for name, value in defines.items())]
+    program = ctypes.c_void_p()
+    _ok(lib, lib.nvrtcCreateProgram(ctypes.byref(program), text.encode(), source.encode(), 0, None, None))
+    try:
+        array = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+        if lib.nvrtcCompileProgram(program, len(options), array):
+            size = ctypes.c_size_t()
+            lib.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+            log = ctypes.create_string_buffer(size.value)
+            lib.nvrtcGetProgramLog(program, log)
+            raise KernelBuildFailed(f"{source} does not compile for {arch}: {log.value.decode(errors='replace')}")
+        size = ctypes.c_size_t()
+        _ok(lib, lib.nvrtcGetCUBINSize(program, ctypes.byref(size)))
+        cubin = ctypes.create_string_buffer(size.value)
+        _ok(lib, lib.nvrtcGetCUBIN(program, cubin))
+        return cubin.raw
+    finally:
+        lib.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def _ok(lib: ctypes.CDLL, status: int) -> None:
+    if status:
+        lib.nvrtcGetErrorString.restype = ctypes.c_char_p
+        raise KernelBuildFailed(f"NVRTC: {lib.nvrtcGetErrorString(status).decode()}")
+
+
+# Launching
+
+
+class _LaunchAttribute(ctypes.Structure):
+    # The value is a union of 64 bytes, at offset 8; programmatic serialisation uses its first int.
+    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_int), ("rest", ctypes.c_byte * 60))
+
+
+class _LaunchConfig(ctypes.Structure):
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_LaunchAttribute)),
+        ("num_attributes", ctypes.c_uint),
+    )
+
+
+@functools.cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def _check(status: int, what: str) -> None:
+    if status:
+        text = ctypes.c_char_p()
+        _driver().cuGetErrorString(status, ctypes.byref(text))
+        raise KernelBuildFailed(f"{what}: {(text.value or b'unknown error').decode()} ({status}).")
+
+
+class Kernel:
+    """One function of a compiled program, on the device that was current when it was loaded.
+
+    Parameters
+    ----------
+    shared_bytes : dynamic shared memory of a thread block
+    """
+
+    def __init__(self, cubin: bytes, name: str, shared_bytes: int = 0) -> None:
+        module = ctypes.c_void_p()
+        self._function = ctypes.c_void_p()
+        self._shared_bytes = shared_bytes
+        _check(_driver().cuModuleLoadData(ctypes.byref(module), cubin), f"loading {name}")
+        _check(_driver().cuModuleGetFunction(ctypes.byref(self._function), module, name.encode()), f"finding {name}")
+        if shared_bytes:
+            status = _driver().cuFuncSetAttribute(self._function, _MAX_DYNAMIC_SHARED, shared_bytes)
+            _check(status, f"{shared_bytes} bytes of shared memory for {name}")
+
+    def launch(
+        self,
+        grid: tuple[int, int],
+        threads: int,
+        arguments: Sequence[ctypes.Structure | ctypes.c_void_p | ctypes.c_int],
+        stream: int,
+        *,
+        early: bool,
+    ) -> None:
+        """Enqueue.
+
+        Parameters
+        ----------
+        early : may start before the kernel ahead of it in the stream has ended (programmatic dependent launch); the
+            kernel waits by itself before it touches what that one wrote
+        """
+        attribute = _LaunchAttribute(_PROGRAMMATIC, 0, 1)
+        config = _LaunchConfig(
+            (grid[0], grid[1], 1),
+            (threads, 1, 1),
+            self._shared_bytes,
+            ctypes.c_void_p(stream),
+            ctypes.pointer(attribute),
+            1 if early else 0,
+        )
+        pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(argument) for argument in arguments))
+        _check(_driver().cuLaunchKernelEx(ctypes.byref(config), self._function, pointers, None), "launching a kernel")
+
+
+# Copies of boxes
+
+_BOX_COLUMNS = 64  # of 2 bytes: the 128 bytes that the swizzle works on
+_DATA_TYPES = {"torch.float16": 6, "torch.bfloat16": 9}  # CU_TENSOR_MAP_DATA_TYPE_…
+_SWIZZLE_128B = 3
+_L2_PROMOTION_256B = 3
+
+
+@functools.lru_cache(maxsize=4096)
+def describe_matrix(address: int, rows: int, columns: int, dtype: str, box_rows: int) -> bytes:
+    """A CUtensorMap of a contiguous matrix of halves, for boxes of ``box_rows`` x 64 swizzled over 128 bytes.
+
+    Parameters
+    ----------
+    address : a multiple of 16
+    columns : a multiple of 8
+    dtype : ``str`` of torch.float16 or torch.bfloat16
+    """
+    room = ctypes.create_string_buffer(128 + 64)
+    start = ctypes.addressof(room) + -ctypes.addressof(room) % 64  # the driver wants it aligned
+    status = _driver().cuTensorMapEncodeTiled(
+        ctypes.c_void_p(start),
+        _DATA_TYPES[dtype],
+        2,
+        ctypes.c_void_p(address),
+        (ctypes.c_uint64 * 2)(columns, rows),
+        (ctypes.c_uint64 * 1)(2 * columns),
+        (ctypes.c_uint32 * 2)(_BOX_COLUMNS, box_rows),
+        (ctypes.c_uint32 * 2)(1, 1),
+        0,
+        _SWIZZLE_128B,
+        _L2_PROMOTION_256B,
+        0,
+    )
+    _check(status, f"describing a {rows} x {columns} matrix")
+    return ctypes.string_at(start, 128)
+
+
+@functools.cache
+def load_kernel(source: str, name: str, defines: tuple[tuple[str, int], ...], shared_bytes: int, device: int) -> Kernel:
+    """Compile and load once per process and device; threads that ask for the same one take turns."""
+    import torch
+
+    with _compiling, torch.cuda.device(device):
+        torch.cuda.current_stream().query()  # makes sure that the device's context exists
+        major, minor = torch.cuda.get_device_capability(device)
+        arch = f"sm_{major}{minor}" + ("a" if major == 9 else "")
+        return Kernel(compile_cubin(source, dict(defines), arch), name, shared_bytes)

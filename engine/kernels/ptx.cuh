@@ -1,0 +1,194 @@
+// The instructions that C++ has no words for. Compiled by NVRTC without any header, for sm_90 and later.
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef unsigned short u16;
+typedef unsigned char u8;
+
+struct alignas(16) Words { u32 at[4]; };
+struct alignas(16) Floats { float at[4]; };
+
+#define DEVICE __device__ __forceinline__
+
+DEVICE u32 shared_address(const void *pointer) { return static_cast<u32>(__cvta_generic_to_shared(pointer)); }
+
+// Barriers in shared memory that count arrivals and bytes (mbarrier); a wait names the parity of the phase it awaits.
+DEVICE void barrier_init(u64 *barrier, u32 arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
+}
+
+DEVICE void barrier_arrive(u64 *barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+
+DEVICE void barrier_arrive_expect(u64 *barrier, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
+                 : "memory");
+}
+
+DEVICE void barrier_wait(u64 *barrier, u32 parity) {
+    u32 done;
+    do {
+        asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+                     : "=r"(done)
+                     : "r"(shared_address(barrier)), "r"(parity)
+                     : "memory");
+    } while (!done);
+}
+
+// The copy engine moves a run of bytes (a multiple of 16) to shared memory and counts them on the barrier.
+DEVICE void copy_bulk(void *shared, const void *global, u32 bytes, u64 *barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     shared_address(shared)),
+                 "l"(global), "r"(bytes), "r"(shared_address(barrier))
+                 : "memory");
+}
+
+// What the copy engine must know of a matrix in memory (CUtensorMap).
+struct alignas(64) TensorMap { u64 opaque[16]; };
+
+DEVICE void prefetch_map(const TensorMap *map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
+
+// A box of the matrix, its first element at (column, row); what lies outside the matrix comes as zeros.
+DEVICE void copy_box(void *shared, const TensorMap *map, int column, int row, u64 *barrier) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::
+                     "r"(shared_address(shared)),
+                 "l"(map), "r"(column), "r"(row), "r"(shared_address(barrier))
+                 : "memory");
+}
+
+// Ordinary writes to shared memory and barrier inits, before the copy engine uses them.
+DEVICE void fence_for_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// A barrier among the first `threads` of a thread block.
+DEVICE void sync_some(int threads) { asm volatile("bar.sync 1, %0;" ::"r"(threads) : "memory"); }
+
+// Programmatic dependent launch: let the next kernel start, and wait for what the last one wrote.
+DEVICE void release_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+DEVICE void wait_for_inputs() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+DEVICE void load_matrices(u32 (&out)[4], const void *shared) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+                 : "r"(shared_address(shared))
+                 : "memory");
+}
+
+// acc (16 x 8) += a (16 x 16) * b (16 x 8)
+DEVICE void multiply(float (&acc)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+#if IS_BF16
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+#else
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+#endif
+                 : "+f"(acc[0]), "+f"(acc[1]), "+f"(acc[2]), "+f"(acc[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// The same by a warpgroup: 4 warps with 16 rows each, all columns at once, b in shared memory as copy_box leaves it with
+// its swizzle of 128 bytes: 64 inputs a row. `b` points at the rows' first 16 inputs of those wanted. Asynchronous: see
+// group_begin, group_end.
+DEVICE u64 describe(const void *b) {
+    // Address, stride of 1024 bytes between groups of 8 rows, swizzle mode 1; all in units of 16 bytes.
+    return (shared_address(b) & 0x3FFFFu) >> 4 | static_cast<u64>(1) << 16 | static_cast<u64>(1024 >> 4) << 32 |
+           static_cast<u64>(1) << 62;
+}
+
+#if IS_BF16
+#define GROUP_TYPES ".f32.bf16.bf16"
+#else
+#define GROUP_TYPES ".f32.f16.f16"
+#endif
+#define SUM4(i) "+f"(acc[i][0]), "+f"(acc[i][1]), "+f"(acc[i][2]), "+f"(acc[i][3])
+#define SUM16(i) SUM4(i), SUM4(i + 1), SUM4(i + 2), SUM4(i + 3)
+
+DEVICE void multiply_group(float (&acc)[4][4], const u32 (&a)[4], const void *b) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n32k16" GROUP_TYPES
+                 " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, {%16, %17, %18, %19}, %20, 1, 1, 1, 0;"
+                 : SUM16(0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(describe(b)));
+}
+
+DEVICE void multiply_group(float (&acc)[8][4], const u32 (&a)[4], const void *b) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16" GROUP_TYPES
+                 " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, "
+                 "%23, %24, %25, %26, %27, %28, %29, %30, %31}, {%32, %33, %34, %35}, %36, 1, 1, 1, 0;"
+                 : SUM16(0), SUM16(4)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(describe(b)));
+}
+
+DEVICE void multiply_group(float (&acc)[16][4], const u32 (&a)[4], const void *b) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n128k16" GROUP_TYPES
+                 " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, "
+                 "%23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, "
+                 "%44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+                 "{%64, %65, %66, %67}, %68, 1, 1, 1, 0;"
+                 : SUM16(0), SUM16(4), SUM16(8), SUM16(12)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(describe(b)));
+}
+
+// Registers written before are seen by the multiplications after; those sent so far are one batch and done.
+DEVICE void group_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+DEVICE void group_end() {
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+}
+
+// Two halves at once: a - b.
+DEVICE u32 subtract_pair(u32 a, u32 b) {
+    u32 out;
+#if IS_BF16
+    asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(out) : "r"(a), "r"(b));
+#else
+    asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(out) : "r"(a), "r"(b));
+#endif
+    return out;
+}
+
+// (word & mask) | bits in one instruction; written as C it becomes two.
+DEVICE u32 select(u32 word, u32 mask, u32 bits) {
+    u32 out;
+    asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(out) : "r"(word), "r"(mask), "r"(bits));
+    return out;
+}
+
+// float32 to half, `low` in the low 16 bits, rounded to nearest.
+DEVICE u32 round_pair(float low, float high) {
+    u32 out;
+#if IS_BF16
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
+#else
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
+#endif
+    return out;
+}
+
+DEVICE float widen(u16 half) {
+#if IS_BF16
+    return __uint_as_float(static_cast<u32>(half) << 16);
+#else
+    float out;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(out) : "h"(half));
+    return out;
+#endif
+}
+
+// Count this thread block in, what its threads wrote before a barrier included; the count before it, and with it what the
+// others wrote.
+DEVICE int arrive_and_see(int *counter) {
+    int before;
+    asm volatile("atom.add.acq_rel.gpu.global.s32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+    return before;
+}
+
+// Past L1, which does not see what other multiprocessors wrote.
+DEVICE Floats load_shared_work(const Floats *pointer) {
+    Floats out;
+    asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(out.at[0]), "=f"(out.at[1]), "=f"(out.at[2]), "=f"(out.at[3])
+                 : "l"(pointer)
+                 : "memory");
+    return out;
+}

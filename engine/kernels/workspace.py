@@ -1,0 +1,72 @@
+"""Scratch memory that kernels of one launch queue hand to each other, one per thread and device.
+
+An engine runs on a thread of its own with one stream, so launches that share a workspace follow one another. A thread
+that drives several streams at once gives each its own by :func:`use_workspace`. Captured graphs keep the address, so a
+workspace lives as long as its thread's entry or its owner.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# The most that a launch of int4.cu puts aside: per multiprocessor two thread blocks of 256 threads, each with two parts
+# of 16 sums of 4 floats a thread.
+PARTIAL_BYTES_PER_SM = 2 * 256 * 2 * 16 * 16
+NUM_COUNTERS = 1 << 16
+
+_local = threading.local()
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """``partials`` holds anything; ``counters`` are zero between launches, each kernel leaves them so."""
+
+    partials: Tensor
+    counters: Tensor
+
+    @classmethod
+    def on(cls, device: torch.device) -> Workspace:
+        """Allocate.
+
+        Raises
+        ------
+        RuntimeError
+            While a graph is captured: the zeros would be written when the graph runs, not now.
+        """
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("A kernel workspace cannot be made during graph capture; run the step once before.")
+        num_sms = torch.cuda.get_device_properties(device).multi_processor_count
+        return cls(
+            torch.empty(PARTIAL_BYTES_PER_SM * num_sms, dtype=torch.uint8, device=device),
+            torch.zeros(NUM_COUNTERS, dtype=torch.int32, device=device),
+        )
+
+
+def workspace_of(device: torch.device) -> Workspace:
+    """This thread's workspace on ``device``, made on first use."""
+    held: dict[torch.device, Workspace] = _local.__dict__.setdefault("held", {})
+    if device not in held:
+        held[device] = Workspace.on(device)
+    return held[device]
+
+
+@contextmanager
+def use_workspace(workspace: Workspace) -> Iterator[None]:
+    """Let this thread's launches use ``workspace`` within the block."""
+    held: dict[torch.device, Workspace] = _local.__dict__.setdefault("held", {})
+    device = workspace.partials.device
+    before = held.get(device)
+    held[device] = workspace
+    try:
+        yield
+    finally:
+        if before is None:
+            del held[device]
+        else:
+            held[device] = before

@@ -1,0 +1,290 @@
+"""Every GPU kernel against its reference in float64, on random inputs and odd shapes. Needs a CUDA device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.kernels import cuda_int4, sampling
+from engine.kernels.fp8 import Fp8Weight, fp8_linear, fp8_linear_reference, quantize_rows, quantize_rows_reference
+from engine.kernels.fused import (
+    rms_norm,
+    rms_norm_reference,
+    rope_and_write_kv,
+    rope_and_write_kv_reference,
+    rope_tables,
+    silu_and_mul,
+    silu_and_mul_reference,
+)
+from engine.kernels.int4 import Int4Weight, int4_linear, int4_linear_reference
+from engine.kernels.paged_attention import paged_attention, paged_attention_reference
+from engine.kernels.sampling import NOT_FINITE, SamplingTensors, sample, sample_reference
+from tests.engine.kernels.cases import PagedCase, generator, paged_case, random_quant, relative_error
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+# A result rounded to nearest is off by 2**-9 (bfloat16) or 2**-12 (float16) at most, 0.4 of that in the mean square.
+ROUNDING = {torch.bfloat16: 2.0e-3, torch.float16: 3e-4, torch.float32: 1e-5}
+HALVES = [torch.bfloat16, torch.float16]
+
+
+def randn(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=generator(seed)).to("cuda", dtype)
+
+
+def int4_case(n: int, k: int, group: int, *, ordered: bool = False) -> Int4Weight:
+    return Int4Weight.repack(random_quant(n, k, group, seed=n + k, ordered=ordered).to("cuda"))
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("rows", [1, 2, 7, 8, 9, 16, 17, 33, 64, 65, 128, 150, 300])
+@pytest.mark.parametrize(("n", "k", "group"), [(128, 128, 128), (520, 1000, 64), (384, 2048, 32), (5120, 3072, 128)])
+def test_int4_linear(n: int, k: int, group: int, rows: int, dtype: torch.dtype) -> None:
+    weight = int4_case(n, k, group)
+    x = randn(rows, k, dtype=dtype, seed=rows)
+    bias = randn(n, dtype=dtype, seed=3) if rows % 2 else None
+    exact = int4_linear_reference(x.double(), weight, None if bias is None else bias.double())
+    # Beyond the streaming kernel the weights themselves are rounded to halves.
+    tolerance = ROUNDING[dtype] * (1.0 if rows <= cuda_int4.SLICE_ROWS else 2.0)
+    for _ in range(3):  # a race would not fail every time
+        assert relative_error(int4_linear(x, weight, bias), exact) < tolerance
+
+
+@pytest.mark.parametrize("row_tiles", [1, 2])
+@pytest.mark.parametrize("blocks_per_sm", [1, 2])
+@pytest.mark.parametrize(("shared_kib", "early"), [(112, False), (112, True), (220, True)])
+def test_int4_rows_have_the_same_bits_in_any_batch(
+    row_tiles: int, blocks_per_sm: int, shared_kib: int, early: bool
+) -> None:
+    weight = int4_case(4096, 4096, 128)
+    config = cuda_int4.StreamConfig(row_tiles, blocks_per_sm, shared_kib, early)
+    x = randn(64, 4096, dtype=torch.bfloat16)
+    whole = cuda_int4.int4_linear_cuda(x, weight, None, config)
+    assert relative_error(whole, int4_linear_reference(x.double(), weight)) < ROUNDING[torch.bfloat16]
+    few = cuda_int4.int4_linear_cuda(x[:16], weight, None, config)
+    assert relative_error(few, int4_linear_reference(x[:16].double(), weight)) < ROUNDING[torch.bfloat16]
+    for first, last in ((0, 1), (3, 8), (1, 12), (30, 62), (0, 40), (13, 64)):
+        part = cuda_int4.int4_linear_cuda(x[first:last], weight, None, config)
+        assert torch.equal(part, (few if last <= 16 else whole)[first:last])
+
+
+def test_int4_linear_with_ordered_inputs() -> None:
+    weight = int4_case(256, 512, 128, ordered=True)
+    for rows in (3, 400):
+        x = randn(rows, 512, dtype=torch.bfloat16)
+        assert relative_error(int4_linear(x, weight), int4_linear_reference(x.double(), weight)) < 4e-3
+
+
+@pytest.mark.parametrize("k", [100, 512])
+def test_int4_linear_in_what_the_kernel_does_not_take(k: int) -> None:
+    weight = int4_case(40, k, k if k == 100 else 128)
+    dtype = torch.float32 if k == 512 else torch.bfloat16
+    x = randn(5, k, dtype=dtype)
+    assert relative_error(int4_linear(x, weight), int4_linear_reference(x.double(), weight)) < 4e-3
+
+
+def test_repacking_on_the_device_is_repacking_on_the_host() -> None:
+    quant = random_quant(300, 640, 64)
+    there, here = Int4Weight.repack(quant.to("cuda")), Int4Weight.repack(quant)
+    assert torch.equal(there.codes.cpu(), here.codes)
+    assert torch.equal(there.scales.cpu(), here.scales)
+
+
+def test_int4_linear_within_a_captured_graph() -> None:
+    weight, dtype = int4_case(1024, 4096, 128), torch.bfloat16
+    x = randn(4, 4096, dtype=dtype)
+    int4_linear(x, weight)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = int4_linear(int4_linear(x, weight).repeat(1, 4), weight)
+    for seed in range(3):
+        x.copy_(randn(4, 4096, dtype=dtype, seed=seed))
+        graph.replay()
+        first = int4_linear_reference(x, weight).repeat(1, 4)
+        assert relative_error(out, int4_linear_reference(first.double(), weight)) < 2 * ROUNDING[dtype]
+
+
+def attend(case: PagedCase, window: int | None) -> Tensor:
+    return paged_attention(
+        case.q,
+        case.kv_cache,
+        case.block_tables,
+        case.context_lens,
+        case.query_starts,
+        scale=case.scale,
+        window=window,
+        max_query_len=case.max_query_len,
+        out=torch.full_like(case.q, math.nan),
+    )
+
+
+ATTENTION_CASES: dict[str, tuple[list[int], list[int]]] = {
+    "one decode": ([1], [700]),
+    "decodes": ([1] * 6, [1, 15, 16, 17, 500, 3000]),
+    "padded decodes": ([1] * 4, [40, 0, 7, 0]),
+    "checks": ([5] * 5, [5, 6, 64, 900, 33]),
+    "prefill": ([200, 65, 1], [200, 65, 1]),
+    "mixed": ([1, 130, 1, 17, 5], [300, 400, 1, 17, 1025]),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("window", [None, 48])
+@pytest.mark.parametrize("name", ATTENTION_CASES)
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "block"),
+    [(32, 8, 128, 16), (24, 8, 128, 16), (6, 2, 80, 8)],
+)
+def test_paged_attention(
+    heads: int, kv_heads: int, dim: int, block: int, name: str, window: int | None, dtype: torch.dtype
+) -> None:
+    query_lens, context_lens = ATTENTION_CASES[name]
+    case = paged_case(
+        query_lens, context_lens, num_heads=heads, num_kv_heads=kv_heads, head_dim=dim, block_size=block
+    ).to("cuda", dtype)
+    wide = case.to("cuda", torch.float64)
+    exact = paged_attention_reference(
+        wide.q,
+        wide.kv_cache,
+        wide.block_tables,
+        wide.context_lens,
+        wide.query_starts,
+        scale=wide.scale,
+        window=window,
+    )
+    # Probabilities are rounded to the values' dtype before the second product.
+    assert relative_error(attend(case, window), exact) < 2 * ROUNDING[dtype]
+
+
+@pytest.mark.parametrize("dtype", [*HALVES, torch.float32])
+@pytest.mark.parametrize("width", [64, 3072, 5000, 8192])
+def test_rms_norm(width: int, dtype: torch.dtype) -> None:
+    x, residual, weight = randn(5, width, dtype=dtype), randn(5, width, dtype=dtype, seed=1), randn(width, dtype=dtype)
+    for added in (None, residual):
+        normed, stream = rms_norm(x, weight, 1e-5, added)
+        exact, exact_stream = rms_norm_reference(x, weight, 1e-5, added)
+        assert torch.equal(stream, exact_stream)
+        assert relative_error(normed, rms_norm_reference(exact_stream.double(), weight, 1e-5)[0]) < ROUNDING[dtype]
+        torch.testing.assert_close(normed, exact)
+
+
+@pytest.mark.parametrize("dtype", [*HALVES, torch.float32])
+@pytest.mark.parametrize("width", [24, 1300, 14336])
+def test_silu_and_mul(width: int, dtype: torch.dtype) -> None:
+    gate_up = randn(5, 2 * width, dtype=dtype)
+    torch.testing.assert_close(silu_and_mul(gate_up), silu_and_mul_reference(gate_up))
+
+
+@pytest.mark.parametrize("dtype", [*HALVES, torch.float32])
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("as_table", [False, True])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(32, 8, 128), (9, 3, 80), (24, 8, 128)])
+def test_rope_and_kv_write(
+    heads: int, kv_heads: int, dim: int, as_table: bool, normed: bool, dtype: torch.dtype
+) -> None:
+    fused = randn(5, heads + 2 * kv_heads, dim, dtype=dtype)
+    weight = randn(2, dim, dtype=dtype, seed=1)
+    positions = torch.tensor([3, 9, 0, 30, 4], device="cuda")
+    slots = torch.tensor([8, 3, -1, 30, 17], device="cuda")
+    inv_freq = torch.rand(dim // 2, generator=generator(2)).cuda()
+    cos, sin = rope_tables(torch.arange(31, device="cuda") if as_table else positions, inv_freq)
+    results = []
+    function: Callable[..., Tensor]
+    for function in (rope_and_write_kv, rope_and_write_kv_reference):
+        q, k, v = fused.clone().split([heads, kv_heads, kv_heads], dim=1)
+        cache = torch.zeros(4, 8, 2, kv_heads, dim, dtype=dtype, device="cuda")
+        norms = (weight[0], weight[1], 1e-5) if normed else ()
+        results.append((function(q, k, v, cos, sin, positions if as_table else None, slots, cache, *norms), cache))
+    torch.testing.assert_close(results[0], results[1])
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("width", [128, 3072, 5000])
+def test_rounding_rows_to_8_bits(width: int, dtype: torch.dtype) -> None:
+    x = randn(9, width, dtype=dtype)
+    x[4] = 0
+    data, scales = quantize_rows(x)
+    exact, exact_scales = quantize_rows_reference(x)
+    torch.testing.assert_close(scales, exact_scales)
+    # A quotient that lies on a tie may fall to either side.
+    assert (data.float() != exact.float()).float().mean() < 1e-3
+    assert relative_error((data.float() * scales)[:4], x[:4]) < 0.03
+
+
+@pytest.mark.parametrize("rows", [1, 17, 300])
+def test_fp8_linear(rows: int) -> None:
+    weight = Fp8Weight.from_float(randn(512, 1024, dtype=torch.bfloat16))
+    x = randn(rows, 1024, dtype=torch.bfloat16, seed=1)
+    bias = randn(512, dtype=torch.bfloat16, seed=2)
+    exact = fp8_linear_reference(x.float(), weight, bias.float())
+    assert relative_error(fp8_linear(x, weight, bias), exact) < 4e-3
+
+
+def sampling_case(rows: int, vocab: int, dtype: torch.dtype) -> tuple[Tensor, SamplingTensors]:
+    logits = (torch.randn(rows, vocab, generator=generator(0)) * 3).to("cuda", dtype)
+    temperature = torch.tensor([0.0, 0.7, 1.0, 1.9], device="cuda").repeat(rows // 4 + 1)[:rows]
+    seeds = torch.arange(rows, device="cuda") * 1000003
+    return logits, SamplingTensors(temperature, seeds, torch.arange(rows, device="cuda") + 5)
+
+
+@pytest.mark.parametrize("vocab", [300, 32000, 128256])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("filtered", [False, True])
+def test_sampling_draws_the_references_tokens(vocab: int, dtype: torch.dtype, filtered: bool) -> None:
+    logits, params = sampling_case(64, vocab, dtype)
+    if filtered:
+        params.top_p = torch.full((64,), 0.8, device="cuda")
+        params.top_k = torch.full((64,), 40, device="cuda")
+    ours, exact = sample(logits, params, 5), sample_reference(logits, params, 5)
+    assert (ours.token_ids != exact.token_ids).sum() <= 1  # a draw may fall within rounding of a boundary
+    greedy = sample(logits, SamplingTensors())
+    assert torch.equal(greedy.token_ids, logits.float().argmax(-1))
+    assert torch.equal(greedy.token_ids[::4], ours.token_ids[::4])
+    assert not ours.errors.any()
+
+
+def test_drawn_tokens_follow_the_distribution() -> None:
+    logits = torch.tensor([0.0, 1.0, -2.0, 2.5, -math.inf, 0.5] * 1500).cuda()
+    logits[7:] = -math.inf
+    rows = 20000
+    params = SamplingTensors(
+        temperature=torch.full((rows,), 0.8, device="cuda"),
+        seeds=torch.arange(rows, device="cuda"),
+        positions=torch.full((rows,), 9, device="cuda"),
+    )
+    drawn = sample(logits.expand(rows, -1).contiguous(), params).token_ids
+    seen = torch.bincount(drawn, minlength=9)[:9].double() / rows
+    expected = (logits[:9].double() / 0.8).softmax(-1)
+    assert drawn.max() < 9
+    assert (seen - expected).abs().max() < 4 * 0.5 / math.sqrt(rows)
+
+
+def test_a_bad_row_is_told_and_the_others_stand() -> None:
+    logits, params = sampling_case(8, 9000, torch.float32)
+    whole = sample(logits, params).token_ids
+    logits[2, 8000] = math.nan
+    logits[5, 1] = math.inf
+    sampled = sample(logits, params)
+    assert sampled.errors.tolist() == [0, 0, NOT_FINITE, 0, 0, NOT_FINITE, 0, 0]
+    kept = [0, 1, 3, 4, 6, 7]
+    assert torch.equal(sampled.token_ids[kept], whole[kept])
+    assert ((sampled.token_ids >= 0) & (sampled.token_ids < 9000)).all()
+
+
+def test_a_step_of_sampling_can_be_captured() -> None:
+    logits, params = sampling_case(8, 32000, torch.float32)
+    params.top_p = torch.full((8,), 0.8, device="cuda")
+    sampling.sample(logits, params, 3)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = sampling.sample(logits, params, 3)
+    logits.copy_(logits.flip(1).clone())
+    graph.replay()
+    assert torch.equal(captured.token_ids, sampling.sample(logits, params, 3).token_ids)
