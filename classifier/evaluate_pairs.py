@@ -6,7 +6,7 @@ A folder holds ``prompts.parquet`` (``prompt_id``, ``benchmark``, ``domain``, ``
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,7 @@ def read_pairs(folder: Path, weak: str, strong: str, benchmark: str | None = Non
     TrainingError
         The folder is not readable in the schema above, or the two models share no prompt in it.
     """
-    prompts, scores = (_read(folder / name, columns) for name, columns in _COLUMNS.items())
+    prompts, scores = (read_columns(folder / name) for name in _COLUMNS)
     grades: dict[str, dict[str, float]] = {}
     for row in scores:
         if row["model"] in (weak, strong) and row["score"] is not None:
@@ -83,12 +83,20 @@ def read_pairs(folder: Path, weak: str, strong: str, benchmark: str | None = Non
 
 _COLUMNS = {
     "prompts.parquet": ("prompt_id", "benchmark", "domain", "prompt", "group_id", "fold"),
-    "scores.parquet": ("prompt_id", "model", "score"),
+    "scores.parquet": ("prompt_id", "model", "score", "cost_usd", "cost_usd_est", "out_chars"),
 }
 _NEEDED = frozenset({"prompt_id", "benchmark", "prompt", "model", "score"})
 
 
-def _read(path: Path, columns: tuple[str, ...]) -> list[dict[str, Any]]:
+def read_columns(path: Path) -> list[dict[str, Any]]:
+    """The known columns of one of the two files, those that are there.
+
+    Raises
+    ------
+    TrainingError
+        It cannot be read, or lacks a column that is needed.
+    """
+    columns = _COLUMNS[path.name]
     try:
         import pyarrow.parquet as parquet  # type: ignore[import-untyped]
     except ImportError as error:
@@ -168,16 +176,38 @@ def cross_estimate(table: PairTable, *, seed: int) -> Estimated:
     return Estimated(gains, foreign, total)
 
 
+def learning_curve(table: PairTable, sizes: Sequence[int], *, seed: int) -> list[dict[str, Any]]:
+    """APGR of routers fitted on so many labels of the other folds, drawn at random by whole groups.
+
+    A size counts prompts; each is one grade of the weak and one of the strong answer. With none there is nothing to
+    route by, which is chance.
+    """
+    found: list[dict[str, Any]] = [{"num_labels": 0, "apgr": 0.5}]
+    rng = np.random.default_rng(seed)
+    for size in sizes:
+        gains = np.zeros(len(table.rows))
+        for inside, outside in _fold_rows(table.folds):
+            some = inside[np.sort(rng.permutation(len(inside))[:size])]
+            guess = estimate(table.take(some), table.take(outside), seed=seed).gains
+            gains[outside] = (guess - guess.mean()) / (float(guess.std()) or 1.0)
+        curve = pair_curve(gains, table.rows.weak, table.rows.strong)
+        found.append({"num_labels": min(size, len(inside)), "apgr": _number(curve.apgr)})
+    return found
+
+
 def _fold_rows(folds: Ints) -> Iterator[tuple[Ints, Ints]]:
     for fold in np.unique(folds):
         yield np.flatnonzero(folds != fold), np.flatnonzero(folds == fold)
 
 
-def measure(table: PairTable, found: Estimated, *, seed: int, num_resamples: int = 200) -> dict[str, Any]:
+def measure(
+    table: PairTable, found: Estimated, *, seed: int, num_resamples: int = 200, costs_usd: Floats | None = None
+) -> dict[str, Any]:
     """RouteLLM's figures for the router, prompt length, chance and an oracle, as JSON-able numbers.
 
     ``strong_share_95`` and ``_99`` are the least shares of strong calls that hold 95 and 99 % of the strong model's
-    quality; for chance that is also the best fixed mix without a router.
+    quality; for chance that is also the best fixed mix without a router. ``cost_usd_95`` and ``_99`` are what a request
+    costs there, where every answer's cost is known (``costs_usd``, float64 (n, 2), weak and strong).
     """
     weak, strong = table.rows.weak, table.rows.strong
     lengths = np.array([float(len(prompt)) for prompt in table.rows.prompts])
@@ -194,6 +224,10 @@ def measure(table: PairTable, found: Estimated, *, seed: int, num_resamples: int
             "strong_share_95": curve.share_holding(0.95),
             "strong_share_99": curve.share_holding(0.99),
         }
+        if costs_usd is not None and np.isfinite(costs_usd).all():
+            for level in (95, 99):
+                share = result[name][f"strong_share_{level}"]
+                result[name][f"cost_usd_{level}"] = _cost_at(benefit, share, costs_usd)
     interval = bootstrap_interval(
         lambda rows: pair_curve(found.gains[rows], weak[rows], strong[rows]).apgr,
         table.rows.groups,
@@ -209,6 +243,15 @@ def measure(table: PairTable, found: Estimated, *, seed: int, num_resamples: int
         "votes": {name: round(weight, 5) for name, weight in sorted(found.weights.items())},
         "rankings": result,
     }
+
+
+def _cost_at(benefit: Floats, share: float, costs_usd: Floats) -> float:
+    """Mean cost when this share, highest benefit first, goes to the strong model; ties go by lot."""
+    order = np.argsort(-benefit, kind="stable")
+    extra = (costs_usd[:, 1] - costs_usd[:, 0])[order]
+    _, block, sizes = np.unique(-benefit[order], return_inverse=True, return_counts=True)
+    even = (np.bincount(block, weights=extra) / sizes)[block]
+    return float(costs_usd[:, 0].mean() + even[: round(share * len(order))].sum() / len(order))
 
 
 def _number(value: float) -> float | None:

@@ -174,60 +174,52 @@ def retrain(
     run(config, reason=reason, dry_run=dry_run, seed=seed, quiet=quiet, as_json=as_json)
 
 
-@app.command()
+@app.command(context_settings={"allow_extra_args": True})
 def evaluate(
+    context: typer.Context,
     train: Annotated[Path, typer.Option("--train", help="Folder with prompts.parquet and scores.parquet to fit on.")],
     test: Annotated[Path, typer.Option("--test", help="Folder to judge on; the same one means its own folds.")],
-    weak: Annotated[str, typer.Option("--weak", help="The cheap model, as the folders name it.")],
-    strong: Annotated[str, typer.Option("--strong", help="The dear model.")],
-    benchmark: Annotated[str | None, typer.Option("--benchmark", help="Only this benchmark's prompts.")] = None,
+    weak: Annotated[str | None, typer.Option("--weak", help="The cheap model, as the folders name it.")] = None,
+    strong: Annotated[str | None, typer.Option("--strong", help="The dear model.")] = None,
+    ladder: Annotated[
+        str | None, typer.Option("--ladder", metavar="MODEL ...", help="Instead of a pair: models, cheapest first.")
+    ] = None,
+    benchmark: Annotated[
+        list[str] | None, typer.Option("--benchmark", help="Only this benchmark's prompts; repeatable.")
+    ] = None,
     transfer: Annotated[bool, typer.Option("--transfer", help="Fit on every benchmark but --benchmark.")] = False,
     floor: Annotated[float, typer.Option("--floor", help="Share of the strong model's quality to certify.")] = 0.95,
     confidence: Annotated[float, typer.Option("--confidence", help="Confidence of the certificate.")] = 0.95,
     seed: Annotated[int, typer.Option("--seed", help="Of fits and resamples.")] = 0,
     resamples: Annotated[int, typer.Option("--resamples", help="Of intervals and of the certificate.")] = 200,
+    price: Annotated[
+        list[str] | None,
+        typer.Option("--price", metavar="MODEL=IN,OUT", help="USD per million tokens, where the folder has none."),
+    ] = None,
+    curve: Annotated[
+        str | None, typer.Option("--curve", help="Numbers of labels for a learning curve, such as 100,1000.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Only the line of JSON.")] = False,
 ) -> None:
-    """Judge routing between two models on graded prompts, beside prompt length, chance and an oracle."""
+    """Judge routing between models on graded prompts, beside prompt length, chance, a fixed mix and an oracle."""
     from gateway.commands.evaluate import evaluate as run
 
+    if context.args and ladder is None:
+        raise typer.BadParameter(f"unexpected {' '.join(context.args)!r}")
     run(
         train,
         test,
         weak=weak,
         strong=strong,
-        benchmark=benchmark,
+        ladder=[ladder, *context.args] if ladder is not None else [],
+        benchmark=benchmark or [],
         transfer=transfer,
         floor=floor,
         confidence=confidence,
         seed=seed,
         num_resamples=resamples,
-        as_json=as_json,
-    )
-
-
-@app.command()
-def simulate(
-    scenario: Annotated[
-        list[str] | None, typer.Option("--scenario", help="Repeatable; by default all of them.")
-    ] = None,
-    weeks: Annotated[int, typer.Option("--weeks", help="Simulated weeks.")] = 12,
-    requests_per_week: Annotated[int, typer.Option("--requests-per-week", help="Of all tenants.")] = 4000,
-    seed: Annotated[int, typer.Option("--seed", help="Of traffic, dice and judge.")] = 1,
-    plot: Annotated[Path | None, typer.Option("--plot", metavar="FOLDER", help="Draw each scenario there.")] = None,
-    config: ConfigOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Only the lines of JSON.")] = False,
-) -> None:
-    """Let weeks of traffic with known truth pass through router, policy, checks, monitor and retraining."""
-    from gateway.commands.simulate import simulate as run
-
-    run(
-        config,
-        tuple(scenario or ()),
-        weeks=weeks,
-        requests_per_week=requests_per_week,
-        seed=seed,
-        plot_folder=plot,
+        price=price or [],
+        curve=curve,
         as_json=as_json,
     )
 
@@ -244,6 +236,7 @@ _add_bench("ladder", "gateway.bench.ladder", "Accuracy and cost of every tier an
 _add_bench("graders", "gateway.bench.graders", "How well each grader tells good answers from bad, and what it costs.")
 _add_bench("overhead", "gateway.bench.overhead", "CPU time the gateway adds to a request and to a streamed chunk.")
 _add_bench("escalation", "gateway.bench.escalation", "What escalation earns and what predictions save.")
+_add_bench("healing", "gateway.bench.healing", "A server meets unknown kinds of task, and heals without a hand.")
 _add_bench("durability", "gateway.bench.durability", "Kill the server under load; count the answers its log has lost.")
 
 
