@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
@@ -135,9 +135,7 @@ def _operation(operation: Operation) -> dict[str, Any]:
 def _is_typed(operation: Operation) -> bool:
     """Whether anything of the request can be of a wrong type: a query is text, except where it stands for a number."""
     kinds = {schema_of(each.check).get("type") for each in operation.query.values()}
-    return bool(kinds & {"integer", "number", "boolean"}) or (
-        operation.body is not None and not isinstance(operation.body, Bytes)
-    )
+    return bool(kinds & {"integer", "number", "boolean"}) or isinstance(operation.body, Mapping)
 
 
 def _path_parameters(path: str) -> list[dict[str, Any]]:

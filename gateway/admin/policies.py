@@ -85,7 +85,7 @@ class PolicyPages:
                 handler=self.remove,
                 returns=schemas.shape(name=schemas.TEXT, is_active=schemas.FLAG),
                 conditional="must",
-                errors=(*named, Conflict),
+                errors=named,
             ),
             Operation(
                 method="POST",
@@ -194,6 +194,10 @@ class PolicyPages:
 
     async def remove(self, asked: Asked) -> Reply:
         name, state = asked.path["name"], await self._rooms.state()
+        if name == state.policies.default:
+            raise InvalidRequest(
+                f"{name!r} is the policy of requests that name none; choose another first.", param="name"
+            )
         audit = audited(asked, f"policy {name}", {"version": state.policies.active.get(name)}, {"version": None})
         await self._rooms.plane.writer.remove_policy(name, by=asked.by, if_active=asked.if_match, audit=audit)
         return Reply({"name": name, "is_active": False})

@@ -1,0 +1,111 @@
+"""``suffice admin`` against a running server: tables for people, JSON for programs, refusals in the server's words."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from gateway.cli import app
+from tests.gateway.admin.kit import add_key
+from tests.gateway.admin.test_documented_errors import operations
+from tests.gateway.harness import LADDER_TOML, make_settings, running
+
+
+async def run(url: str, *arguments: str, key: str = "", sent: bytes = b"") -> tuple[int, str, str]:
+    """One command line; (status, output, complaint)."""
+    environ = {**os.environ, "SUFFICE_ADMIN_KEY": key, "COLUMNS": "200"}
+    command = [sys.executable, "-m", "gateway.cli", "admin", *arguments, "--url", url]
+    done = await asyncio.to_thread(
+        subprocess.run, command, input=sent, capture_output=True, env=environ, timeout=120, check=False
+    )
+    return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+
+def test_there_is_a_command_for_every_operation() -> None:
+    group = get_command(app).commands["admin"]  # type: ignore[attr-defined]
+    assert list(group.commands) == [each.name.replace("_", "-") for each in operations()]
+
+
+async def test_a_policy_is_saved_tried_and_brought_back_by_commands(tmp_path: Path) -> None:
+    async with running(make_settings(tmp_path)) as gateway:
+        await gateway.chat("hi")
+        status, said, _ = await run(gateway.url, "list-policies")
+        assert status == 0
+        assert "careful" in said
+        policy = tmp_path / "policy.toml"
+        policy.write_text("quality_floor = 0.5\nallowed_tiers = [1]\n")
+        status, said, wrong = await run(gateway.url, "put-policy", "default", str(policy), "--note", "n", "--json")
+        assert (status, json.loads(said)["body"]["quality_floor"]) == (0, 0.5), wrong
+        policy.write_text("quality_flor = 0.5\n")
+        status, _, wrong = await run(gateway.url, "put-policy", "default", str(policy))
+        assert status == 2
+        assert "did you mean quality_floor?" in wrong
+        status, said, _ = await run(gateway.url, "put-policy", "fresh", "-", "--json", sent=b"{}")
+        assert (status, json.loads(said)["is_active"]) == (0, True)
+        policy.write_text("quality_floor = 0.9\n")
+        status, said, wrong = await run(gateway.url, "try-policy", "--policy", str(policy), "--last", "10")
+        assert status == 0, wrong
+        assert "num_rows" in said
+        status, said, _ = await run(gateway.url, "roll-back-policy", "default", "--json")
+        assert (status, json.loads(said)["body"]["quality_floor"]) == (0, 0.95)
+        status, _, wrong = await run(gateway.url, "get-policy", "none")
+        assert (status, wrong.strip()) == (1, "suffice: There is no policy 'none'.")
+
+
+async def test_the_kill_switch_and_keys_by_commands(tmp_path: Path) -> None:
+    async with running(make_settings(tmp_path)) as gateway:
+        status, said, _ = await run(gateway.url, "set-kill-switch", "--on", "--reason", "a drill")
+        assert (status, "a drill" in said) == (0, True)
+        assert (await gateway.chat("hi")).headers["x-suffice-reason"] == "kill_switch"
+        status, said, _ = await run(gateway.url, "set-kill-switch", "--no-on", "--json")
+        assert json.loads(said)["on"] is False
+        limits = ("--requests-per-minute", "7", "--budget-usd-per-day", "1.5")
+        status, said, wrong = await run(
+            gateway.url, "create-key", "--name", "me", "--scope", "admin", *limits, "--json"
+        )
+        assert status == 0, wrong
+        made = json.loads(said)
+        assert made["limits"] == {"requests_per_minute": 7, "budget_usd_per_day": "1.5"}
+        status, _, wrong = await run(gateway.url, "list-keys")
+        assert (status, "SUFFICE_ADMIN_KEY" in wrong or "admin" in wrong) == (1, True)
+        status, said, _ = await run(gateway.url, "list-keys", key=made["key"])
+        assert (status, made["prefix"] in said, made["key"] in said) == (0, True, False)
+        status, said, _ = await run(gateway.url, "get-usage", "--group-by", "tier", key=made["key"])
+        assert (status, "saved_usd" in said) == (0, True)
+        for command in ("list-tiers", "list-thresholds", "get-control", "list-requests", "list-alerts", "report-floor"):
+            status, said, wrong = await run(gateway.url, command, key=made["key"])
+            assert (status, wrong) == (0, ""), command
+            assert said
+        user, _ = await add_key(gateway)
+        status, _, wrong = await run(gateway.url, "list-keys", key=user["authorization"].removeprefix("Bearer "))
+        assert status == 1
+        assert "scope" in wrong
+
+
+async def test_nobody_there(free_port: int) -> None:
+    status, _, wrong = await run(f"http://127.0.0.1:{free_port}", "list-tiers")
+    assert status == 1
+    assert "Nothing answers" in wrong
+
+
+@pytest.mark.parametrize("command", ["put-policy default", "validate-policy default", "upload-router"])
+async def test_a_file_that_is_not_there(free_port: int, command: str) -> None:
+    status, _, wrong = await run(f"http://127.0.0.1:{free_port}", *command.split(), "/nowhere/policy.json")
+    assert status == 2
+    assert "/nowhere/policy.json cannot be read" in wrong
+
+
+def test_the_document_is_printed_without_a_server(tmp_path: Path) -> None:
+    file = tmp_path / "suffice.toml"
+    file.write_text(LADDER_TOML)
+    command = [sys.executable, "-m", "gateway.cli", "openapi", "--config", str(file)]
+    done = subprocess.run(command, capture_output=True, timeout=120, check=True)
+    assert json.loads(done.stdout)["paths"]["/admin/v1/tiers"]["get"]["operationId"] == "list_tiers"
+    assert not (tmp_path / "suffice.db").exists()
