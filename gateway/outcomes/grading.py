@@ -24,6 +24,8 @@ _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 # "A" and "I" are words as well: before a space they begin a sentence.
 _CHOICE = re.compile(r"\A\(?([A-J])\)?(?:[.):]|\Z)|\A([B-HJ])\s")
 _MAX_SHORT_WORDS = 8
+_MAX_BRIEF_WORDS = 12
+_MAX_CLOSING_WORDS = 25
 
 
 def visible(text: str) -> str:
@@ -62,6 +64,22 @@ def final_answer(text: str) -> str | None:
         return _only_number(normal) or normal
     numbers = _NUMBER.findall(re.sub(r"(?<=\d),(?=\d{3}\b)", "", candidate))
     return normalise_answer(numbers[-1]) if numbers else None
+
+
+def committed_answer(text: str) -> str | None:
+    """The final answer that a text plainly ends on, in normal form; None where it only happens to hold a number.
+
+    What is marked as the answer, what is nearly all that is said, or the number that closes a short last sentence. Of
+    open texts about numbers, most hold one last number without meaning it as an answer.
+    """
+    said = visible(text)
+    answer = final_answer(said)
+    if answer is None or len(said.split()) <= _MAX_BRIEF_WORDS or _MARKED.search(said):
+        return answer
+    last = [part for part in re.split(r"(?<=[.!?])\s+|\n+", said) if part.strip()][-1]
+    numbers = _NUMBER.findall(re.sub(r"(?<=\d),(?=\d{3}\b)", "", last))
+    is_closing = bool(numbers) and len(last.split()) <= _MAX_CLOSING_WORDS and normalise_answer(numbers[-1]) == answer
+    return answer if is_closing else None
 
 
 def _only_number(normal: str) -> str | None:

@@ -142,8 +142,8 @@ class FeedbackBook:
             checks = checks.where(verifications.c.finished_at >= since)
         known = select(gold_labels).order_by(gold_labels.c.created_at, gold_labels.c.gold_id)
         async with self._store.transaction() as connection:
-            rows = list((await connection.execute(checks)).mappings())
-            labels = _best((await connection.execute(known)).mappings())
+            rows = [dict(row) for row in (await connection.execute(checks)).mappings()]
+            labels = _best(dict(row) for row in (await connection.execute(known)).mappings())
         faults = [row["verdict"] == 0 for row in rows if _is_fault(row, labels) is True]
         sound = [row["verdict"] == 0 for row in rows if _is_fault(row, labels) is False]
         return GoldCounts(sum(faults), len(faults), sum(sound), len(sound))

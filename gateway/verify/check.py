@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, Literal, cast
 
 from backends.errors import BackendFailure
-from backends.protocol import Backend, Finished, FinishReason, GenerateRequest, TokenDelta
+from backends.protocol import Finished, FinishReason, GenerateRequest, TokenDelta
 from gateway.catalog import Catalog
 from gateway.config_sections import GraderName
-from gateway.errors import UnknownModel
 from gateway.store.records import VerificationJob
 from gateway.store.verifications import NOTHING, CheckResult, Spent
 from gateway.verify.combination import Combination, flat_scores
@@ -150,28 +149,15 @@ class Checker:
         return Party(tier, self._catalog.backend(tier))
 
 
-def make_graders(names: Sequence[GraderName], catalog: Catalog) -> tuple[Grader, ...]:
-    """The graders that the settings name; embeddings come from the first served model that makes them, if any."""
-    made: Mapping[str, type[Grader]] = {
-        "final_answer": FinalAnswerGrader,
-        "overlap": OverlapGrader,
-        "likelihood": LikelihoodGrader,
-        "judge": JudgeGrader,
-    }
-    graders: list[Grader] = []
-    for name in names:
-        if name != "embedding":
-            graders.append(made[name]())
-            continue
-        embedder = _embedder(catalog)
-        if embedder is not None:
-            tier = next((each for each in catalog.ladder if each.model == embedder[0]), catalog.ladder[0])
-            graders.append(EmbeddingGrader(embedder[1], tier))
-    return tuple(graders)
+def make_graders(names: Sequence[GraderName]) -> tuple[Grader, ...]:
+    """The graders that the settings name."""
+    return tuple(_GRADERS[name]() for name in names)
 
 
-def _embedder(catalog: Catalog) -> tuple[str, Backend] | None:
-    try:
-        return catalog.embedder("auto")
-    except UnknownModel:
-        return None
+_GRADERS: Mapping[GraderName, Callable[[], Grader]] = {
+    "final_answer": FinalAnswerGrader,
+    "overlap": OverlapGrader,
+    "embedding": EmbeddingGrader,
+    "likelihood": LikelihoodGrader,
+    "judge": JudgeGrader,
+}

@@ -122,8 +122,11 @@ def feature(grades: Grades, name: str) -> float:
     """A number out of the grades; 0 where the grader has no opinion.
 
     ``overlap`` is that grader's score, ``likelihood.agreed`` one of its details; ``final_answer.equal`` and
-    ``final_answer.different`` are 1 where there are final answers to compare, so that "none" is neither.
+    ``final_answer.different`` are 1 where there are final answers to compare, so that "none" is neither;
+    ``open.overlap`` is the overlap where there are none: beside final answers the wording says nothing.
     """
+    if name.startswith("open."):
+        return 0.0 if "final_answer" in grades else feature(grades, name.removeprefix("open."))
     if name == "final_answer.equal":
         return float("final_answer" in grades and grades["final_answer"].score >= 0.5)
     if name == "final_answer.different":

@@ -42,7 +42,7 @@ def recorded_pairs(folder: Path) -> list[GradedPair]:
     Every response of a benchmark in :data:`STRONG_MODELS` is compared with the strong model's to the same prompt; it
     was good where its score is not below.
     """
-    import pyarrow.parquet as parquet
+    import pyarrow.parquet as parquet  # type: ignore[import-untyped]
 
     def rows(name: str, *columns: str) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = parquet.read_table(folder / f"{name}.parquet", columns=list(columns)).to_pylist()
@@ -124,7 +124,7 @@ async def run_builtin_ladder(
         ladder = loading.fit_ladder(settings.ladder, backends)
         catalog = Catalog(ladder, settings.policy, settings.policies, backends)
         names: list[GraderName] = ["final_answer", "overlap", "embedding", "likelihood"]
-        graders = make_graders([*names, "judge"] if with_judge else names, catalog)
+        graders = make_graders([*names, "judge"] if with_judge else names)
         return await ladder_pairs(catalog, draw_half(half, seed, num_tasks), graders, progress=progress)
     finally:
         await loading.close_backends(list(backends.values()))

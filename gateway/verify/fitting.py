@@ -26,7 +26,7 @@ from classifier.metrics import brier, calibration_error, roc_auc
 from gateway.outcomes.halves import FITTING_HALF
 from gateway.verify.combination import FORMAT, feature
 from gateway.verify.corpus import TRAINABLE, recorded_pairs, run_builtin_ladder
-from gateway.verify.graded import GradedPair, read_graded
+from gateway.verify.graded import GradedPair, read_graded, write_graded
 
 Floats = NDArray[np.float64]
 
@@ -44,7 +44,7 @@ class Recipe:
     is_portable: bool
 
 
-_TEXT = ("final_answer.equal", "final_answer.different", "overlap", "overlap.log_length_ratio")
+_TEXT = ("final_answer.equal", "final_answer.different", "open.overlap")
 _READ = (
     "likelihood",
     "likelihood.top_mean",
@@ -207,13 +207,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--ladder", type=int, default=0, metavar="TASKS", help="run the built-in ladder on so many tasks"
     )
     parser.add_argument("--graded", type=Path, metavar="FILE", help="graded pairs of a ladder instead")
+    parser.add_argument("--write-graded", type=Path, metavar="FILE", help="keep the ladder's graded pairs")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args(arguments)
     pairs = recorded_pairs(given.data) if given.data else []
     pairs += read_graded(given.graded) if given.graded else []
     if given.ladder:
-        pairs += asyncio.run(run_builtin_ladder(FITTING_HALF, given.ladder, given.seed, with_judge=False))
+        run = asyncio.run(run_builtin_ladder(FITTING_HALF, given.ladder, given.seed, with_judge=False))
+        if given.write_graded:
+            write_graded(given.write_graded, run)
+        pairs += run
     fitted = fit(pairs, seed=given.seed)
     given.out.write_bytes(orjson.dumps(fitted, option=orjson.OPT_INDENT_2) + b"\n")
     print(

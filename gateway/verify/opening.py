@@ -43,7 +43,7 @@ def make_worker(
         config,
         VerificationQueue(store),
         FeedbackBook(store),
-        Checker(catalog, make_graders(config.graders, catalog), combination),
+        Checker(catalog, make_graders(config.graders), combination),
         LiveLoad(admission, catalog.backends.values(), config.max_live_requests),
         VerificationMetrics(),
         sampler=sampler,

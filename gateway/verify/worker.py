@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from itertools import count
 from typing import Literal
 
 from backends.errors import BackendError, BackendOverloaded
@@ -34,8 +35,10 @@ _log = logging.getLogger("suffice.verify")
 Now = Callable[[], datetime]
 
 _HOUR, _DAY = timedelta(hours=1), timedelta(days=1)
-# How often the queue is looked at as a whole, what is too old swept out, and the spending summed anew.
-_LOOK_EVERY_S = 5.0
+# How often the queue is glanced at, and after how many glances swept and the spending summed anew: a sum over an hour
+# of requests is not for every few seconds, and what this process spends meanwhile it adds itself.
+_GLANCE_EVERY_S = 5.0
+_GLANCES_PER_LOOK = 12
 _YIELD_POLL_S = 0.05
 _BACKOFF_S = 10.0
 _MAX_RETRY_S = 600.0
@@ -107,16 +110,19 @@ class VerificationWorker:
     # ---- looking
 
     async def _look_forever(self) -> None:
-        while True:
+        for num_glances in count():
             try:
-                await self.look()
+                if num_glances % _GLANCES_PER_LOOK == 0:
+                    await self.look()
+                else:
+                    await self._glance()
             except StoreError as error:
                 _log.warning("the queue of checks cannot be read: %s", error)
                 await asyncio.sleep(_BACKOFF_S)
             except Exception:
                 _log.exception("looking at the queue of checks failed; it is tried again")
                 await asyncio.sleep(_BACKOFF_S)
-            await asyncio.sleep(_LOOK_EVERY_S)
+            await asyncio.sleep(_GLANCE_EVERY_S)
 
     async def look(self) -> None:
         """Sweep out what is hopeless, read the queue and the spending, and slow the sampler if checks are behind."""
@@ -125,16 +131,21 @@ class VerificationWorker:
         expired, failed = await self._queue.sweep(now, max_age_s=config.max_age_s, max_attempts=config.max_attempts)
         self.metrics.endings["expired"] += expired
         self.metrics.endings["failed"] += failed
-        self._state = self.metrics.state = await self._queue.state()
         self._ledger = Ledger(
             await self._queue.spent_since(now - _HOUR),
             await self._queue.spent_since(now - _DAY),
             await self._queue.served_since(now - _HOUR),
         )
+        await self._glance()
+        self._has_looked.set()
+
+    async def _glance(self) -> None:
+        """Read how much waits and for how long."""
+        now = self._now()
+        self._state = self.metrics.state = await self._queue.state()
         oldest_s = 0.0 if self._state.oldest_at is None else (now - self._state.oldest_at).total_seconds()
         self.metrics.oldest_s = oldest_s
         self._throttle(oldest_s)
-        self._has_looked.set()
 
     def _throttle(self, oldest_s: float) -> None:
         """Lower every chance alike while the oldest job is overdue: the sample stays random, only smaller."""

@@ -6,42 +6,35 @@ Measured on open text it tells good answers from bad no better than a coin (AUC 
 from __future__ import annotations
 
 from backends.errors import UnsupportedByBackend
-from backends.protocol import Backend
 from gateway.outcomes.grading import visible
 from gateway.store.verifications import Spent
 from gateway.verify.pair import Grade, Pair, Spend
-from policies.types import Tier
 
 THRESHOLD = 0.85
 
 
 class EmbeddingGrader:
-    """Cosine similarity, -1..1, of vectors made by one served model.
+    """Cosine similarity, -1..1, of vectors made by the cheaper of the two tiers that makes any.
 
-    Parameters
-    ----------
-    backend, tier : who embeds, and at whose price
+    Only these two are asked: no other tier need be permitted to see the texts.
     """
 
     name = "embedding"
     needs_top_answer = True
 
-    def __init__(self, backend: Backend, tier: Tier) -> None:
-        self._backend = backend
-        self._tier = tier
-
     async def grade(self, pair: Pair, spend: Spend) -> Grade | None:
-        if pair.top_answer is None or "embed" not in self._backend.capabilities:
+        party = next((each for each in (pair.cheap, pair.top) if "embed" in each.backend.capabilities), None)
+        if pair.top_answer is None or party is None:
             return None
         texts = (visible(pair.cheap_answer), visible(pair.top_answer))
         if not all(texts):
             return None
         try:
-            embedded = await self._backend.embed(texts)
+            embedded = await party.backend.embed(texts)
         except UnsupportedByBackend:
             return None
         # Reading a few words is not an answer: the tokens are paid for, the price per request is not.
-        spend(Spent(self._tier.price_per_input_token_usd * embedded.usage.prompt_tokens))
+        spend(Spent(party.tier.price_per_input_token_usd * embedded.usage.prompt_tokens))
         one, other = embedded.vectors
         cosine = sum(a * b for a, b in zip(one, other, strict=True))
         return Grade(cosine, {"above_threshold": float(cosine >= THRESHOLD)})

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from gateway.outcomes.grading import final_answer, visible
+from gateway.outcomes.grading import committed_answer, visible
 from gateway.verify.pair import Grade, Pair, Spend
 
 
 class FinalAnswerGrader:
-    """1 for equal final answers in normal form, 0 for different ones; no opinion where one of the texts has none.
+    """1 for equal final answers in normal form, 0 for different ones; no opinion where a text does not end on one.
 
     Of two empty answers neither is better; an empty one against a text is worse.
     """
@@ -24,7 +24,7 @@ def compare(cheap_answer: str, top_answer: str) -> Grade | None:
     mine, theirs = visible(cheap_answer), visible(top_answer)
     if not mine or not theirs:
         return Grade(float(mine == theirs))
-    one, other = final_answer(mine), final_answer(theirs)
+    one, other = committed_answer(mine), committed_answer(theirs)
     if one is None or other is None:
         return None
     return Grade(float(one == other))

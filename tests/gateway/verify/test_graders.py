@@ -53,6 +53,11 @@ def pair(cheap: str, top: str | None, *, small: Any = None, large: Any = None) -
         ("", "8", 0.0),
         ("", "<think>never ends", 1.0),
         ("1" * 400, "1" * 400, 1.0),
+        (
+            "It began in 1998. They wrote on spiders, and later, as all know who read them, on ants too.",
+            "8",
+            None,
+        ),
         ("Spiders are arachnids and those walk on eight legs in four pairs as everyone can see.", "8", None),
     ],
 )
@@ -87,8 +92,7 @@ def test_overlap_is_symmetric_bounded_and_1_for_itself(one: str, other: str) -> 
 
 
 async def test_embedding_shows_the_cosine_and_the_seeds_threshold() -> None:
-    grader = EmbeddingGrader(EchoBackend("small"), SMALL)
-    meter = Meter()
+    grader, meter = EmbeddingGrader(), Meter()
     same = await grader.grade(pair("eight legs", "eight legs"), meter)
     other = await grader.grade(pair("eight legs", "no idea at all"), meter)
     assert same is not None
@@ -98,8 +102,9 @@ async def test_embedding_shows_the_cosine_and_the_seeds_threshold() -> None:
     assert meter.spent.cost_usd > 0
     assert await grader.grade(pair("eight legs", None), meter) is None
     assert await grader.grade(pair("", "x"), meter) is None
-    unable = EmbeddingGrader(EchoBackend("small", capabilities=frozenset({"generate"})), SMALL)
-    assert await unable.grade(pair("a", "b"), meter) is None
+    unable = EchoBackend(capabilities=frozenset({"generate"}))
+    assert await grader.grade(pair("a", "b", small=unable), meter) is not None
+    assert await grader.grade(pair("a", "b", small=unable, large=unable), meter) is None
 
 
 async def test_likelihood_reads_with_both_tiers_and_writes_with_none() -> None:
@@ -230,6 +235,8 @@ def test_features_are_read_by_name() -> None:
     assert feature(known, "final_answer.different") == 1.0
     assert feature(known, "final_answer.equal") == feature(known, "likelihood") == feature({}, "overlap") == 0.0
     assert feature(known, "overlap") == 0.25
+    assert feature(known, "open.overlap") == 0.0
+    assert feature(grades(None, 0.25), "open.overlap") == 0.25
     assert flat_scores(known) == {"overlap": 0.25, "overlap.log_length_ratio": 0.0, "final_answer": 0.0}
 
 

@@ -181,7 +181,7 @@ class Bench:
             self.config,
             self.queue,
             FeedbackBook(store),
-            Checker(catalog, make_graders(self.config.graders, catalog), Combination.load(self.config.combination)),
+            Checker(catalog, make_graders(self.config.graders), Combination.load(self.config.combination)),
             LiveLoad(self.admission, backends.values(), self.config.max_live_requests),
             VerificationMetrics(),
             now=lambda: self.now,

@@ -1,0 +1,1 @@
+"""What makes one probability of the graders' scores, as data: combination.json, with its card inside."""
