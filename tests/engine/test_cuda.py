@@ -11,6 +11,7 @@ import torch
 from backends.builtin.paths import model_dir
 from engine.batch import Batch
 from engine.config import EngineConfig
+from engine.device.draft import DeviceDrafter
 from engine.device.runner import DeviceRunner
 from engine.draft import ModelDrafter
 from engine.engine import Engine, Result, collect
@@ -264,3 +265,59 @@ def test_a_capture_that_runs_out_of_memory_is_done_without(
     for prompt, result in zip(prompts, serve_and_close(Engine(model, SMALL), prompts, GREEDY), strict=True):
         assert worst_gap(model, prompt, list(result.token_ids)) <= 0.25
     assert "could not be captured (OutOfMemoryError" in caplog.text
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "seeded"])
+def test_drafts_of_the_device_change_nothing(model: DecoderModel, sampling: SamplingParams) -> None:
+    """The target drafts for itself: all that is drafted stands but for ties that the two shapes of step round apart."""
+    drafter = DeviceDrafter(
+        model,
+        KVCache(model.config, 256, 16, dtype=model.dtype, device="cuda"),
+        vocab_size=model.config.vocab_size,
+        max_draft_tokens=4,
+        max_sequences=8,
+    )
+    speculator = Speculator(drafter, max_draft_tokens=4, adaptive=False)
+    engine = Engine(model, SMALL, speculator=speculator)
+    prompts = random_prompts(5)
+    for prompt, result in zip(prompts, serve_and_close(engine, prompts, sampling), strict=True):
+        assert len(result.token_ids) == 30
+        if sampling is GREEDY:
+            assert worst_gap(model, prompt, list(result.token_ids)) <= 0.25
+    assert speculator.num_accepted > 0.8 * speculator.num_drafted > 0
+    assert len(drafter.graphs) > 0
+
+
+def test_unseeded_drafts_follow_the_targets_distribution(tmp_path: Path) -> None:
+    """On a vocabulary of 6: the second token's frequencies against the target's own probabilities."""
+    sizes = {"vocab_size": 6, "hidden_size": 96, "intermediate_size": 64, "num_hidden_layers": 1}
+    target, draft = (
+        load_model(
+            save_reference(make_reference("Llama", seed=seed, **sizes), tmp_path / str(seed)),
+            dtype=torch.bfloat16,
+            device="cuda",
+        )
+        for seed in (3, 4)
+    )
+    kv = KVCache(draft.config, 512, 16, dtype=draft.dtype, device="cuda")
+    drafter = DeviceDrafter(draft, kv, vocab_size=6, max_draft_tokens=3, max_sequences=32)
+    speculator = Speculator(drafter, max_draft_tokens=3, adaptive=False)
+    count, prompt = 3000, [1, 3, 4, 5, 1]
+    config = widened(num_blocks=512, max_num_seqs=32, max_batch_tokens=512, max_waiting=count)
+    sampling = SamplingParams(temperature=1.5, max_tokens=3, ignore_eos=True)
+    results = serve_and_close(Engine(target, config, speculator=speculator), [prompt] * count, sampling)
+    assert 0 < speculator.num_accepted < speculator.num_drafted
+
+    def following(tokens: list[int]) -> list[float]:
+        batch = Batch.build([tokens], [len(tokens)], [[0]], block_size=16, device="cuda")
+        kv = KVCache(target.config, 1, 16, dtype=target.dtype, device="cuda")
+        probs: list[float] = torch.softmax(target.logits(target.forward(batch, kv))[-1].double() / 1.5, -1).tolist()
+        return probs
+
+    first = following(prompt)
+    expected = torch.zeros(6, dtype=torch.float64)
+    for token, probability in enumerate(first):
+        expected += probability * torch.tensor(following([*prompt, token]), dtype=torch.float64)
+    observed = torch.bincount(torch.tensor([result.token_ids[1] for result in results]), minlength=6).double()
+    # Five degrees of freedom: beyond 20.5 with probability 0.001.
+    assert float(((observed - count * expected) ** 2 / (count * expected)).sum()) < 20.5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence as Seq
 from pathlib import Path
 
@@ -10,10 +11,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
 from engine.batch import Batch
 from engine.config import EngineConfig
 from engine.device.buffers import BlockTables, Shape, device_fields, host_fields
+from engine.device.draft import DeviceDrafter
 from engine.device.graphs import GraphCache, bucket
 from engine.draft import ModelDrafter, NGramDrafter
 from engine.engine import Engine, Result, collect
@@ -85,6 +88,17 @@ KINDS = ("greedy", "scaled", "filtered", "reported", "penalised", "scored", "hel
 prompts = st.lists(st.integers(3, 60), min_size=1, max_size=24)
 
 
+def device_drafter(draft: DecoderModel, num_blocks: int = 64, most: int = 3) -> DeviceDrafter:
+    return DeviceDrafter(
+        draft,
+        KVCache(draft.config, num_blocks, 4),
+        vocab_size=draft.config.vocab_size,
+        max_draft_tokens=most,
+        max_sequences=5,
+        max_batch_tokens=8,
+    )
+
+
 def differs_at_a_tie(model: DecoderModel, request: Request, ours: Result, theirs: Result) -> bool:
     """Whether greedy answers part where two tokens are equally likely: the passes sum in different orders."""
     pairs = zip(ours.token_ids, theirs.token_ids, strict=False)
@@ -100,7 +114,7 @@ def differs_at_a_tie(model: DecoderModel, request: Request, ours: Result, theirs
 
 @given(
     arrivals=st.lists(st.tuples(prompts, st.sampled_from(KINDS), st.integers(0, 3)), min_size=1, max_size=7),
-    drafting=st.sampled_from([None, None, "ngram", "model"]),
+    drafting=st.sampled_from([None, None, "ngram", "model", "device", "device"]),
     cancelled=st.sets(st.integers(0, 6), max_size=1),
     num_blocks=st.sampled_from([16, 64]),
 )
@@ -119,6 +133,9 @@ def test_any_mixture_serves_each_as_the_plain_runner_does_alone(
     elif drafting == "model":
         drafter = ModelDrafter(draft, KVCache(draft.config, 64, 4), vocab_size=61, max_batch_tokens=8)
         speculator = Speculator(drafter, max_draft_tokens=3, adaptive=False)
+    elif drafting == "device":
+        # Too small a pool for all of them: some are dropped and caught up with again.
+        speculator = Speculator(device_drafter(draft, num_blocks=24), max_draft_tokens=3, adaptive=False)
     engine = make(target, "device", speculator, num_blocks=num_blocks)
     sinks = [QueueSink() for _ in arrivals]
     for index, (prompt, kind, pause) in enumerate(arrivals):
@@ -133,6 +150,8 @@ def test_any_mixture_serves_each_as_the_plain_runner_does_alone(
         engine.step()
     engine.scheduler.check_integrity()
     assert engine.stats().num_failed_steps == 0
+    if speculator is not None and isinstance(speculator.drafter, DeviceDrafter):
+        speculator.drafter.pool.check_integrity([])
     for index, (sink, (prompt, kind, _)) in enumerate(zip(sinks, arrivals, strict=True)):
         result = collect(sink, 1.0)
         expected = serve(make(target, "plain"), [build(index, prompt, kind)])[0]
@@ -152,6 +171,57 @@ def test_any_mixture_serves_each_as_the_plain_runner_does_alone(
             assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4)
         if kind == "pooled":
             assert result.ending.pooled == pytest.approx(expected.ending.pooled, abs=1e-4)
+
+
+def test_a_twin_is_believed_and_a_worse_model_changes_nothing(models: list[DecoderModel]) -> None:
+    target, draft = models
+    sampling = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+    requests = [Request(str(i), tuple(range(3 + i, 12 + 4 * i)), sampling) for i in range(4)]
+    plain = serve(make(target, "plain"), requests)
+    for drafter, is_twin in ((device_drafter(target), True), (device_drafter(draft), False)):
+        speculator = Speculator(drafter, max_draft_tokens=3, adaptive=False)
+        results = serve(make(target, "device", speculator), requests)
+        drafter.pool.check_integrity([])
+        assert [result.token_ids for result in results] == [result.token_ids for result in plain]
+        assert speculator.num_drafted > 40
+        assert (speculator.num_accepted == speculator.num_drafted) == is_twin
+
+
+def test_sampled_drafts_follow_the_targets_distribution(tmp_path: Path) -> None:
+    """Unseeded, on a vocabulary of 6: the second and third token against the target's own probabilities."""
+    sizes = {"vocab_size": 6, "hidden_size": 24, "intermediate_size": 16, "num_hidden_layers": 1}
+    target, draft = (
+        load_model(save_reference(make_reference("Llama", seed=seed, **sizes), tmp_path / str(seed))) for seed in (3, 4)
+    )
+    prompt = (1, 3, 4, 5, 1)
+    sampling = SamplingParams(temperature=1.5, max_tokens=4, ignore_eos=True)
+    speculator = Speculator(
+        DeviceDrafter(draft, KVCache(draft.config, 256, 4), vocab_size=6, max_draft_tokens=3, max_sequences=32),
+        max_draft_tokens=3,
+        adaptive=False,
+    )
+    engine = make(target, "device", speculator, max_num_seqs=32, num_blocks=256, max_batch_tokens=256, max_waiting=4000)
+    count = 2000
+    results = serve(engine, [Request(str(i), prompt, sampling) for i in range(count)])
+    assert 0 < speculator.num_accepted < speculator.num_drafted
+    expected: Counter[tuple[int, ...]] = Counter()
+    tables = [list(range(3))]
+
+    def following(tokens: tuple[int, ...]) -> list[float]:
+        batch = Batch.build([list(tokens)], [len(tokens)], tables, block_size=4)
+        logits = target.logits(target.forward(batch, KVCache(target.config, 3, 4)))[-1]
+        probs: list[float] = torch.softmax(logits.double() / 1.5, -1).tolist()
+        return probs
+
+    for a, p_a in enumerate(following(prompt)):
+        for b, p_b in enumerate(following((*prompt, a))):
+            for c, p_c in enumerate(following((*prompt, a, b))):
+                expected[b, c] += p_a * p_b * p_c  # type: ignore[assignment]
+    observed = Counter(result.token_ids[1:3] for result in results)
+    common = [pair for pair in expected if expected[pair] * count >= 5]
+    assert sum(expected[pair] for pair in common) > 0.98
+    counts, wanted = [observed[pair] for pair in common], [expected[pair] * count for pair in common]
+    assert stats.chisquare(counts, wanted, sum_check=False).pvalue > 1e-3
 
 
 def test_more_sequences_than_the_ladder_has_steps_are_padded(models: list[DecoderModel]) -> None:
