@@ -15,6 +15,7 @@ import math
 import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from typing import Any, Self
 
 from gateway.store.monitoring import CheckedRow
@@ -203,8 +204,14 @@ def thin(row: CheckedRow, seen: tuple[float, ...]) -> tuple[bool, tuple[float, .
     The draw is reproducible and has no connection with the answer.
     """
     least = min(seen, default=row.inclusion)
-    is_kept = random.Random(row.verification_id).random() * row.inclusion < least
+    is_kept = _draw(row.verification_id) * row.inclusion < least
     return is_kept, (*seen, row.inclusion)[-_REMEMBERED:]
+
+
+@lru_cache(maxsize=64)
+def _draw(verification_id: str) -> float:
+    """A number in [0, 1) that goes with a check; asked for once for each of its views."""
+    return random.Random(verification_id).random()
 
 
 def make_design(

@@ -149,8 +149,12 @@ class Monitor:
 
     # ---- the look
 
-    async def look(self, lease: Lease) -> None:
+    async def look(self, lease: Lease, *, at_once: bool = False) -> None:
         """One look, under the leader's lease: read what is new, conclude, act, and keep where it stands.
+
+        Parameters
+        ----------
+        at_once : judge the floors even if they were judged a moment ago
 
         Raises
         ------
@@ -164,7 +168,7 @@ class Monitor:
         recently: list[FloorFinding] = []
         doubted: list[FloorFinding] = []
         self._has_new |= is_new
-        if self._has_new and (alarmed or time.monotonic() >= self._floor_due_s):
+        if self._has_new and (alarmed or at_once or time.monotonic() >= self._floor_due_s):
             begun_s = time.monotonic()
             evidence = await self._evidence()
             findings = await self._findings(evidence)
@@ -266,6 +270,18 @@ class Monitor:
             reason = f"floor {finding.policy.quality_floor} {finding.status.value}, loss {finding.certificate.loss:.4f}"
             if await self._tighten(finding, reason, lease):
                 await self._plane.writer.request_retrain("drift", reason)
+        await self._ask_again()
+
+    async def _ask_again(self) -> None:
+        """Ask for another retrain while anything is in doubt, once enough was checked since the last one."""
+        version = self._plane.routers.version
+        in_doubt = [name for name in self._plane.policies if self._plane.state.tightened(name, version)]
+        if not in_doubt or self._plane.state.router.canary is not None:
+            return
+        num_checked = await self._reader.checked_since_retrain()
+        if num_checked is not None and num_checked >= 2 * self._config.min_checked:
+            reason = f"{', '.join(in_doubt)} still in doubt, {num_checked} checked answers after the last retrain"
+            await self._plane.writer.request_retrain("drift", reason)
 
     async def _tighten(self, finding: FloorFinding, reason: str, lease: Lease) -> bool:
         """Move traffic up at once. A tier already closed stays so; True when anything changed."""

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Select, func, select
+from sqlalchemy import func, select
 
 from gateway.store.feedback import FeedbackBook
 from gateway.store.store import Store
-from gateway.store.tables import requests, verifications
+from gateway.store.tables import requests, retrain_runs, verifications
 from policies.debias import GoldCounts
 
 _BATCH = 500
@@ -153,6 +153,19 @@ class MonitorReader:
         counts = await FeedbackBook(self._store).gold_counts()
         return counts if min(counts.num_faults, counts.num_sound) >= min_each else None
 
+    async def checked_since_retrain(self) -> int | None:
+        """Checks finished since the last retrain ended; None while one is asked for or under way, or none ever was."""
+        runs = retrain_runs.c
+        statement = select(
+            func.count().filter(runs.status.in_(("requested", "running"))).label("num_open"),
+            func.max(runs.finished_at).label("ended_at"),
+        )
+        (row,) = await self._all(statement)
+        if row["num_open"] or row["ended_at"] is None:
+            return None
+        counted = select(func.count().label("num")).where(_V.status == "done", _V.finished_at > row["ended_at"])
+        return int((await self._all(counted))[0]["num"])
+
     async def decisions(
         self, *, after_id: str, before: datetime, reasons: tuple[str, ...], limit: int
     ) -> list[Decided]:
@@ -175,15 +188,15 @@ class MonitorReader:
         rows = await self._all(select(func.max(_R.request_id).label("last")))
         return str(rows[0]["last"] or "")
 
-    async def _all(self, statement: Select[Any]) -> list[Mapping[str, Any]]:
+    async def _all(self, statement: Any) -> list[Mapping[str, Any]]:
         async with self._store.transaction() as connection:
             return [dict(row) for row in (await connection.execute(statement)).mappings()]
 
-    async def _stream(self, statement: Select[Any]) -> AsyncIterator[Mapping[str, Any]]:
+    async def _stream(self, statement: Any) -> AsyncIterator[Mapping[str, Any]]:
         async with self._store.transaction() as connection:
             found = await connection.stream(statement.execution_options(yield_per=_BATCH))
             async for row in found.mappings():
-                yield row
+                yield dict(row)
 
 
 _COLUMNS = (

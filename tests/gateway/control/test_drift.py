@@ -32,12 +32,12 @@ def stream(rng: random.Random, num: int, rate: float, seed: object) -> Iterator[
 
 
 def test_many_views_together_keep_the_stated_false_alarms() -> None:
-    """Thirteen views on two thousand answers, a hundred histories: five alarms stated, nine would be a surprise."""
+    """Thirteen views, two thousand answers, fifty histories: 2.5 alarms are stated, seven would be a surprise."""
     num_alarmed = 0
-    for seed in range(100):
+    for seed in range(50):
         _, alarmed = watch_drift(DriftWatch(), list(stream(random.Random(seed), 2000, 0.1, seed)), RULE, {}, None)
         num_alarmed += bool(alarmed)
-    assert num_alarmed <= 9
+    assert num_alarmed <= 6
 
 
 def test_a_rise_is_found() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from gateway.control.monitor import Monitor
 from gateway.control.state import CLOSED
@@ -52,7 +52,8 @@ async def alerts(gateway: Gateway) -> list[str]:
 
 async def retrains(gateway: Gateway) -> list[Any]:
     async with gateway.parts.store.transaction() as connection:
-        return list((await connection.execute(select(retrain_runs))).mappings())
+        ordered = select(retrain_runs).order_by(retrain_runs.c.run_id)
+        return list((await connection.execute(ordered)).mappings())
 
 
 async def test_the_certificate_is_the_statistics_own(tmp_path: Path, database_url: str) -> None:
@@ -143,7 +144,7 @@ def _queued(policy: tuple[str, str]) -> tuple[Any, Any]:
 async def test_a_broken_floor_moves_traffic_up(tmp_path: Path, database_url: str) -> None:
     async with watched(tmp_path, database_url) as (gateway, lease):
         await put_checks(gateway.parts.store, [Check(0.3) for _ in range(80)], policy=default(gateway))
-        await gateway.parts.monitor.look(lease)
+        await gateway.parts.monitor.look(lease, at_once=True)
         control = gateway.parts.control
         (asked,) = control.state.tightened("default", None).items()
         assert (asked[0], asked[1].least) == (1, CLOSED)
@@ -151,14 +152,32 @@ async def test_a_broken_floor_moves_traffic_up(tmp_path: Path, database_url: str
         (run,) = await retrains(gateway)
         assert (run["trigger"], run["status"]) == ("drift", "requested")
         generation = control.state.generation
-        await gateway.parts.monitor.look(lease)
+        await gateway.parts.monitor.look(lease, at_once=True)
         assert control.state.generation == generation, "said once"
+
+
+async def test_while_in_doubt_a_retrain_is_asked_for_again(tmp_path: Path, database_url: str) -> None:
+    async with watched(tmp_path, database_url) as (gateway, lease):
+        store, monitor = gateway.parts.store, gateway.parts.monitor
+        at = datetime.now(UTC) - timedelta(minutes=10)
+        await put_checks(store, [Check(0.3) for _ in range(80)], policy=default(gateway), at=at)
+        await monitor.look(lease, at_once=True)
+        assert len(await retrains(gateway)) == 1
+        async with store.transaction() as connection:
+            await connection.execute(update(retrain_runs).values(status="kept", finished_at=at + timedelta(minutes=5)))
+        await monitor.look(lease, at_once=True)
+        assert len(await retrains(gateway)) == 1, "nothing was checked since"
+        await put_checks(store, [Check(0.3) for _ in range(100)], policy=default(gateway), at=at + timedelta(minutes=6))
+        await monitor.look(lease, at_once=True)
+        assert [run["status"] for run in await retrains(gateway)] == ["kept", "requested"]
+        await monitor.look(lease, at_once=True)
+        assert len(await retrains(gateway)) == 2
 
 
 async def test_without_acting_it_only_reports(tmp_path: Path, sqlite_url: str) -> None:
     async with watched(tmp_path, sqlite_url, monitor__act=False) as (gateway, lease):
         await put_checks(gateway.parts.store, [Check(0.3) for _ in range(80)], policy=default(gateway))
-        await gateway.parts.monitor.look(lease)
+        await gateway.parts.monitor.look(lease, at_once=True)
         assert gateway.parts.control.state.tightening == {}
         assert await retrains(gateway) == []
         assert "floor" in await alerts(gateway)
@@ -170,7 +189,7 @@ async def test_only_the_lower_estimates_are_given_up_where_the_rest_is_certified
     async with watched(tmp_path, sqlite_url) as (gateway, lease):
         checks = [Check(1.0, p_as_good=0.97) for _ in range(150)] + [Check(0.0, p_as_good=0.91) for _ in range(60)]
         await put_checks(gateway.parts.store, checks, policy=default(gateway))
-        await gateway.parts.monitor.look(lease)
+        await gateway.parts.monitor.look(lease, at_once=True)
         (asked,) = gateway.parts.control.state.tightened("default", None).values()
         assert 0.91 < asked.least <= 0.97
 
@@ -181,10 +200,10 @@ async def test_evidence_releases_what_doubt_has_closed(tmp_path: Path, sqlite_ur
         await control.writer.tighten("default", None, {1: CLOSED}, "doubt", by="monitor", lease=lease)
         down = [Check(1.0, tier=2, direction="down", p_as_good=0.95, inclusion=0.1) for _ in range(60)]
         await put_checks(store, down[:20], policy=default(gateway))
-        await gateway.parts.monitor.look(lease)
+        await gateway.parts.monitor.look(lease, at_once=True)
         assert control.state.tightened("default", None)[1].least == CLOSED, "too little is known"
         await put_checks(store, down, policy=default(gateway))
-        await gateway.parts.monitor.look(lease)
+        await gateway.parts.monitor.look(lease, at_once=True)
         assert control.state.tightened("default", None) == {}
 
 
@@ -194,18 +213,18 @@ async def test_drift_is_found_once_tightens_and_survives_a_restart(tmp_path: Pat
         at = datetime.now(UTC) - timedelta(minutes=10)
         good = [Check(0.0 if n % 15 == 0 else 1.0, domain="math") for n in range(150)]
         await put_checks(store, good, policy=default(gateway), at=at)
-        await parts.monitor.look(lease)
+        await parts.monitor.look(lease, at_once=True)
         assert "drift" not in await alerts(gateway)
         half = [Check(0.0 if n % 2 else 1.0, domain="math") for n in range(60)]
         await put_checks(store, half[:20], policy=default(gateway), at=at + timedelta(minutes=5))
-        await parts.monitor.look(lease)
+        await parts.monitor.look(lease, at_once=True)
         before = (await parts.monitor.drift_report())["views"]
         # Another leader's monitor, which knows nothing but the database.
         other = Monitor(parts.control, MonitorReader(store), gateway.settings.monitor)
-        await other.look(lease)
+        await other.look(lease, at_once=True)
         assert (await other.drift_report())["views"] == before, "nothing is counted twice, nothing forgotten"
         await put_checks(store, half, policy=default(gateway), at=at + timedelta(minutes=8))
-        await other.look(lease)
+        await other.look(lease, at_once=True)
         report = {view["family"]: view for view in (await other.drift_report())["views"]}
         assert report["policy"]["is_alarmed"]
         assert 150 < report["policy"]["alarmed_at"] <= 230
@@ -220,12 +239,12 @@ async def test_a_resolved_alarm_begins_anew(tmp_path: Path, sqlite_url: str) -> 
     async with watched(tmp_path, sqlite_url) as (gateway, lease):
         parts = gateway.parts
         await put_checks(parts.store, [Check(0.0) for _ in range(60)], policy=default(gateway))
-        await parts.monitor.look(lease)
+        await parts.monitor.look(lease, at_once=True)
         (view,) = [each for each in (await parts.monitor.drift_report())["views"] if each["family"] == "policy"]
         assert view["is_alarmed"]
         for each in await parts.control.store.list_alerts(only_open=True):
             await parts.control.store.resolve_alerts(each.kind, each.subject, datetime.now(UTC))
-        await parts.monitor.look(lease)
+        await parts.monitor.look(lease, at_once=True)
         (view,) = [each for each in (await parts.monitor.drift_report())["views"] if each["family"] == "policy"]
         assert (view["is_alarmed"], view["num_checked"]) == (False, 0)
 
@@ -238,7 +257,7 @@ async def test_denser_strata_do_not_look_like_drift(tmp_path: Path, sqlite_url: 
             is_dense = n % 5 < 4  # four of five drawn answers come from a tenth of the traffic
             checks.append(Check(0.0 if is_dense and n % 4 == 0 else 1.0, inclusion=0.4 if is_dense else 0.01))
         await put_checks(gateway.parts.store, checks, policy=default(gateway))
-        await gateway.parts.monitor.look(lease)
+        await gateway.parts.monitor.look(lease, at_once=True)
         (view,) = [v for v in (await gateway.parts.monitor.drift_report())["views"] if v["family"] == "policy"]
         assert not view["is_alarmed"]
         assert view["num_checked"] < 200
@@ -248,15 +267,15 @@ async def test_a_tenant_whose_traffic_jumps_up_raises_an_alert(tmp_path: Path, d
     async with watched(tmp_path, database_url, monitor__tenant_baseline=60) as (gateway, lease):
         parts, policy = gateway.parts, default(gateway)
         await put_checks(parts.store, [Check()], policy=policy, at=datetime.now(UTC) - timedelta(minutes=9))
-        await parts.monitor.look(lease)
+        await parts.monitor.look(lease, at_once=True)
         usual = [Check(tier=2 if n % 20 == 0 else 1, tenant=name) for n in range(80) for name in ("calm", "struck")]
         await put_checks(parts.store, usual, policy=policy, at=datetime.now(UTC) - timedelta(minutes=5))
-        await parts.monitor.look(lease)
+        await parts.monitor.look(lease, at_once=True)
         assert await alerts(gateway) == []
         jump = [Check(tier=2, tenant="struck") for _ in range(60)] + [Check(tenant="calm") for _ in range(60)]
         jump += [Check(tier=2, tenant="calm", reason="pinned") for _ in range(60)]
         await put_checks(parts.store, jump, policy=policy, at=datetime.now(UTC) - timedelta(minutes=1))
-        await parts.monitor.look(lease)
+        await parts.monitor.look(lease, at_once=True)
         (alert,) = await parts.control.store.list_alerts(only_open=True)
         assert (alert.kind, alert.subject) == ("tenant", "struck")
         tenants = (await parts.monitor.drift_report())["tenants"]
