@@ -106,16 +106,15 @@ def sample(logits: Tensor, params: SamplingTensors, num_logprobs: int | None = N
     -------
     Sampled; a row's tokens depend on that row alone
     """
-    edited = edit_logits(logits, params)
-    if runs_on_gpu(logits):
-        from engine.kernels.triton_sampling import choose_triton
+    if not runs_on_gpu(logits):
+        return sample_reference(logits, params, num_logprobs)
+    from engine.kernels.triton_sampling import choose_triton
 
-        token_ids, peaks = choose_triton(edited, params)
-        raw_peaks = peaks if edited is logits else logits.amax(dim=-1)
-    else:
-        token_ids, peaks = choose(edited, params)
-        raw_peaks = peaks if edited is logits else logits.amax(dim=-1)
-    sampled = Sampled(token_ids, _errors(raw_peaks, peaks))
+    edited = edit_logits(logits, params)
+    token_ids, errors = choose_triton(edited, params, edited=edited is not logits)
+    if edited is not logits:
+        errors = torch.where(logits.amax(dim=-1).isfinite(), errors, NOT_FINITE)
+    sampled = Sampled(token_ids, errors)
     if num_logprobs is not None:
         _add_logprobs(sampled, logits, num_logprobs)
     return sampled

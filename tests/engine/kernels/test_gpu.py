@@ -240,8 +240,9 @@ def sampling_case(rows: int, vocab: int, dtype: torch.dtype) -> tuple[Tensor, Sa
 def test_sampling_draws_the_references_tokens(vocab: int, dtype: torch.dtype, filtered: bool) -> None:
     logits, params = sampling_case(64, vocab, dtype)
     if filtered:
-        params.top_p = torch.full((64,), 0.8, device="cuda")
-        params.top_k = torch.full((64,), 40, device="cuda")
+        params.top_p = torch.tensor([0.8, 0.5, 1.0, 0.95], device="cuda").repeat_interleave(16)
+        params.top_k = torch.tensor([40, 0, 7, 0, 1, 0, 100000, 0], device="cuda").repeat(8)
+        params.min_p = torch.tensor([0.0, 0.0, 0.05], device="cuda").repeat(22)[:64].contiguous()
     ours, exact = sample(logits, params, 5), sample_reference(logits, params, 5)
     assert (ours.token_ids != exact.token_ids).sum() <= 1  # a draw may fall within rounding of a boundary
     greedy = sample(logits, SamplingTensors())
