@@ -115,7 +115,7 @@ def _decision(decision: Mapping[str, Any]) -> str:
         by_floor, by_value = (entry["expected"].get(mode, {}) for mode in ("floor", "benefit"))
         levels = ", ".join(f"{tier}: {level:.3f}" for tier, level in entry.get("thresholds", {}).items()) or "not held"
         rows.append(
-            f"| {entry['floor']:.2f} | {levels} | {_dollars(by_floor.get('cost_usd'))} | "
+            f"| {entry['floor']:g} | {levels} | {_dollars(by_floor.get('cost_usd'))} | "
             f"{_percent(by_floor.get('quality_vs_top'))} | {entry.get('quality_value_usd', 'not held')} | "
             f"{_dollars(by_value.get('cost_usd'))} | {_percent(by_value.get('quality_vs_top'))} |"
         )

@@ -19,7 +19,7 @@ from typing import Any
 from policies.errors import InvalidPolicy
 from policies.policy import Policy
 
-DERIVED_FLOORS = (0.80, 0.85, 0.90, 0.92, 0.95, 0.96, 0.97, 0.98, 0.99)
+DERIVED_FLOORS = (0.80, 0.85, 0.90, 0.92, 0.95, 0.96, 0.97, 0.975, 0.98, 0.99)
 
 
 def apply_derived(policy: Policy, derived: Mapping[str, Any]) -> Policy:
