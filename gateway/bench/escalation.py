@@ -25,9 +25,9 @@ from backends.builtin.tasks.types import Task
 from backends.local import LocalBackend
 from classifier.artifact import RouterArtifact
 from classifier.confidence import AnswerConfidence, AnswerSignals, fit_confidence
-from classifier.router import BUILTIN
+from classifier.router import BUILTIN, ArtifactRouter
 from gateway.bench.card import card, print_card
-from gateway.bench.escalation_pairs import PAIRS, Comparison, compare, summarise
+from gateway.bench.escalation_pairs import PAIRS, compare, compare_long, doubted, summarise
 from gateway.bench.ladder_client import Reply, ask_all, own_server
 from gateway.bootstrap import builtin_rows
 from gateway.loading import close_backends, make_backends
@@ -36,7 +36,7 @@ from gateway.outcomes.grading import CHECKERS
 from gateway.outcomes.halves import JUDGING_HALF, draw_half
 from gateway.outcomes.prompts import PromptRow
 from gateway.outcomes.records import AnswerLog
-from gateway.settings import Settings, load_settings
+from gateway.settings import load_settings
 from policies.intervals import binomial_lower, binomial_upper
 
 POLICIES = """
@@ -63,43 +63,54 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Command line. 0 when every escalated answer was its tier's own, 1 otherwise."""
     parser = argparse.ArgumentParser(prog="suffice bench escalation", description=__doc__.partition("\n")[0])
     parser.add_argument("--tasks", type=int, default=1000, help="through the endpoint")
-    parser.add_argument("--pair-tasks", type=int, default=100, help="for each pair of tiers, of each kind")
+    parser.add_argument("--pair-tasks", type=int, default=60, help="for each pair of tiers, of each kind")
     parser.add_argument("--seed", type=int, default=2, help="of the tasks")
     parser.add_argument("--concurrency", type=int, default=16)
     parser.add_argument("--max-tokens", type=int, default=400)
+    parser.add_argument("--only", choices=("endpoint", "predictions"), help="one part; the other is kept from --output")
     parser.add_argument("--output", type=Path, metavar="FILE", help="also write the JSON here, indented")
     given = parser.parse_args(arguments)
     found = asyncio.run(_run(given))
-    print_card("Escalation bench", found["card"])
     print_tables(found)
     if given.output:
         given.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(found))
-    differing = [each["escalated"] - each["escalated_equal"] for each in found["policies"].values()]
-    return int(any(differing) or any(each["doubted"]["equal"] < each["doubted"]["tasks"] for each in found["pairs"]))
+    return int(not all(_is_own(part) for part in found.values() if isinstance(part, dict)))
+
+
+def _is_own(part: Mapping[str, Any]) -> bool:
+    """Whether every answer with a prediction was the tier's own."""
+    rows = [row for pair in part.get("pairs", ()) for row in (pair["any"], pair.get("doubted", pair["any"]))]
+    same = all(row["equal"] == row["tasks"] for row in [*rows, *part.get("long", {}).values()])
+    return same and all(row["escalated"] == row["escalated_equal"] for row in part.get("policies", {}).values())
 
 
 async def _run(given: argparse.Namespace) -> dict[str, Any]:
-    tasks = draw_half(JUDGING_HALF, given.seed, given.tasks)
+    found: dict[str, Any] = {"bench": "escalation"}
+    if given.only and given.output and given.output.exists():
+        found = json.loads(given.output.read_text(encoding="utf-8"))
     with tempfile.TemporaryDirectory(prefix="suffice-bench-") as name:
         folder = Path(name)
         router, calibrated = await _calibrated_router(folder)
-        config = folder / "suffice.toml"
-        config.write_text(f'[router]\nartifact = "{router}"\n{POLICIES}', encoding="utf-8")
-        async with own_server(folder, config) as url:
-            replies = await _ask_everything(url, tasks, given)
-        pairs = await _measure_pairs(load_settings(config, environ={}), tasks, replies, given)
+        facts = {**card(), "seed": given.seed, "max_tokens": given.max_tokens, "calibrated": calibrated}
+        if given.only != "predictions":
+            facts |= {"tasks": given.tasks, "concurrency": given.concurrency}
+            found["endpoint"] = {"card": facts, **await _measure_endpoint(folder, router, given)}
+        if given.only != "endpoint":
+            confidence = ArtifactRouter.load(router).confidence
+            found["predictions"] = {"card": facts, **await _measure_predictions(confidence, given)}
+    return found
+
+
+async def _measure_endpoint(folder: Path, router: Path, given: argparse.Namespace) -> dict[str, Any]:
+    tasks = draw_half(JUDGING_HALF, given.seed, given.tasks)
+    config = folder / "suffice.toml"
+    config.write_text(f'[router]\nartifact = "{router}"\n{POLICIES}', encoding="utf-8")
+    async with own_server(folder, config) as url:
+        replies = await _ask_everything(url, tasks, given)
     tiers = {name: replies[name] for name in replies if name.startswith("tier-")}
-    asked = {name: getattr(given, name) for name in ("tasks", "seed", "concurrency", "max_tokens")}
-    return {
-        "bench": "escalation",
-        "card": {**card(), **asked, "calibrated": calibrated},
-        "tiers": {name: describe_outcome(each) for name, each in tiers.items()},
-        "policies": {
-            name: describe_outcome(replies[name]) | describe_escalations(replies[name], tiers) for name in NAMES
-        },
-        "pairs": pairs,
-    }
+    policies = {name: describe_outcome(replies[name]) | describe_escalations(replies[name], tiers) for name in NAMES}
+    return {"tiers": {name: describe_outcome(each) for name, each in tiers.items()}, "policies": policies}
 
 
 async def _calibrated_router(folder: Path) -> tuple[Path, str]:
@@ -145,28 +156,28 @@ async def _ask_everything(url: str, tasks: Sequence[Task], given: argparse.Names
     return replies
 
 
-async def _measure_pairs(
-    settings: Settings, tasks: Sequence[Task], replies: Mapping[str, Sequence[Reply]], given: argparse.Namespace
-) -> list[dict[str, Any]]:
-    """Any tasks, and those that the cascade doubted at the pair's lower tier."""
+async def _measure_predictions(confidence: AnswerConfidence, given: argparse.Namespace) -> dict[str, Any]:
+    """Pairs of tiers on any tasks and on those the lower one doubts; then long texts, predicted well and badly."""
+    settings = load_settings(None, environ={})
     made = make_backends(settings)
-    backends = {tier.index: made[tier.model] for tier in settings.ladder}
-    found = []
+    tasks = draw_half(JUDGING_HALF, given.seed, 20 * given.pair_tasks)
+    pairs = []
     try:
         for tier in settings.ladder:
             await made[tier.model].start()
-        local = {index: each for index, each in backends.items() if isinstance(each, LocalBackend)}
+        backends = {t.index: each for t in settings.ladder if isinstance(each := made[t.model], LocalBackend)}
         for pair in PAIRS:
-            doubts = [task for task, reply in zip(tasks, replies["cascade"], strict=True) if pair[0] in reply.doubted]
-            both: dict[str, list[Comparison]] = {}
-            for kind, some in (("any", tasks), ("doubted", doubts)):
-                both[kind] = await compare(some[: given.pair_tasks], local, pair, given.max_tokens)
-            summaries = {kind: summarise(each) for kind, each in both.items() if each}
-            print(f"tiers {pair}: {summaries}", file=sys.stderr, flush=True)
-            found.append({"low": pair[0], "high": pair[1], **summaries})
+            doubts = await doubted(tasks, backends[pair[0]], pair[0], confidence, given.pair_tasks)
+            both = {
+                kind: await compare(some, backends, pair, given.max_tokens)
+                for kind, some in (("any", tasks[: given.pair_tasks]), ("doubted", doubts))
+            }
+            pairs.append({"low": pair[0], "high": pair[1]} | {k: summarise(each) for k, each in both.items() if each})
+            print(pairs[-1], file=sys.stderr, flush=True)
+        long = {name: summarise(each) for name, each in (await compare_long(tasks[:20], backends[3])).items()}
     finally:
         await close_backends(list(made.values()))
-    return found
+    return {"pairs": pairs, "long": long}
 
 
 def describe_outcome(replies: Sequence[Reply]) -> dict[str, Any]:
@@ -196,27 +207,40 @@ def describe_escalations(replies: Sequence[Reply], tiers: Mapping[str, Sequence[
 
 def print_tables(found: Mapping[str, Any]) -> None:
     """The run for reading."""
+    if endpoint := found.get("endpoint"):
+        print_card("Through the endpoint", endpoint["card"])
+        _print_endpoint(endpoint)
+    if predictions := found.get("predictions"):
+        print_card("Predictions", predictions["card"])
+        _print_predictions(predictions)
+
+
+def _print_endpoint(part: Mapping[str, Any]) -> None:
     print(f"\n{'':10} {'accuracy':>9} {'95 % interval':>18} {'$/request':>10} {'device ms':>10}  went up  answered by")
-    for name, row in (found["tiers"] | found["policies"]).items():
+    for name, row in (part["tiers"] | part["policies"]).items():
         low, high = row["accuracy_95"]
         shares = ", ".join(f"{tier}: {share:.1%}" for tier, share in row["shares"].items())
-        up = f"{row['escalated'] / found['card']['tasks']:7.1%}" if row.get("escalated") else f"{'–':>7}"
-        interval = f"[{low:.1%}, {high:.1%}]"
+        up = f"{row['escalated'] / part['card']['tasks']:7.1%}" if row.get("escalated") else f"{'–':>7}"
         print(
-            f"{name:10} {row['accuracy']:9.1%} {interval:>18} {row['cost_usd']:10.6f} {row['compute_s'] * 1e3:10.1f}  "
-            f"{up}  {shares}"
+            f"{name:10} {row['accuracy']:9.1%} {f'[{low:.1%}, {high:.1%}]':>18} {row['cost_usd']:10.6f} "
+            f"{row['compute_s'] * 1e3:10.1f}  {up}  {shares}"
         )
-    print(f"\n{'tiers':8}{'tasks':>12}{'equal':>6}{'accepted':>9}{'answer':>7}{'all':>6}{'steps':>12}{'device ms':>16}")
-    for pair in found["pairs"]:
+
+
+def _print_predictions(part: Mapping[str, Any]) -> None:
+    print(f"\n{'':24}{'tasks':>6}{'equal':>6}{'accepted':>9}{'answer':>7}{'all':>6}{'steps':>12}{'device ms':>16}")
+    for pair in part["pairs"]:
         for kind in ("any", "doubted"):
             if kind in pair:
-                _print_pair(f"{pair['low']} → {pair['high']}", kind, pair[kind])
+                _print_row(f"{pair['low']} → {pair['high']}, {kind}", pair[kind])
+    for name, row in part["long"].items():
+        _print_row(f"long, {name}", row)
 
 
-def _print_pair(name: str, kind: str, row: Mapping[str, Any]) -> None:
+def _print_row(name: str, row: Mapping[str, Any]) -> None:
     accepted = "–" if row["accepted_share"] is None else f"{row['accepted_share']:.1%}"
     print(
-        f"{name:8}{kind:>8} {row['tasks']:3}{row['equal']:6}{accepted:>9}{row['answer_tokens']:7.1f}"
+        f"{name:24}{row['tasks']:6}{row['equal']:6}{accepted:>9}{row['answer_tokens']:7.1f}"
         f"{row['completion_tokens']:6.1f}{row['steps_anew']:6.1f}{-row['steps_saved_share']:+6.0%}"
         f"{row['compute_s_anew'] * 1e3:9.1f}{-row['compute_saved_share']:+7.0%}"
     )

@@ -13,8 +13,13 @@ from typing import Any
 from backends.builtin.tasks.types import Task
 from backends.local import LocalBackend
 from backends.protocol import Finished, GenerateRequest, Message, SamplingParams, TokenDelta
+from classifier.confidence import AnswerConfidence, AnswerSignals
 
 PAIRS = ((1, 2), (2, 3), (1, 3), (3, 4))
+DOUBT = 0.9
+"""Answers are doubted here below this confidence."""
+_LONG = 200
+_ONE_WORD_IN = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +46,20 @@ class Comparison:
     predicted: Run
 
 
-async def generate(backend: LocalBackend, task: Task, salt: str, max_tokens: int, prediction: str | None = None) -> Run:
+async def generate(
+    backend: LocalBackend,
+    task: Task,
+    salt: str,
+    max_tokens: int,
+    prediction: str | None = None,
+    *,
+    is_endless: bool = False,
+) -> Run:
     """A greedy answer that shares no cached prefix with any other salt's."""
     request = GenerateRequest(
         salt,
         messages=(Message("user", task.prompt),),
-        sampling=SamplingParams(temperature=0.0, max_tokens=max_tokens),
+        sampling=SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=is_endless),
         extra={"cache_salt": salt},
         prediction=prediction,
     )
@@ -75,6 +88,41 @@ async def compare(
             prediction = cheap.text if is_predicted else None
             runs[is_predicted] = await generate(high, task, f"{name}-{is_predicted}", max_tokens, prediction)
         found.append(Comparison(cheap, runs[False], runs[True]))
+    return found
+
+
+async def doubted(
+    tasks: Sequence[Task], backend: LocalBackend, tier: int, confidence: AnswerConfidence, count: int
+) -> list[Task]:
+    """The first tasks whose answer this tier doubts."""
+    found = []
+    for task in tasks:
+        request = GenerateRequest(
+            "doubt",
+            messages=(Message("user", task.prompt),),
+            sampling=SamplingParams(temperature=0.0, max_tokens=400, logprobs=0),
+        )
+        events = [event async for event in backend.generate(request)]
+        scored = [each.logprob for event in events if isinstance(event, TokenDelta) for each in event.logprobs]
+        if confidence.p_right(tier, AnswerSignals.of(scored)) < DOUBT:
+            found.append(task)
+        if len(found) == count:
+            break
+    return found
+
+
+async def compare_long(tasks: Sequence[Task], backend: LocalBackend) -> dict[str, list[Comparison]]:
+    """Texts of 200 tokens, whatever they say, predicted rightly, with one word in twenty replaced, and wrongly."""
+    anew = [await generate(backend, task, f"long-{task.task_id}", _LONG, is_endless=True) for task in tasks]
+    found: dict[str, list[Comparison]] = {"right": [], "one word in 20 replaced": [], "of another task": []}
+    for place, (task, own) in enumerate(zip(tasks, anew, strict=True)):
+        words = own.text.split(" ")
+        replaced = " ".join("replaced" if i % _ONE_WORD_IN == _ONE_WORD_IN // 2 else w for i, w in enumerate(words))
+        predictions = (own.text, replaced, anew[place - 1].text)
+        for name, prediction in zip(found, predictions, strict=True):
+            salt = f"{name}-{task.task_id}"
+            run = await generate(backend, task, salt, _LONG, prediction, is_endless=True)
+            found[name].append(Comparison(own, own, run))
     return found
 
 

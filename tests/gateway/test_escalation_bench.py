@@ -59,8 +59,10 @@ def test_runs_become_what_predictions_saved(capsys: pytest.CaptureFixture[str]) 
     assert (found["steps_anew"], found["answer_tokens"]) == (8, 8)
     policies = {"next": describe_outcome(TIERS["tier-2"]) | describe_escalations(TIERS["tier-2"], TIERS)}
     tiers = {name: describe_outcome(each) for name, each in TIERS.items()}
-    pairs = [{"low": 1, "high": 2, "any": found}]
-    print_tables({"card": {"tasks": 3}, "tiers": tiers, "policies": policies, "pairs": pairs})
+    endpoint = {"card": {"tasks": 3}, "tiers": tiers, "policies": policies}
+    predictions = {"card": {}, "pairs": [{"low": 1, "high": 2, "any": found}], "long": {"right": found}}
+    print_tables({"bench": "escalation", "endpoint": endpoint, "predictions": predictions})
     printed = capsys.readouterr().out
     assert "1 → 2" in printed
+    assert "long, right" in printed
     assert "66.7%" in printed
