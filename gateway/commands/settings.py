@@ -19,6 +19,7 @@ def show(config: Path | None, *, as_json: bool) -> None:
     rows = [(path, _plain(value), settings.sources[path]) for path, value in sorted(shown.items())]
     print_table(("setting", "value", "from"), rows)
     print(f"configuration {settings.config_hash}")
+    print("Edits of policies and router through the admin API win over it: `suffice admin get-control` shows them.")
 
 
 def validate(config: Path | None, *, need_secrets: bool) -> None:
