@@ -11,12 +11,11 @@ from backends.config import LocalModelConfig
 from backends.errors import ModelLoadError
 from backends.weights import Checkpoint, Progress, WeightPool
 from engine.config import EngineConfig
-from engine.device.draft import DeviceDrafter
-from engine.draft import Drafter, ModelDrafter, NGramDrafter
+from engine.draft import Drafter, NGramDrafter
+from engine.drafters import model_drafter
 from engine.engine import Engine
 from engine.errors import LoadError
 from engine.kv_cache import KVCache
-from engine.models.decoder import DecoderModel
 from engine.speculator import Speculator
 
 # The drafter's pool holds this many whole contexts; more sequences than that at once are seldom worth drafting for.
@@ -102,15 +101,13 @@ def _drafter(config: LocalModelConfig, engine_config: EngineConfig, checkpoints:
     num_contexts = min(engine_config.max_num_seqs, _DRAFTED_CONTEXTS)
     num_blocks = -(-context_length // engine_config.block_size) * num_contexts
     kv = KVCache(draft.config, num_blocks, engine_config.block_size, dtype=draft.dtype, device=draft.device)
-    if isinstance(draft, DecoderModel) and draft.prefers_fused:
-        return DeviceDrafter(
-            draft,
-            kv,
-            vocab_size=target.config.vocab_size,
-            max_draft_tokens=engine_config.max_draft_tokens,
-            max_sequences=engine_config.max_num_seqs,
-        )
-    return ModelDrafter(draft, kv, vocab_size=target.config.vocab_size)
+    return model_drafter(
+        draft,
+        kv,
+        vocab_size=target.config.vocab_size,
+        max_draft_tokens=engine_config.max_draft_tokens,
+        max_sequences=engine_config.max_num_seqs,
+    )
 
 
 def _check_drafter(path: str, drafter_path: str, target: Checkpoint, draft: Checkpoint) -> None:

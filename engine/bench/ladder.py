@@ -22,11 +22,11 @@ from engine.bench.chains import RESIDUAL_SCALE, successors, walk
 from engine.bench.measures import OUTPUT_TOKENS, PROMPT_TOKENS, Prompts
 from engine.bench.shapes import SHAPES
 from engine.config import EngineConfig
-from engine.draft import ModelDrafter
+from engine.draft import Drafter
+from engine.drafters import model_drafter
 from engine.engine import Engine
 from engine.kv_cache import KVCache
 from engine.load.model import dummy_model
-from engine.loop import StepLoop
 from engine.models.decoder import DecoderModel
 from engine.request import Chunk, Ending, Event, Request, SamplingParams
 from engine.speculator import Speculator
@@ -84,7 +84,6 @@ class FourTiers:
             walk(model, successors(model.config.vocab_size, agreement=agreement, seed=seed))
             self.models.append(model)
         self.vocab_size = self.models[0].config.vocab_size
-        self._loop = StepLoop("tiers")
         by_tier = [*self.models, self.models[-1]]
         self.engines = [self._engine(i, by_tier[i], int(kv_bytes * share)) for i, share in enumerate(_SHARES_OF_KV)]
 
@@ -97,18 +96,23 @@ class FourTiers:
             itl_target_s=0.05,
             max_waiting=1 << 20,
         )
-        speculator = Speculator(self._drafter()) if index == 3 else None
-        return Engine(model, config, loop=self._loop, speculator=speculator, name=f"tier-{index + 1}")
+        speculator = Speculator(self._drafter(config)) if index == 3 else None
+        return Engine(model, config, speculator=speculator, name=f"tier-{index + 1}")
 
-    def _drafter(self) -> ModelDrafter:
+    def _drafter(self, config: EngineConfig) -> Drafter:
         draft = self.models[0]
         kv = KVCache(draft.config, _DRAFTER_BLOCKS, 16, dtype=draft.dtype, device=draft.device)
-        return ModelDrafter(draft, kv, vocab_size=self.vocab_size)
+        return model_drafter(
+            draft,
+            kv,
+            vocab_size=self.vocab_size,
+            max_draft_tokens=config.max_draft_tokens,
+            max_sequences=config.max_num_seqs,
+        )
 
     def close(self) -> None:
         for engine in self.engines:
             engine.close()
-        self._loop.close()
 
 
 def bench_ladder(args: argparse.Namespace) -> list[dict[str, Any]]:

@@ -1,0 +1,29 @@
+"""Which drafter a draft model gets."""
+
+from __future__ import annotations
+
+from engine.device.draft import DeviceDrafter
+from engine.draft import ModelDrafter
+from engine.kv_cache import KVCache
+from engine.models.decoder import DecoderModel
+from engine.runner import Model
+
+
+def model_drafter(
+    model: Model, kv: KVCache, *, vocab_size: int, max_draft_tokens: int, max_sequences: int
+) -> ModelDrafter | DeviceDrafter:
+    """Draft with a smaller model: on the device where its kernels run, else by the host's rules.
+
+    Parameters
+    ----------
+    model : the draft model; its tokenizer must be the target's
+    kv : its own pool
+    vocab_size : V of the target
+    max_draft_tokens : most tokens per draft
+    max_sequences : most sequences of the target in one step
+    """
+    if isinstance(model, DecoderModel) and model.prefers_fused:
+        return DeviceDrafter(
+            model, kv, vocab_size=vocab_size, max_draft_tokens=max_draft_tokens, max_sequences=max_sequences
+        )
+    return ModelDrafter(model, kv, vocab_size=vocab_size)
