@@ -45,9 +45,6 @@ POLICIES = """
 [policies.next.escalation]
 mode = "next"
 
-[policies.top.escalation]
-mode = "top"
-
 [policies.cascade]
 mode = "floor"
 thresholds = { simple = 0.0, medium = 0.0, complex = 0.0 }
@@ -55,7 +52,7 @@ thresholds = { simple = 0.0, medium = 0.0, complex = 0.0 }
 mode = "next"
 max_escalations = 3
 """
-NAMES = ("routed", "next", "top", "cascade")
+NAMES = ("routed", "next", "cascade")
 _NUM_CALIBRATION_TASKS = 1500
 
 
