@@ -197,7 +197,7 @@ class Service:
         reason = exchange.answers[0].finish_reason
         chances = self._sampler.chances(exchange, reason)
         drawn = self._sampler.draw(chances)
-        record = self._recorder.row(exchange, reason, 200, None, None if chances is None else chances.any)
+        record = self._recorder.row(exchange, reason, 200, None, None if chances is None else chances.logged)
         job = None if drawn is None else self._sampler.job(exchange, record, drawn)
         started_s = time.perf_counter()
         await self._rows.record(record, job)

@@ -85,6 +85,11 @@ class Chances:
     def any(self) -> float:
         return self.up + self.down
 
+    @property
+    def logged(self) -> float:
+        """The chance that stands on the answer's row: upward, or downward where there is no tier above."""
+        return self.up if self.up_against is not None else self.down
+
 
 @dataclass(frozen=True, slots=True)
 class Drawn:

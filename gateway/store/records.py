@@ -62,7 +62,8 @@ class RequestRecord:
     status_code, error_code : what HTTP said; error_code None on success
     prompt_digest, answer_digest : keyed hashes, see ``Store.digest``
     prompt_text, answer_text : kept in a table of their own, only where retention says so
-    verify_probability : chance with which this answer was to be drawn for verification; None when it could not be
+    verify_probability : chance with which this answer was to be drawn for verification, against the top tier or, where
+        there is none above, downward; None when it could not be
     traceparent : W3C trace context of the caller
     """
 

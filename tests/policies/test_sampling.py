@@ -106,6 +106,8 @@ def test_the_ends_of_the_ladder_are_checked_one_way() -> None:
     top = chances(Sampling(), 0.05, 4, TIERS, 0.95)
     assert (top.up, top.up_against, top.down, top.down_against) == (0.0, None, 0.01, 3)
     assert chances(Sampling(), 0.05, 2, (2,), 0.95).any == 0.0
+    middle = chances(Sampling(), 0.05, 2, TIERS, 0.95)
+    assert (middle.logged, middle.any, top.logged) == (0.05, pytest.approx(0.06), 0.01)
 
 
 def test_weighted_totals_are_unbiased() -> None:
