@@ -10,9 +10,9 @@ from gateway import fields
 from gateway.admin import schemas
 from gateway.admin.endpoint import audited
 from gateway.admin.operation import Asked, Field, Free, Operation, Reply
+from gateway.admin.policy_forms import MAX_NAME, changes, checked_name, checked_policy, tightened_view, version_view
 from gateway.admin.policy_schema import policy_schema
 from gateway.admin.rooms import Rooms
-from gateway.admin.views import moment
 from gateway.config_errors import SettingsError
 from gateway.control.errors import Conflict
 from gateway.control.state import ControlState
@@ -20,11 +20,8 @@ from gateway.errors import InvalidRequest, NotFound
 from gateway.policy_body import from_body, to_body
 from gateway.store.control_records import AuditEntry
 from gateway.store.records import PolicyVersion
-from policies.errors import InvalidPolicy
-from policies.ladder import Ladder
 from policies.policy import Policy
 
-_MAX_NAME = 64
 _VERSION = schemas.shape(
     name=schemas.TEXT, version=schemas.TEXT, created_at=schemas.MOMENT, author=schemas.TEXT, body=schemas.ANY_OBJECT
 )
@@ -36,7 +33,7 @@ _POLICY = schemas.shape(
     body=schemas.ANY_OBJECT,
 )
 _NOTE = Field(fields.string(500), "Why, for the version's entry.", "")
-_WHICH = Field(fields.string(_MAX_NAME, min_chars=1), "A stored version of this policy.", required=True)
+_WHICH = Field(fields.string(MAX_NAME, min_chars=1), "A stored version of this policy.", required=True)
 
 
 class PolicyPages:
@@ -156,7 +153,7 @@ class PolicyPages:
                 returns=schemas.shape(name=schemas.TEXT, changes=schemas.array(schemas.ANY_OBJECT)),
                 query={
                     "from": _WHICH,
-                    "to": Field(fields.string(_MAX_NAME, min_chars=1), "By default the version in force."),
+                    "to": Field(fields.string(MAX_NAME, min_chars=1), "By default the version in force."),
                 },
                 errors=named,
             ),
@@ -173,7 +170,7 @@ class PolicyPages:
         effective = self._rooms.catalog.policies.get(name)
         if effective is not None:
             shown["effective"] = to_body(effective)
-        shown["tightened"] = _tightened(state, name)
+        shown["tightened"] = tightened_view(state, name)
         return Reply(shown, etag=state.policies.active.get(name))
 
     async def put(self, asked: Asked) -> Reply:
@@ -204,7 +201,7 @@ class PolicyPages:
 
     async def validate(self, asked: Asked) -> Reply:
         try:
-            policy = from_body(_checked_name(asked.path["name"]), asked.body, self._rooms.catalog.ladder)
+            policy = from_body(checked_name(asked.path["name"]), asked.body, self._rooms.catalog.ladder)
         except SettingsError as error:
             problems = [{"param": each.path, "message": each.message} for each in error.problems]
             return Reply({"valid": False, "version": None, "problems": problems})
@@ -232,7 +229,7 @@ class PolicyPages:
         name, state = asked.path["name"], await self._rooms.state()
         if name not in state.policies.active:
             raise NotFound("policy", name)
-        before = _tightened(state, name)
+        before = tightened_view(state, name)
         audit: AuditEntry | None = audited(asked, f"policy {name}", {"tightened": before}, {"tightened": {}})
         for router, tiers in state.tightening.get(name, {}).items():
             await self._rooms.plane.writer.release(
@@ -244,7 +241,7 @@ class PolicyPages:
 
     async def versions(self, asked: Asked) -> Reply:
         return Reply(
-            {"object": "list", "data": [_version_view(each) for each in await self._versions(asked.path["name"])]}
+            {"object": "list", "data": [version_view(each) for each in await self._versions(asked.path["name"])]}
         )
 
     async def diff(self, asked: Asked) -> Reply:
@@ -303,55 +300,3 @@ class PolicyPages:
             "is_default": name == state.policies.default,
             "body": newest.body,
         }
-
-
-def checked_policy(name: str, body: Mapping[str, Any], ladder: Ladder, where: str = "") -> Policy:
-    """A policy from a request's JSON; ``where`` comes before the names of its fields.
-
-    Raises
-    ------
-    InvalidRequest
-        Says all that is wrong, and names the first field.
-    """
-    try:
-        return from_body(_checked_name(name), body, ladder)
-    except SettingsError as error:
-        said = "; ".join(f"{where}{each.path}: {each.message}" for each in error.problems)
-        raise InvalidRequest(f"The policy cannot be used: {said}.", param=f"{where}{error.problems[0].path}") from error
-
-
-def changes(before: Mapping[str, Any], after: Mapping[str, Any], where: str = "") -> list[dict[str, Any]]:
-    """What differs between two bodies, field by field; what one of them lacks is null there."""
-    found: list[dict[str, Any]] = []
-    for name in sorted({*before, *after}):
-        old, new = before.get(name), after.get(name)
-        if isinstance(old, Mapping) and isinstance(new, Mapping):
-            found += changes(old, new, f"{where}{name}.")
-        elif old != new:
-            found.append({"field": f"{where}{name}", "from": old, "to": new})
-    return found
-
-
-def _tightened(state: ControlState, name: str) -> dict[str, Any]:
-    """Router's version -> tier -> what the monitor asks of it."""
-    routers = state.tightening.get(name, {})
-    return {router: {str(tier): each.as_dict() for tier, each in tiers.items()} for router, tiers in routers.items()}
-
-
-def _version_view(version: PolicyVersion) -> dict[str, Any]:
-    return {
-        "object": "suffice.policy_version",
-        "name": version.name,
-        "version": version.version,
-        "created_at": moment(version.created_at),
-        "author": version.author,
-        "note": version.note,
-        "body": version.body,
-    }
-
-
-def _checked_name(name: str) -> str:
-    if not 1 <= len(name) <= _MAX_NAME or any(ord(char) < 33 or ord(char) == 127 for char in name):
-        expected = f"1 to {_MAX_NAME} characters without spaces or control characters"
-        raise InvalidRequest(str(InvalidPolicy("name", name, expected)), param="name")
-    return name

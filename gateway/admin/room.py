@@ -16,6 +16,7 @@ from gateway.admin.operation import Operation, Pages
 from gateway.admin.policies import PolicyPages
 from gateway.admin.reports import ReportPages
 from gateway.admin.requests import RequestPages
+from gateway.admin.retraining import RetrainPages
 from gateway.admin.rooms import Monitor, Rooms
 from gateway.admin.routers import RouterPages
 from gateway.admin.steering import SteeringPages
@@ -35,6 +36,7 @@ _PAGES: tuple[type[Pages], ...] = (
     SteeringPages,
     PolicyPages,
     RouterPages,
+    RetrainPages,
     RequestPages,
     UsagePages,
     TrialPages,

@@ -1,4 +1,4 @@
-"""Routers: listed with their cards, uploaded, brought to traffic, taken back; and the retraining of new ones."""
+"""Routers: listed with their cards, uploaded, brought to traffic, taken back."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from pathlib import Path
 from classifier.types import Router
 from gateway import fields
 from gateway.admin import schemas
-from gateway.admin.endpoint import audited, described
+from gateway.admin.endpoint import audited
 from gateway.admin.operation import Asked, Bytes, Field, Operation, Reply
-from gateway.admin.paging import PAGING, page_reply
 from gateway.admin.rooms import Rooms
-from gateway.admin.views import plain, rollout_view, router_view
+from gateway.admin.views import rollout_view, router_view
 from gateway.control.errors import Conflict, RouterRefused, UnknownVersion
 from gateway.control.routers import describe
 from gateway.errors import BodyTooLarge, NotFound
@@ -25,7 +24,6 @@ _SERVING = schemas.shape(
     active=schemas.optional(schemas.TEXT), canary=schemas.optional(schemas.ANY_OBJECT), previous=schemas.array({})
 )
 _ROLLOUT = schemas.shape(id=schemas.TEXT, router_version=schemas.TEXT, status=schemas.TEXT, stage=schemas.TEXT)
-_RUN = schemas.shape(run_id=schemas.TEXT, status=schemas.TEXT, trigger=schemas.TEXT, progress=schemas.NUMBER)
 _REASON = Field(fields.string(500), "Why, for the history.", "")
 
 
@@ -117,34 +115,6 @@ class RouterPages:
                 returns=_ROLLOUT,
                 errors=(NotFound,),
             ),
-            Operation(
-                method="POST",
-                path="/router/retrain",
-                name="retrain_router",
-                summary="Ask for a new router from the log. A run that is asked for or under way already is told of.",
-                handler=self.retrain,
-                returns=schemas.shape(run_id=schemas.TEXT, status=schemas.TEXT),
-                status=202,
-                body={"reason": _REASON},
-            ),
-            Operation(
-                method="GET",
-                path="/retrain-runs",
-                name="list_retrain_runs",
-                summary="Retrainings, newest first.",
-                handler=self.runs,
-                returns=schemas.page(_RUN),
-                query={"status": Field(fields.string(32), "Only those of this status."), **PAGING},
-            ),
-            Operation(
-                method="GET",
-                path="/retrain-runs/{run_id}",
-                name="get_retrain_run",
-                summary="One retraining: its stage, its progress, what became of it.",
-                handler=self.run,
-                returns=_RUN,
-                errors=(NotFound,),
-            ),
         ]
 
     async def list(self, asked: Asked) -> Reply:
@@ -210,26 +180,6 @@ class RouterPages:
         if found is None:
             raise NotFound("rollout", asked.path["rollout_id"])
         return Reply(rollout_view(found))
-
-    async def retrain(self, asked: Asked) -> Reply:
-        run_id = await self._rooms.plane.writer.request_retrain("admin", asked.body["reason"])
-        described(asked, f"retrain {run_id}", None, {"reason": asked.body["reason"]})
-        run = await self._rooms.queries.retrain_run(run_id)
-        assert run is not None, "just written"
-        return Reply(plain(run), status=202)
-
-    async def runs(self, asked: Asked) -> Reply:
-        query = asked.query
-        rows = await self._rooms.queries.retrain_runs(
-            {"status": query["status"]}, limit=query["limit"] + 1, before_id=query["cursor"]
-        )
-        return page_reply([plain(row) for row in rows], asked, "run_id")
-
-    async def run(self, asked: Asked) -> Reply:
-        found = await self._rooms.queries.retrain_run(asked.path["run_id"])
-        if found is None:
-            raise NotFound("retraining", asked.path["run_id"])
-        return Reply(plain(found))
 
     # ---- inside
 

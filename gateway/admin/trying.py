@@ -12,7 +12,7 @@ from gateway import fields
 from gateway.admin import schemas
 from gateway.admin.endpoint import described
 from gateway.admin.operation import Asked, Field, Operation, Reply
-from gateway.admin.policies import checked_policy
+from gateway.admin.policy_forms import checked_policy
 from gateway.admin.policy_schema import policy_schema
 from gateway.admin.requests import FILTERS
 from gateway.admin.rooms import Rooms

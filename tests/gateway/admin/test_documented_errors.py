@@ -201,7 +201,8 @@ async def _conflicts(tmp_path: Path, seen: Seen) -> None:
         for method, path, options in (
             ("PUT", "/kill-switch", {"json": {"on": True}} | stale),
             ("PUT", "/policies/default", {"json": {}} | stale),
-            ("DELETE", "/policies/default", stale),
+            ("PUT", "/policies/spare", {"json": {}, "headers": {"if-none-match": "*"}}),
+            ("DELETE", "/policies/spare", stale),
             ("POST", "/policies/default/rollback", stale),
             ("POST", "/policies/default/rollback", {}),
             ("POST", "/policies/default/activate", {"json": {"version": (await admin.body())[1].strip('"')}} | stale),
