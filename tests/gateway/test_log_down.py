@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sqlite3
 from pathlib import Path
@@ -20,8 +21,9 @@ async def test_a_locked_database_withholds_the_end_of_the_answer(tmp_path: Path,
     )
     async with running(configured) as gateway:
         assert (await gateway.chat("before")).status_code == 200
-        other = sqlite3.connect(path, isolation_level=None)
-        other.execute("BEGIN EXCLUSIVE")
+        other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        # In a thread: who holds the lock now may need this loop to give it back.
+        await asyncio.to_thread(other.execute, "BEGIN EXCLUSIVE")
         response = await gateway.chat("during it", stream=streamed)
         if streamed:
             data = events(response.text)
