@@ -137,9 +137,12 @@ class VerificationQueue:
             claim, values | _cost(result.spent), drop_texts=not keep_texts, other_answer=result.other_answer
         )
 
-    async def release(self, claim: Claim, spent: Spent) -> bool:
-        """Give a job back as if it had not been tried (to let live requests pass); what was spent stays counted."""
-        values = {"status": "queued", "num_attempts": _V.num_attempts - 1}
+    async def release(self, claim: Claim, spent: Spent, *, at: datetime | None = None) -> bool:
+        """Give a job back as if it had not been tried (to let live requests pass); what was spent stays counted.
+
+        With ``at`` it is not taken again before then.
+        """
+        values = {"status": "queued", "num_attempts": _V.num_attempts - 1, "retry_at": at}
         return await self._change(claim, _UNCLAIMED | values | _cost(spent))
 
     async def retry(self, claim: Claim, error: str, spent: Spent, at: datetime) -> bool:

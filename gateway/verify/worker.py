@@ -21,6 +21,7 @@ from backends.errors import BackendError, BackendOverloaded
 from gateway.config_sections import VerificationConfig
 from gateway.store.errors import StoreError
 from gateway.store.feedback import FeedbackBook, GoldLabel
+from gateway.store.records import VerificationJob
 from gateway.store.verifications import NOTHING, CheckResult, Claim, QueueState, Spent, VerificationQueue
 from gateway.verify.budget import Budget, Ledger
 from gateway.verify.check import Checker, How, Meter
@@ -42,6 +43,7 @@ _GLANCES_PER_LOOK = 12
 _YIELD_POLL_S = 0.05
 _BACKOFF_S = 10.0
 _MAX_RETRY_S = 600.0
+_UNAFFORDABLE_S = 60.0
 # Weight of the newest check in the running mean of what one costs.
 _NEWEST = 0.2
 # The sampler's throttle falls faster than it rises, so that a queue once grown drains.
@@ -91,6 +93,7 @@ class VerificationWorker:
         self._ledger = Ledger()
         self._state = QueueState()
         self._expected: dict[How, Spent] = {}
+        self._methods: tuple[How, ...] = ("generate", "score") if config.method == "auto" else (config.method,)
         self._has_looked = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -180,7 +183,7 @@ class VerificationWorker:
         if self._state.num_queued + self._state.num_running == 0 and not await self._has_work():
             return False
         is_overdue = oldest_at is not None and (self._now() - oldest_at).total_seconds() > self._config.overdue_s
-        if not self._live.may_begin(is_overdue=is_overdue) or self._affordable() is None:
+        if not self._live.may_begin(is_overdue=is_overdue) or self._affordable(self._methods) is None:
             return False
         config = self._config
         claim = await self._queue.claim(
@@ -197,22 +200,30 @@ class VerificationWorker:
         self._state = self.metrics.state = await self._queue.state()
         return self._state.num_queued + self._state.num_running > 0
 
-    def _affordable(self, *, may_read: bool = True) -> How | None:
-        """How a check may be done within the budget; None when it may not."""
-        wanted: tuple[How, ...] = ("generate", "score") if self._config.method == "auto" else (self._config.method,)
-        for how in wanted:
-            if (how == "generate" or may_read) and self._budget.allows(self._ledger, self._expected.get(how, NOTHING)):
+    def _affordable(self, ways: tuple[How, ...]) -> How | None:
+        """The first of some ways to do a check that the budget allows; None when it allows none."""
+        for how in ways:
+            if self._budget.allows(self._ledger, self._expected.get(how, NOTHING)):
                 return how
         return None
+
+    def _ways(self, job: VerificationJob) -> tuple[How, ...]:
+        """How this job may be done, best first. Downward the lower tier has to be asked: there is nothing to read."""
+        if job.direction == "down":
+            return ("generate",)
+        if self._config.method == "auto" and not self._checker.can_only_read(job):
+            return ("generate",)
+        return self._methods
 
     async def _do(self, claim: Claim) -> None:
         """One try of one job, to whatever ending."""
         meter = Meter()
-        how = self._affordable(may_read=self._checker.can_only_read(claim.job))
+        how = self._affordable(self._ways(claim.job))
         if how is None:
-            await self._queue.release(claim, NOTHING)
+            # Out of the way for a while: others behind it may be cheaper.
+            later = self._now() + timedelta(seconds=_UNAFFORDABLE_S)
+            await self._queue.release(claim, NOTHING, at=later)
             self.metrics.endings["unaffordable"] += 1
-            await asyncio.sleep(self._config.poll_s)
             return
         work = asyncio.create_task(self._checker.check(claim.job, how, meter), name="suffice-verify-check")
         self._live.num_checks += 1

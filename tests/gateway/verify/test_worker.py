@@ -176,6 +176,7 @@ class Bench:
         self.config = replace(VerificationConfig(poll_s=0.01, allowance_usd=100.0), **changes)
         self.store, self.queue, self.now = store, VerificationQueue(store), NOW
         self.admission = Admission(4, 4)
+        self.backends: Mapping[str, Any] = backends
         catalog = Catalog(settings.ladder, Policy(), {"default": Policy()}, backends)
         self.worker = VerificationWorker(
             self.config,
@@ -301,3 +302,29 @@ async def test_two_servers_on_one_database_check_each_answer_once(tmp_path: Path
     assert {row["status"] for row in rows} == {"done"}
     assert len(rows) == len({row["request_id"] for row in rows}) == 30
     assert sorted(request.request_id for request in asked) == sorted(f"verify-{row['verification_id']}" for row in rows)
+
+
+async def test_reading_writes_nothing(store: Store, tmp_path: Path) -> None:
+    """Downward there is nothing to read: the lower tier has to be asked."""
+    bench = Bench(store, tmp_path, echo_backends(), method="score")
+    await draw_jobs(store, 1)
+    await draw_jobs(store, 1, direction="down", tier=2, against_tier=1, created_at=NOW + timedelta(seconds=1))
+    assert await bench.worker.work_once()
+    assert bench.backends["large"].requests == bench.backends["small"].requests == []
+    assert await bench.worker.work_once()
+    assert len(bench.backends["small"].requests) == 1
+    up, down = await bench.rows()
+    assert (up["grader"], down["grader"]) == ("read", "compare_and_read")
+    assert "overlap" not in up["scores"]
+
+
+async def test_what_is_too_dear_to_write_is_read(store: Store, tmp_path: Path) -> None:
+    """The top tier's answer costs a cent by its table; reading is done where that would exceed the budget."""
+    bench = Bench(store, tmp_path, echo_backends(), max_usd_per_hour=0.033)
+    await draw_jobs(store, 3)
+    for _ in range(2):
+        assert await bench.worker.work_once()
+    assert len(bench.backends["large"].requests) == 1
+    assert [row["grader"] for row in await bench.rows()][:2] == ["compare_and_read", "read"]
+    assert not await bench.worker.work_once()
+    assert (await bench.queue.spent_since(NOW)).cost_usd <= Decimal("0.033")
