@@ -37,7 +37,8 @@ from policies import errors as policies
 ErrorResponses = Callable[[Iterable[type[Exception]]], dict[str, Any]]
 
 _CALLER = (Unauthenticated, WrongScope, OriginRefused, StoreUnavailable)
-_BODY = (InvalidRequest, MalformedBody, UnsupportedOption, BodyTooLarge, BodyTooSlow)
+_PLAIN_BODY = (InvalidRequest, MalformedBody, BodyTooLarge, BodyTooSlow)
+_BODY = (*_PLAIN_BODY, UnsupportedOption)
 _PLACE = (RateLimited, QueueFull, Draining, DeadlineExceeded, UnknownModel)
 EMBEDDING_ERRORS = (*_CALLER, *_BODY, *_PLACE)
 GENERATION_ERRORS = (
@@ -104,7 +105,8 @@ def v1_paths(shared: SharedFields, error_responses: ErrorResponses, *, with_metr
             "required": True,
             "content": {_JSON: {"schema": feedback_schema()}},
         },
-        "responses": _success(_FEEDBACK) | error_responses((*_CALLER, *_BODY, RequestNotFound, IdempotencyKeyReused)),
+        "responses": _success(_FEEDBACK)
+        | error_responses((*_CALLER, *_PLAIN_BODY, RequestNotFound, IdempotencyKeyReused)),
     }
     found: dict[str, Any] = {
         "/v1/chat/completions": generation(

@@ -28,7 +28,7 @@ _CONFIDENCE = 0.95
 # Fewer checked answers than this say nothing worth an interval.
 _LEAST_GRADED = 30
 # The interpreter is handed to the event loop this often: a replay is pure Python.
-_YIELD_EVERY = 50
+_YIELD_EVERY = 10
 _YIELD_S = 0.0005
 
 

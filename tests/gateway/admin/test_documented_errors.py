@@ -38,6 +38,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": TEXT,
     "/v1/embeddings": VECTORS,
 }
+FEEDBACK = "/v1/feedback"
 READING = ("/v1/models", "/v1/models/auto", f"/v1/requests/{uuid7()}")
 
 
@@ -106,10 +107,7 @@ async def test_every_documented_error_of_use_occurs(tmp_path: Path, private_post
     await _failures(tmp_path, seen)
     await _use_without_a_database(tmp_path, seen, private_postgres)
     async with administered(tmp_path) as admin:
-        missing = _missing(admin, seen, "use")
-        # Told apart where feedback is tested.
-        missing.pop("create_feedback", None)
-        assert missing == {}
+        assert _missing(admin, seen, "use") == {}
 
 
 def _missing(admin: Admin, seen: Seen, tag: str) -> dict[str, set[tuple[int, str]]]:
@@ -237,10 +235,17 @@ async def _callers(tmp_path: Path, seen: Seen) -> None:
     async with administered(tmp_path, seen) as admin:
         holder, _ = await add_key(admin.gateway, scope="admin")
         wrong = {"authorization": f"Bearer {make_key()}"}
-        for method, path in [("POST", path) for path in BODIES] + [("GET", path) for path in READING]:
+        for method, path in [("POST", path) for path in (*BODIES, FEEDBACK)] + [("GET", path) for path in READING]:
             await admin.error(method, path, 401, "invalid_api_key", headers=wrong)
             await admin.error(method, path, 403, "wrong_key_scope", headers=holder)
             await admin.error(method, path, 403, "origin_refused", headers={"origin": "https://evil.example"})
+        answered = (await admin.gateway.chat("hi")).json()["suffice"]["request_id"]
+        report = {"request_id": answered, "kind": "rating", "value": 1, "idempotency_key": "one"}
+        assert (await admin("POST", FEEDBACK, json=report)).status_code == 200
+        await admin("POST", FEEDBACK, json=report | {"value": 0})
+        await admin.error("POST", FEEDBACK, 404, "request_not_found", json=report | {"request_id": uuid7()})
+        await admin("POST", FEEDBACK, json=report | {"kind": "colour"})
+        await admin("POST", FEEDBACK, json=report | {"kind": 7})
         await admin.error("GET", "/v1/models/none", 404, "model_not_found", "model")
         await admin.error("GET", f"/v1/requests/{uuid7()}", 404, "request_not_found")
 
@@ -248,10 +253,11 @@ async def _callers(tmp_path: Path, seen: Seen) -> None:
 async def _bodies(tmp_path: Path, seen: Seen) -> None:
     options = {"server__max_body_bytes": 1024, "server__slow_client_timeout_s": 0.1}
     async with administered(tmp_path, seen, **options) as admin:
-        for path, body in BODIES.items():
+        for path in (*BODIES, FEEDBACK):
             await admin.error("POST", path, 413, "request_too_large", content=b"x" * 2000)
             await admin.error("POST", path, 408, "request_timeout", content=_slowly())
             await admin.error("POST", path, 400, "invalid_json", content=b"{")
+        for path, body in BODIES.items():
             await admin.error("POST", path, 400, "invalid_type", "model", json=body | {"model": 1})
             await admin.error("POST", path, 404, "model_not_found", "model", json=body | {"model": "none"})
             await admin.error("POST", path, 400, "invalid_value", "model", json=body | {"model": None})
@@ -301,6 +307,7 @@ async def _use_without_a_database(tmp_path: Path, seen: Seen, cluster: PrivatePo
         cluster.stop()
         for path, body in BODIES.items():
             await admin.error("POST", path, 503, "log_unavailable", json=body, headers=key)
+        await admin.error("POST", FEEDBACK, 503, "log_unavailable", json={}, headers=key)
         for path in READING:
             await admin.error("GET", path, 503, "log_unavailable", headers=key)
         cluster.start()
