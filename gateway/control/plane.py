@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -87,6 +87,9 @@ class ControlPlane:
         self._loader = RouterLoader(self.store, routers, len(catalog.ladder), routers.serving.router)
         self._policies: dict[tuple[str, str], Policy] = {(p.name, p.version): p for p in settings.policies.values()}
         self._bus = Bus(settings.redis.url, self._hear) if settings.redis.url is not None else None
+        self._in_force: Mapping[str, Policy] = dict(settings.policies)
+        self._wanted = self.state
+        self._preparing: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._lock = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
@@ -115,9 +118,10 @@ class ControlPlane:
     async def close(self) -> None:
         """Stop looking, and let another lead."""
         await self.leader.close()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        for task in (self._task, self._preparing):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
         if self._bus is not None:
             await self._bus.close()
         await self.shadow.close()
@@ -129,12 +133,8 @@ class ControlPlane:
         ------
         StoreUnavailable and its kinds
         """
-        async with self._lock:
-            generation = await self.store.generation()
-            self._looked_s = time.monotonic()
-            is_due = self._retry_s is not None and time.monotonic() >= self._retry_s
-            if generation != self.state.generation or is_due:
-                await self._apply(ControlState.decode(await self.store.rows()))
+        await self._look()
+        await self._prepare()
 
     @property
     def ladder(self) -> Ladder:
@@ -159,7 +159,7 @@ class ControlPlane:
             "seconds_since_seen": round(self.seconds_since_seen, 3),
             "is_leader": self.leader.lease is not None,
             "redis": None if self._bus is None else self._bus.is_connected,
-            "kill_switch": self.state.kill_switch.on,
+            "kill_switch": self._switches.kill_switch,
             "problem": self.problem,
         }
 
@@ -169,6 +169,34 @@ class ControlPlane:
         return time.monotonic() - self._looked_s
 
     # ---- inside
+
+    @property
+    def _is_due(self) -> bool:
+        is_retry = self._retry_s is not None and time.monotonic() >= self._retry_s
+        return self._wanted.generation != self.state.generation or is_retry
+
+    async def _look(self) -> None:
+        """Read what is in force. What moves traffic up takes effect here and now, whatever else is being prepared."""
+        generation = await self.store.generation()
+        self._looked_s = time.monotonic()
+        if generation == self._wanted.generation:
+            return
+        state = ControlState.decode(await self.store.rows())
+        if state.generation < self._wanted.generation:
+            return  # an answer that was overtaken by a later one
+        self._wanted = state
+        self._switches.kill_switch = state.kill_switch.on
+        self._switches.tightened = {
+            (name, version): {tier: each.least for tier, each in tiers.items()}
+            for name, routers in state.tightening.items()
+            for version, tiers in routers.items()
+        }
+
+    async def _prepare(self) -> None:
+        """Make ready what was last read, and change over to it."""
+        async with self._lock:
+            while self._is_due:
+                await self._apply(self._wanted)
 
     def _hear(self) -> None:
         self._wake.set()
@@ -187,15 +215,21 @@ class ControlPlane:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), self._settings.control.poll_s)
             self._wake.clear()
-            try:
-                await self.refresh()
-                self._say("")
-            except StoreError as problem:
-                self._say(f"what is in force cannot be read; the last state stays: {problem}")
-            except Exception as problem:
-                # Whatever is wrong with a change, the next one must still be found.
-                _log.exception("a change could not be brought into force")
-                self._say(f"{type(problem).__name__}: {problem}")
+            await self._guarded(self._look)
+            if self._is_due and (self._preparing is None or self._preparing.done()):
+                # Beside the looking: a router that takes long to load must not hold up a kill switch.
+                self._preparing = asyncio.create_task(self._guarded(self._prepare), name="suffice-control-apply")
+
+    async def _guarded(self, work: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await work()
+            self._say("")
+        except StoreError as problem:
+            self._say(f"what is in force cannot be read; the last state stays: {problem}")
+        except Exception as problem:
+            # Whatever is wrong with a change, the next one must still be found.
+            _log.exception("a change could not be brought into force")
+            self._say(f"{type(problem).__name__}: {problem}")
 
     def _say(self, problem: str) -> None:
         """Log when something begins to be wrong and when it ends, not twice a second."""
@@ -223,13 +257,8 @@ class ControlPlane:
         self._catalog.replace_policies(serving.policies, serving.policies[self._default(state, policies)])
         self.routers.replace(serving, canary if not in_shadow else None, share)
         self.shadow.watch_with(canary if in_shadow else None)
-        self._switches.kill_switch = state.kill_switch.on
-        self._switches.tightened = {
-            (name, version): {tier: each.least for tier, each in tiers.items()}
-            for name, routers in state.tightening.items()
-            for version, tiers in routers.items()
-        }
         self.state = state
+        self._in_force = policies
         self.refused = frozenset(subject for subject, _ in problems)
         self._loader.forget_all_but({serving.version, state.router.active, version, *state.router.previous[:1]})
         self._retry_s = time.monotonic() + _RETRY_S if problems else None
@@ -241,7 +270,8 @@ class ControlPlane:
         healed = self._alerted - {subject for subject, _ in problems}
         self._alerted = {subject for subject, _ in problems}
         for subject in healed:
-            await self.store.resolve_alerts("rollout", subject, datetime.now(UTC))
+            with contextlib.suppress(StoreError):
+                await self.store.resolve_alerts("rollout", subject, datetime.now(UTC))
 
     def _known(self, version: str) -> str | None:
         return None if version == "none" else version
@@ -260,7 +290,7 @@ class ControlPlane:
                     policy = await self._read_policy(name, version)
                 except (SettingsError, LookupError) as error:
                     problems.append((f"{name}@{version}", f"policy {name}@{version} cannot be used: {error}"))
-                    policy = self._catalog.policies.get(name)
+                    policy = self._in_force.get(name)
             if policy is not None:
                 found[name] = policy
         default = self._settings.policy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -10,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from gateway.control import loading
 from gateway.control.errors import Conflict
 from gateway.control.rollout import RolloutDriver, RolloutState
+from gateway.control.writes import ControlWriter
 from gateway.policy_body import to_body
 from gateway.store.control_records import RouterVersion
 from gateway.store.monitoring import MonitorReader
@@ -75,6 +78,33 @@ async def test_the_kill_switch_outlives_a_restart(tmp_path: Path, database_url: 
         assert (answer.headers["x-suffice-tier"], answer.headers["x-suffice-reason"]) == ("2", "kill_switch")
         await gateway.parts.control.writer.set_kill_switch(False, "", by="ada")
         assert (await gateway.chat()).headers["x-suffice-reason"] != "kill_switch"
+
+
+async def test_a_kill_switch_does_not_wait_for_a_router_that_loads(
+    tmp_path: Path, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+    real = loading.read_router
+
+    def slow(version: str, content: bytes) -> Any:
+        assert go_on.wait(60)
+        return real(version, content)
+
+    monkeypatch.setattr(loading, "read_router", slow)
+    async with serving(tmp_path, sqlite_url) as gateway:
+        control = gateway.parts.control
+        elsewhere = ControlWriter(control.store)
+        router, content = make_router(tmp_path, "slow")
+        await elsewhere.add_router(router, content, by="retrain")
+        await elsewhere.promote_router(router.version, by="ada")
+        await until(lambda: control._lock.locked())
+        await elsewhere.set_kill_switch(True, "fire", by="ada")
+        await until(lambda: gateway.parts.service.kill_switch)
+        assert (await gateway.chat()).headers["x-suffice-reason"] == "kill_switch"
+        assert control.routers.version != router.version
+        go_on.set()
+        await until(lambda: control.routers.version == router.version)
+        assert control.state.kill_switch.on
 
 
 async def test_tightened_tiers_give_requests_up_over_http(tmp_path: Path, sqlite_url: str) -> None:
