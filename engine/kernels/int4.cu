@@ -167,27 +167,38 @@ DEVICE void multiply_unit(float (&acc)[RT][NT][4], const u8 *stage) {
 }
 #else
 DEVICE void multiply_unit(float (&acc)[RT][NT][4], const u8 *stage) {
+    constexpr int PARTS = RT * GROUPS, STEPS = 8 / GROUPS; // a part is one group of one row tile, a step 16 inputs
+    // Two parts in flight, one being unpacked while the other is multiplied, where registers allow.
+    constexpr int DEPTH = NT == 4 && PARTS > 1 ? 2 : 1;
     const Weights weights(stage);
+    float sum[DEPTH][NT][4] = {};
+    u32 scale[DEPTH][2];
 #pragma unroll
-    for (int rt = 0; rt < RT; rt++) {
-        float sum[NT][4] = {};
+    for (int part = 0; part < PARTS + DEPTH - 1; part++) {
+        if (part < PARTS) {
+            const int rt = part / GROUPS, group = part % GROUPS, slot = part % DEPTH;
+            u32 a[STEPS][4];
+            weights.group(scale[slot], rt, group);
 #pragma unroll
-        for (int group = 0; group < GROUPS; group++) {
-            u32 a[8 / GROUPS][4], scale[2];
-            weights.group(scale, rt, group);
-#pragma unroll
-            for (int k = 0; k < 8 / GROUPS; k++) { // 16 inputs each
-                const int at = group * (8 / GROUPS) + k;
-                unpack(a[k], weights.half(rt, at / 4).at[at % 4], scale);
+            for (int k = 0; k < STEPS; k++) {
+                const int at = group * STEPS + k;
+                unpack(a[k], weights.half(rt, at / 4).at[at % 4], scale[slot]);
             }
             group_begin();
 #pragma unroll
-            for (int k = 0; k < 8 / GROUPS; k++) {
-                const int at = group * (8 / GROUPS) + k;
-                multiply_group(sum, a[k], stage + CODE_BYTES + at / 4 * HALF_BYTES + at % 4 * 32);
+            for (int k = 0; k < STEPS; k++) {
+                const int at = group * STEPS + k;
+                multiply_group(sum[slot], a[k], stage + CODE_BYTES + at / 4 * HALF_BYTES + at % 4 * 32);
             }
-            group_end();
-            add_group(acc[rt], sum, scale);
+            group_commit();
+        }
+        const int done = part - (DEPTH - 1);
+        if (done >= 0) {
+            if (part < PARTS)
+                group_wait<DEPTH - 1>();
+            else
+                group_wait<0>();
+            add_group(acc[done / GROUPS], sum[done % DEPTH], scale[done % DEPTH]);
         }
     }
 }

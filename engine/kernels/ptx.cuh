@@ -89,7 +89,7 @@ DEVICE void multiply(float (&acc)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 
 // The same by a warpgroup: 4 warps with 16 rows each, all columns at once, b in shared memory as copy_box leaves it with
 // its swizzle of 128 bytes: 64 inputs a row. `b` points at the rows' first 16 inputs of those wanted. Asynchronous: see
-// group_begin, group_end.
+// group_begin, group_commit, group_wait.
 DEVICE u64 describe(const void *b) {
     // Address, stride of 1024 bytes between groups of 8 rows, swizzle mode 1; all in units of 16 bytes.
     return (shared_address(b) & 0x3FFFFu) >> 4 | static_cast<u64>(1) << 16 | static_cast<u64>(1024 >> 4) << 32 |
@@ -129,11 +129,12 @@ DEVICE void multiply_group(float (&acc)[16][4], const u32 (&a)[4], const void *b
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(describe(b)));
 }
 
-// Registers written before are seen by the multiplications after; those sent so far are one batch and done.
+// Registers written before are seen by the multiplications after; those sent since the last commit are one batch; wait
+// until no more than so many batches are under way.
 DEVICE void group_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-DEVICE void group_end() {
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+DEVICE void group_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int PENDING> DEVICE void group_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
 // Two halves at once: a - b.

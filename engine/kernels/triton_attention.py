@@ -20,7 +20,6 @@ from engine.kernels.triton_launch import early_start
 
 MAX_SPLITS = 32
 SHORT_QUERY = 16  # tokens; up to here (decodes, speculation checks) keys are split and rows kept few
-PROGRAMS_PER_SM = 6  # aimed at by splitting: several share a multiprocessor, and unlike lengths even out
 _LOG2E = 1.4426950408889634
 
 
@@ -47,7 +46,9 @@ def choose_config(max_query_len: int, group: int, programs_wide: int, num_sms: i
     if max_query_len > SHORT_QUERY:
         return AttentionConfig(max(64, triton.next_power_of_2(group)), 64, 1, 4, 2)
     rows = max(16, triton.next_power_of_2(group * max_query_len))
-    splits = min(MAX_SPLITS, triton.next_power_of_2(max(1, PROGRAMS_PER_SM * num_sms // programs_wide)))
+    splits = 1
+    if programs_wide < 4 * num_sms:
+        splits = max(4, min(MAX_SPLITS, triton.next_power_of_2(4 * num_sms // programs_wide)))
     return AttentionConfig(min(rows, 64), 128 if rows == 16 else 64, splits, 4, 3)
 
 

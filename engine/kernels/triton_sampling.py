@@ -19,7 +19,7 @@ from engine.kernels.triton_launch import early_start
 from engine.sampler import DRAW
 
 CHUNK = 4096
-PROBE = 4096  # tokens looked at in one go by a probe
+PROBE = 8192  # tokens; a probe looks at two of these in one go
 
 _GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
 _FIRST = tl.constexpr(0xBF58476D1CE4E5B9)
@@ -89,7 +89,8 @@ def choose_triton(logits: Tensor, params: SamplingTensors, *, edited: bool) -> t
         CHUNK=CHUNK,
         CHUNKS=triton.next_power_of_2(chunks),
         PROBE=PROBE,
-        num_warps=16 if filters else 8,
+        SPAN=2 * PROBE // CHUNK,
+        num_warps=32 if filters else 8,
         **early_start(logits),
     )
     return token_ids, errors
@@ -157,12 +158,16 @@ def _uniform(seed: tl.tensor, position: tl.tensor) -> tl.tensor:
 @triton.jit
 def _probe(
     base: tl.tensor,
+    peaks: tl.tensor,
     vocab: tl.tensor,
+    chunks: tl.tensor,
     at_value: tl.tensor,
+    least: tl.tensor,
     peak: tl.tensor,
     inverse: tl.tensor,
     floor: tl.tensor,
     PROBE: tl.constexpr,
+    SPAN: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
     """Of a row's tokens not below the floor: how many lie above a value, their mass, the least of them, and the largest
     not above it."""
@@ -170,22 +175,37 @@ def _probe(
     mass = tl.zeros([PROBE], tl.float32)
     above = tl.full([PROBE], float("inf"), tl.float32)
     below = tl.full([PROBE], float("-inf"), tl.float32)
-    for first in range(0, vocab, PROBE):
-        at = first + tl.arange(0, PROBE)
-        values = tl.load(base + at, mask=at < vocab, other=float("-inf")).to(tl.float32)
-        over = (values - peak) * inverse
-        is_above = (values > at_value) & (over >= floor)
-        count += is_above.to(tl.int32)
-        mass += tl.where(is_above, tl.exp(over), 0.0)
-        above = tl.minimum(above, tl.where(is_above, values, float("inf")))
-        below = tl.maximum(below, tl.where(values <= at_value, values, float("-inf")))
+    for span in range(0, tl.cdiv(chunks, SPAN)):
+        # Chunks without anything from ``least`` on are passed by: it is a logit of the row, not above the value.
+        if (
+            tl.max(
+                tl.load(
+                    peaks + span * SPAN + tl.arange(0, SPAN),
+                    mask=span * SPAN + tl.arange(0, SPAN) < chunks,
+                    other=float("-inf"),
+                ),
+                axis=0,
+            )
+            >= least
+        ):
+            for half in tl.static_range(2):
+                at = (2 * span + half) * PROBE + tl.arange(0, PROBE)
+                values = tl.load(base + at, mask=at < vocab, other=float("-inf")).to(tl.float32)
+                over = (values - peak) * inverse
+                is_above = (values > at_value) & (over >= floor)
+                count += is_above.to(tl.int32)
+                mass += tl.where(is_above, tl.exp(over), 0.0)
+                above = tl.minimum(above, tl.where(is_above, values, float("inf")))
+                below = tl.maximum(below, tl.where(values <= at_value, values, float("-inf")))
     return tl.sum(count, axis=0), tl.sum(mass, axis=0), tl.min(above, axis=0), tl.max(below, axis=0)
 
 
 @triton.jit
 def _search(
     base: tl.tensor,
+    peaks: tl.tensor,
     vocab: tl.tensor,
+    chunks: tl.tensor,
     least: tl.tensor,
     most_tokens: tl.tensor,
     most_mass: tl.tensor,
@@ -193,18 +213,19 @@ def _search(
     inverse: tl.tensor,
     floor: tl.tensor,
     PROBE: tl.constexpr,
+    SPAN: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """The smallest logit above which lie fewer than ``most_tokens`` tokens with less than ``most_mass``; how many lie
     above it, with which mass. ``least`` is the smallest logit not below the floor."""
     low, high = least, peak  # both are logits of the row; high stays, low is not known to
-    count, mass, _above, _below = _probe(base, vocab, low, peak, inverse, floor, PROBE)
+    count, mass, _above, _below = _probe(base, peaks, vocab, chunks, low, low, peak, inverse, floor, PROBE, SPAN)
     high_count, high_mass = tl.zeros_like(count), tl.zeros_like(mass)
     if (count < most_tokens) & (mass < most_mass):
         high, high_count, high_mass = low, count, mass
     while low < high:
         middle = low + (high - low) * 0.5
         middle = tl.where((middle >= high) | (middle < low), low, middle)
-        count, mass, above, below = _probe(base, vocab, middle, peak, inverse, floor, PROBE)
+        count, mass, above, below = _probe(base, peaks, vocab, chunks, middle, low, peak, inverse, floor, PROBE, SPAN)
         if (count < most_tokens) & (mass < most_mass):
             high, high_count, high_mass = below, count, mass
         else:
@@ -224,6 +245,7 @@ def _inside_chunk(weights: tl.tensor, before: tl.tensor, target: tl.tensor, CHUN
 @triton.jit
 def _draw_filtered(
     base: tl.tensor,
+    peaks: tl.tensor,
     vocab: tl.tensor,
     chunks: tl.tensor,
     uniform: tl.tensor,
@@ -235,18 +257,25 @@ def _draw_filtered(
     CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr,
     PROBE: tl.constexpr,
+    SPAN: tl.constexpr,
 ) -> tl.tensor:
     """Draw among the tokens that ``min_p``, then ``top_k``, then ``top_p`` leave; of equal logits the first stay."""
     floor = tl.maximum(tl.log(min_p), _LEAST)
     most_tokens = tl.where(top_k > 0, tl.minimum(top_k, vocab), vocab).to(tl.int32)
     # Everything not below the floor.
-    _count, total, least, _below = _probe(base, vocab, float("-inf"), peak, inverse, floor, PROBE)
+    _count, total, least, _below = _probe(
+        base, peaks, vocab, chunks, float("-inf"), float("-inf"), peak, inverse, floor, PROBE, SPAN
+    )
     if (top_k > 0) & (top_p < 1.0):
-        edge, count, mass = _search(base, vocab, least, most_tokens, float("inf"), peak, inverse, floor, PROBE)
+        edge, count, mass = _search(
+            base, peaks, vocab, chunks, least, most_tokens, float("inf"), peak, inverse, floor, PROBE, SPAN
+        )
         # top_p is of what top_k leaves: of the edge's equals as many as there is room for, if there are so many.
         total = tl.minimum(mass + (most_tokens - count) * tl.exp((edge - peak) * inverse), total)
     most_mass = tl.where(top_p < 1.0, top_p * total, float("inf"))
-    edge, count, mass = _search(base, vocab, least, most_tokens, most_mass, peak, inverse, floor, PROBE)
+    edge, count, mass = _search(
+        base, peaks, vocab, chunks, least, most_tokens, most_mass, peak, inverse, floor, PROBE, SPAN
+    )
     weight = tl.exp((edge - peak) * inverse)  # of a token at the edge
     room = tl.minimum((most_tokens - count).to(tl.float32), tl.ceil((most_mass - mass) / weight))
     equals = tl.maximum(tl.minimum(room, 2147480000.0).to(tl.int32), 1)
@@ -303,6 +332,7 @@ def _choose_row(
     CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr,
     PROBE: tl.constexpr,
+    SPAN: tl.constexpr,
     EARLY: tl.constexpr,
 ) -> None:
     row = tl.program_id(0).to(tl.int64)
@@ -337,7 +367,20 @@ def _choose_row(
                 if TOP_P:
                     share = tl.load(top_p + row)
                 token = _draw_filtered(
-                    base, vocab, chunks, uniform, least_share, most, share, peak, inverse, CHUNK, CHUNKS, PROBE
+                    base,
+                    peaks + row * chunks,
+                    vocab,
+                    chunks,
+                    uniform,
+                    least_share,
+                    most,
+                    share,
+                    peak,
+                    inverse,
+                    CHUNK,
+                    CHUNKS,
+                    PROBE,
+                    SPAN,
                 )
             else:
                 # A chunk's sum was taken against its own peak.
