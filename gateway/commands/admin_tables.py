@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,7 +14,9 @@ from gateway.commands.output import print_table
 _LEFT_OUT = frozenset(
     {"object", "body", "card", "history", "scores", "metadata", "before", "after", "features", "load"}
 )
-_MOST_COLUMNS = 12
+_PIPED_WIDTH = 200
+# Blanks around a column.
+_GAP = 3
 
 
 def show(value: Any) -> None:
@@ -39,12 +43,26 @@ def _show_listing(data: Sequence[Mapping[str, Any]]) -> None:
         if name not in _LEFT_OUT and not any(isinstance(each.get(name), dict | list) for each in data)
     ]
     # A column in which nothing is said is not worth its width.
-    names = [name for name in names if any(each.get(name) not in (None, "") for each in data)][:_MOST_COLUMNS]
+    names = _fitting([name for name in names if any(each.get(name) not in (None, "") for each in data)], data)
     print_table(names, [[_cell(each.get(name)) for name in names] for each in data])
     for each in data:
         for name, inner in each.items():
             if name == "tiers" and isinstance(inner, list):
-                print_table(list(inner[0]) if inner else [], [list(map(_cell, row.values())) for row in inner])
+                title = f"{names[0]} {_cell(each.get(names[0]))}"
+                rows = [list(map(_cell, row.values())) for row in inner]
+                print_table(list(inner[0]) if inner else [], rows, title=title)
+
+
+def _fitting(names: Sequence[str], data: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The first columns, as many as fit beside each other: an id that is broken over two lines cannot be copied."""
+    left = shutil.get_terminal_size().columns if sys.stdout.isatty() else _PIPED_WIDTH
+    found: list[str] = []
+    for name in names:
+        left -= max(len(name), *(len(_cell(each.get(name))) for each in data)) + _GAP
+        if left < 0 and found:
+            break
+        found.append(name)
+    return found
 
 
 def _lines(value: Any, where: str = "") -> list[tuple[str, str]]:

@@ -77,6 +77,9 @@ async def test_the_kill_switch_and_keys_by_commands(tmp_path: Path) -> None:
         assert (status, "SUFFICE_ADMIN_KEY" in wrong or "admin" in wrong) == (1, True)
         status, said, _ = await run(gateway.url, "list-keys", key=made["key"])
         assert (status, made["prefix"] in said, made["key"] in said) == (0, True, False)
+        request_id = (await gateway.chat("hi")).headers["x-suffice-request-id"]
+        status, said, _ = await run(gateway.url, "list-requests", key=made["key"])
+        assert request_id in said, "ids are not broken over lines"
         status, said, _ = await run(gateway.url, "get-usage", "--group-by", "tier", key=made["key"])
         assert (status, "saved_usd" in said) == (0, True)
         for command in ("list-tiers", "list-thresholds", "get-control", "list-requests", "list-alerts", "report-floor"):
