@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from classifier.curves import LadderCurve, fixed_mix_curve, mean_cost_quality
+from classifier.curves import LadderCurve, fixed_mix_curve, mean_cost_quality, pair_curve
 from classifier.errors import TrainingError
 from classifier.evaluation import Judged, length_estimates
 from classifier.graded import GradedTable
@@ -146,8 +146,28 @@ def measure_ladder(
         "mean_cost_usd": mean_costs.tolist(),
         "share_foreign": float(found.is_foreign.mean()),
         "votes": {name: round(weight, 5) for name, weight in sorted(found.weights.items())},
+        "pairs": _pairs(table, found.scores, models),
         "rankings": rankings,
     }
+
+
+def _pairs(table: GradedTable, estimates: Floats, models: Sequence[str]) -> dict[str, Any]:
+    """RouteLLM's figure for every lower model against the top one, by the same estimates, beside prompt length."""
+    lengths = np.array([float(len(prompt)) for prompt in table.rows.prompts])
+    top, found = table.rows.scores[:, -1], {}
+    for k, model in enumerate(models[:-1]):
+        weak = table.rows.scores[:, k]
+        curve = pair_curve(estimates[:, -1] - estimates[:, k], weak, top)
+        found[model] = {
+            "apgr": _number(curve.apgr),
+            "apgr_length": _number(pair_curve(lengths, weak, top).apgr),
+            "apgr_oracle": _number(pair_curve(top - weak, weak, top).apgr),
+            "cpt50": curve.share_recovering(0.5),
+            "cpt80": curve.share_recovering(0.8),
+            "strong_share_95": curve.share_holding(0.95),
+            "strong_share_99": curve.share_holding(0.99),
+        }
+    return found
 
 
 def _held(curve: LadderCurve, quality: float, top_cost: float) -> dict[str, Any]:

@@ -183,7 +183,9 @@ def _usable(spec: TableSpec) -> ColumnElement[bool]:
 
 
 def _has_check() -> ColumnElement[bool]:
-    wanted = (verifications.c.request_id == requests.c.request_id) & _DONE
+    # Looked up by request: a bare comparison would tempt SQLite to walk all finished checks for every request.
+    is_done = (verifications.c.status.concat("") == "done") & verifications.c.p_good.is_not(None)
+    wanted = (verifications.c.request_id == requests.c.request_id) & is_done
     return select(verifications.c.request_id).where(wanted).exists()
 
 

@@ -1,0 +1,192 @@
+"""The training table says what the log says, on both databases, and its weights undo how the log was drawn."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import pytest
+from sqlalchemy import insert, select, update
+
+from gateway.ids import uuid7
+from gateway.learn.rows import LearningTable, Way
+from gateway.learn.split import split_rows
+from gateway.learn.table import TableSpec, read_table, read_texts
+from gateway.settings import Settings
+from gateway.store.store import Store
+from gateway.store.tables import gold_labels, requests, verifications
+from tests.gateway.harness import running
+from tests.gateway.learn.world import (
+    DOWN_CHANCE,
+    P_CHEAP_GOOD,
+    UP_CHANCE,
+    base_router,
+    draw_prompts,
+    put_in_force,
+    write_log,
+)
+
+MakeSettings = Callable[..., Settings]
+ALL = ("easy", "hard", "new")
+
+
+def spec_of(**changes: object) -> TableSpec:
+    router, now = base_router(), datetime.now(UTC)
+    made = TableSpec(2, router.num_components, (router.version,), now - timedelta(days=28), now)
+    return dataclasses.replace(made, **changes)  # type: ignore[arg-type]
+
+
+async def table_of(settings: Settings, count: int, **changes: object) -> LearningTable:
+    async with Store(settings.database) as store:
+        await write_log(store, settings, base_router(), draw_prompts(random.Random(1), count, ALL), keep_text=True)
+        return await read_table(store, spec_of(**changes))
+
+
+async def test_rows_carry_what_was_estimated_drawn_and_checked(world_settings: MakeSettings) -> None:
+    settings = world_settings()
+    async with Store(settings.database) as store:
+        rows = await write_log(store, settings, base_router(), draw_prompts(random.Random(1), 300, ALL), keep_text=True)
+        done: list[float] = []
+        table = await read_table(store, spec_of(), done.append)
+        async with store.transaction() as connection:
+            checks = {row.request_id: row for row in await connection.execute(select(verifications))}
+        texts = await read_texts(store, table.request_ids[:50])
+    assert done[-1] == 1.0
+    assert table.num_requests == len(table) == 300
+    assert list(table.created_s) == sorted(table.created_s)
+    by_id = {row.request_id: row for row in rows}
+    for place, request_id in enumerate(table.request_ids):
+        row, check = by_id[request_id], checks.get(request_id)
+        assert table.served[place] == row.final_tier - 1  # type: ignore[operator]
+        assert table.propensity[place].tolist() == [row.propensities[tier] for tier in (1, 2)]
+        assert table.views.good[place].tolist() == [each.p_as_good for each in row.sufficiency]
+        assert table.cost_usd[place] == pytest.approx(float(row.cost_usd))
+        assert np.isnan(table.labels[place, 0]) == (check is None)
+        if check is not None:
+            assert table.labels[place, 0] == check.p_good
+            assert table.ways[place, 0] == (Way.UP if check.direction == "up" else Way.DOWN)
+            assert table.chance[place, 0] == check.inclusion_probability
+    assert len(texts) == 50
+    assert all(text.startswith("user: ") for text in texts.values())
+
+
+async def test_weights_undo_the_draws(world_settings: MakeSettings) -> None:
+    """Whatever the guess, the corrected outcomes have the truth's mean: exploration and both checks are undone."""
+    table = await table_of(world_settings(), 3000)
+    truth = np.mean([P_CHEAP_GOOD[family] for family in ALL]) * 0.95 + 0.03  # as the soft labels say it
+    for wrong in (0.1, 0.9):
+        guess = np.full((len(table), 2), wrong)
+        outcomes = table.shifted_outcomes(guess)
+        error = outcomes[:, 0].std() / np.sqrt(len(table))
+        assert outcomes[:, 0].mean() == pytest.approx(truth, abs=4 * error)
+        assert (outcomes[:, 1] == 1.0).all()
+    seen, chance = table.sights()
+    looked = seen == 0
+    assert looked.mean() == pytest.approx(chance[:, 0].mean(), abs=0.05)
+    weights = table.weights()
+    by_own_check = table.ways[:, 0] == Way.UP
+    expected = 1 / (table.propensity[by_own_check, 0] * UP_CHANCE)
+    np.testing.assert_allclose(weights[by_own_check, 0], expected)
+    beside = table.ways[:, 0] == Way.DOWN
+    np.testing.assert_allclose(weights[beside, 0], 1 / (table.propensity[beside, 1] * DOWN_CHANCE))
+
+
+async def test_what_cannot_be_used_is_left_out(world_settings: MakeSettings) -> None:
+    settings = world_settings()
+    async with Store(settings.database) as store:
+        rows = await write_log(store, settings, base_router(), draw_prompts(random.Random(1), 60, ALL))
+        ids = [row.request_id for row in rows]
+        async with store.transaction() as connection:
+            for place, values in enumerate(
+                (
+                    {"error_code": "model_failed"},
+                    {"final_tier": 3 - rows[1].final_tier},  # type: ignore[operator]
+                    {"router_version": "another"},
+                    {"reason": "pinned"},
+                    {"features": {"num_chars": 1.0}},
+                    {"propensities": {"1": 0.0, "2": 0.0}},
+                )
+            ):
+                wanted = requests.c.request_id == ids[place]
+                await connection.execute(update(requests).where(wanted).values(**values))
+        table = await read_table(store, spec_of())
+    assert set(table.request_ids) == set(ids[6:])
+
+
+async def test_limits_bound_the_rows_and_the_sample_stands_for_all(world_settings: MakeSettings) -> None:
+    table = await table_of(world_settings(), 1500, max_checked=200, max_unchecked=200)
+    checked = table.is_checked
+    assert 130 < checked.sum() < 270
+    assert 130 < (~checked).sum() < 270
+    assert table.num_requests == 1500
+    assert table.frame.sum() == pytest.approx(1500, rel=0.15)
+
+
+async def test_gold_beats_a_grader_and_stands_for_nobody(world_settings: MakeSettings) -> None:
+    settings = world_settings()
+    async with Store(settings.database) as store:
+        rows = await write_log(store, settings, base_router(), draw_prompts(random.Random(1), 200, ALL))
+        before = await read_table(store, spec_of())
+        unchecked = before.request_ids[int(np.flatnonzero(~before.is_checked)[0])]
+        checked = before.request_ids[int(np.flatnonzero(before.is_checked)[0])]
+        entry = {"tier": 1, "source": "feedback", "created_at": datetime.now(UTC), "note": ""}
+        async with store.transaction() as connection:
+            for request_id, label in ((unchecked, 1.0), (checked, 0.0)):
+                made = {"gold_id": uuid7(), "request_id": request_id, "label": label}
+                await connection.execute(insert(gold_labels).values(**entry, **made))
+        table = await read_table(store, spec_of())
+    assert len(rows) == len(table)
+    for request_id, label in ((unchecked, 1.0), (checked, 0.0)):
+        place = table.request_ids.index(request_id)
+        assert table.ways[place, 0] == Way.GOLD
+        top_right = table.views.right[place, 1]
+        assert table.labels[place, 0] == pytest.approx(label + (1 - label) * (1 - top_right))
+    outcomes = table.shifted_outcomes(table.views.good)
+    assert outcomes[table.request_ids.index(unchecked), 0] == table.views.good[table.request_ids.index(unchecked), 0]
+
+
+async def test_both_splits_keep_time_and_wordings_apart(world_settings: MakeSettings) -> None:
+    table = await table_of(world_settings(), 600)
+    weekly = split_rows(table, 0.3, is_urgent=False)
+    assert table.created_s[weekly.train].max() < table.created_s[weekly.judge].max()
+    share = table.is_checked[weekly.judge].sum() / table.is_checked.sum()
+    assert share == pytest.approx(0.3, abs=0.03)
+    urgent = split_rows(table, 0.3, is_urgent=True)
+    assert table.created_s[urgent.train].max() > np.quantile(table.created_s, 0.9)  # what is new can be learnt
+    for split in (weekly, urgent):
+        assert set(table.groups[split.train]).isdisjoint(table.groups[split.judge])
+        assert len(split.train) + len(split.judge) == len(table)
+
+
+@pytest.mark.parametrize("retention", ["digest", "full"])
+async def test_a_log_that_a_server_wrote_can_be_learnt_from(world_settings: MakeSettings, retention: str) -> None:
+    """Over HTTP, with real backends: what the server logs is what the table needs, texts or not."""
+    settings = world_settings(log__prompts=retention, policy__sampling_share=0.5, verification__enabled=True)
+    router = base_router()
+    async with running(settings, router=router) as gateway:
+        for prompt in draw_prompts(random.Random(2), 40, ("easy", "hard")):
+            response = await gateway.chat(prompt.text)
+            assert response.status_code == 200
+        store: Store = gateway.parts.store
+        async with store.transaction() as connection:
+            done = {"status": "done", "p_good": 0.9, "finished_at": datetime.now(UTC)}
+            await connection.execute(update(verifications).values(**done))
+            num_checks = len((await connection.execute(select(verifications.c.request_id))).all())
+        table = await read_table(store, spec_of(versions=(router.version,), until=datetime.now(UTC)))
+        texts = await read_texts(store, table.request_ids)
+    assert len(table) == 40
+    assert num_checks > 0
+    assert table.is_checked.sum() == num_checks
+    assert len(texts) == (40 if retention == "full" else 0)
+
+
+async def test_nothing_in_force_means_nothing_read(world_settings: MakeSettings) -> None:
+    settings = world_settings()
+    async with Store(settings.database) as store:
+        await put_in_force(store, settings, base_router())
+        table = await read_table(store, spec_of())
+    assert len(table) == 0
+    assert table.num_requests == 0
