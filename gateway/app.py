@@ -23,9 +23,6 @@ from gateway import loading
 from gateway.admin.openapi import document
 from gateway.admin.operation import Operation
 from gateway.admin.room import AdminRoom
-from gateway.admin.openapi import document
-from gateway.admin.operation import Operation
-from gateway.admin.room import AdminRoom
 from gateway.admission import Admission
 from gateway.api_request import SharedFields
 from gateway.auth import Authenticator
@@ -214,14 +211,6 @@ class _Parts:
         if settings.admin.enabled:
             assert self.control is not None, "opened before"
             room = AdminRoom(settings, self.store, self.catalog, self.control, authenticator, self.monitor)
-            operations = room.operations
-            routes += room.routes()
-        described = document(shared, operations, with_metrics=settings.metrics.enabled)
-        routes.append(Route("/openapi.json", fixed(described)))
-        operations: list[Operation] = []
-        if settings.admin.enabled:
-            assert self.control is not None, "opened before"
-            room = AdminRoom(settings, self.store, self.catalog, self.control, authenticator)
             operations = room.operations
             routes += room.routes()
         described = document(shared, operations, with_metrics=settings.metrics.enabled)

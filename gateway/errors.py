@@ -12,12 +12,7 @@
     ├── RequestNotFound           no request of the caller's has this id
     ├── Unauthenticated           no key, or not a valid one
     ├── WrongScope                a key for use where one for administration is wanted, or the other way round
-    ├── WrongScope                a key for use where one for administration is wanted, or the other way round
     ├── OriginRefused             a web page that may not call this server
-    ├── PreconditionRequired      a change that does not say what it rests on
-    ├── PreconditionFailed        what it rests on has changed meanwhile
-    ├── NotFound                  nothing of this name, below ``/admin/v1``
-    ├── NotHere                   this server was started without the part that is asked for
     ├── PreconditionRequired      a change that does not say what it rests on
     ├── PreconditionFailed        what it rests on has changed meanwhile
     ├── NotFound                  nothing of this name, below ``/admin/v1``
@@ -102,27 +97,6 @@ class RequestNotFound(GatewayError):
 
 
 class Unauthenticated(GatewayError):
-    pass
-
-
-class WrongScope(GatewayError):
-    pass
-
-
-class PreconditionRequired(GatewayError):
-    param = "If-Match"
-
-
-class PreconditionFailed(GatewayError):
-    param = "If-Match"
-
-
-class NotFound(GatewayError):
-    def __init__(self, kind: str, name: str) -> None:
-        super().__init__(f"There is no {kind} {shorten(name)!r}.")
-
-
-class NotHere(GatewayError):
     pass
 
 
@@ -273,11 +247,6 @@ TABLE: Mapping[type[Exception], Row] = {
     MethodNotAllowed: Row(405, _INVALID, "method_not_allowed"),
     RequestNotFound: Row(404, _INVALID, "request_not_found"),
     Unauthenticated: Row(401, "authentication_error", "invalid_api_key"),
-    WrongScope: Row(403, "permission_error", "wrong_key_scope"),
-    PreconditionRequired: Row(428, _INVALID, "precondition_required"),
-    PreconditionFailed: Row(412, _INVALID, "precondition_failed"),
-    NotFound: Row(404, _INVALID, "not_found"),
-    NotHere: Row(501, _SERVER, "not_enabled"),
     WrongScope: Row(403, "permission_error", "wrong_key_scope"),
     PreconditionRequired: Row(428, _INVALID, "precondition_required"),
     PreconditionFailed: Row(412, _INVALID, "precondition_failed"),
