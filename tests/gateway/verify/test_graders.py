@@ -195,7 +195,7 @@ def test_the_shipped_combination_believes_final_answers() -> None:
     assert all(each is not None and each[1] == "compare" for each in said.values())
     p_equal, p_open, p_different = (each[0] for each in said.values() if each is not None)
     assert p_equal > 0.9
-    assert p_equal > p_open > p_different
+    assert p_open == p_different < 0.5
     assert combination.combine({}) is None
     assert combination.combine({"embedding": Grade(1.0)}) is None
 
