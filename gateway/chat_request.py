@@ -122,7 +122,7 @@ def _prediction(value: Any) -> str | None:
 
 _NAME = fields.string(_MAX_NAME_CHARS, min_chars=1)
 
-_PART = {
+_PART: dict[str, Any] = {
     "type": "object",
     "required": ["type"],
     "properties": {
@@ -131,7 +131,7 @@ _PART = {
         "refusal": {"type": "string"},
     },
 }
-_MESSAGE = {
+_MESSAGE: dict[str, Any] = {
     "type": "object",
     "required": ["role", "content"],
     "properties": {

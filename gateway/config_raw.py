@@ -20,6 +20,23 @@ from gateway.config_errors import Problem, SettingsError, SettingsFileMalformed,
 PREFIX = "SUFFICE_"
 BUILTIN_SOURCE = "built-in ladder"
 
+# Not ADMIN: SUFFICE_ADMIN_KEY is a client's key, and no section with an underscore missing.
+_SECTIONS = (
+    "SERVER",
+    "AUTH",
+    "DATABASE",
+    "REDIS",
+    "LOG",
+    "METRICS",
+    "ROUTER",
+    "CONTROL",
+    "MONITOR",
+    "VERIFICATION",
+    "LEARNING",
+    "POLICY",
+)
+_SECTION_KEY = re.compile(rf"({'|'.join(_SECTIONS)})_(.+)")
+
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
@@ -79,7 +96,7 @@ def environment_table(environ: Mapping[str, str], below: Table) -> Table:
             _put(table, _spell(parts, below), Leaf(environ[variable], f"environment {variable}", is_text=True))
         elif parts[0] == "DATA_DIR":
             table["data_dir"] = Leaf(environ[variable], f"environment {variable}", is_text=True)
-        elif match := re.match(r"(SERVER|AUTH|DATABASE|REDIS|LOG|METRICS|ROUTER|CONTROL|MONITOR|POLICY)_(.+)", parts[0]):
+        elif match := _SECTION_KEY.match(parts[0]):
             meant = f"{PREFIX}{match[1]}__{match[2]}"
             problems.append(
                 Problem(variable, f"sections and keys are parted by two underscores: {meant}?", "environment")
