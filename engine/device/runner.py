@@ -1,9 +1,10 @@
 """Runs plans on a GPU: what the host does for a step is to fill one buffer and replay one graph.
 
 Tokens drawn by one step are read by the next where they lie, so the next is launched before the host has seen them. A
-step that decodes (or checks drafts) is one captured graph per batch size; a step with prompts in it is launched kernel
-by kernel, which its longer kernels hide. Everything also runs on a CPU, through the kernels' references and without
-graphs, which is how its tests run.
+step that decodes (or checks drafts) is one captured graph per batch size. A step with prompts in it is padded to one of
+a few sizes and captured too, while it is so small that launching it would take as long as running it; a larger one is
+launched kernel by kernel, which its longer kernels hide. Everything also runs on a CPU, through the kernels'
+references and without graphs, which is how its tests run.
 """
 
 from __future__ import annotations
@@ -32,6 +33,10 @@ from engine.speculate import uses_rejection
 
 # Query lengths worth a graph: a decode's, and those of checks of a few drafts.
 QUERY_LENGTHS = (1, 2, 3, 4, 6, 8)
+
+# Token counts worth a graph for steps with prompts in them. A launch takes the host 14 us and a layer is about 25 of
+# them, which at 1,024 tokens is less than the device needs from 8 billion weights on.
+NUM_TOKENS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 640, 768, 896, 1024)
 
 
 @dataclass(slots=True)
@@ -68,8 +73,8 @@ class DeviceRunner:
         self.sampler = Sampler(model.config.vocab_size, model.device)
         device, self._is_cuda = model.device, model.device.type == "cuda"
         most = bucket(config.max_num_seqs) or config.max_num_seqs
-        max_tokens = max(config.max_batch_tokens, most * QUERY_LENGTHS[-1])
-        num_bytes = Shape(max_tokens, most, max_tokens).num_bytes
+        self._max_tokens = max(config.max_batch_tokens, most * QUERY_LENGTHS[-1])
+        num_bytes = Shape(self._max_tokens, most, self._max_tokens).num_bytes
         self._pinned = [torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=self._is_cuda) for _ in range(RING)]
         self._bytes = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
         # A short draft is padded to the graph's query length, and padding reads (unused) places beyond the sequence.
@@ -169,20 +174,42 @@ class DeviceRunner:
         flight.logits_rows = [i * query_len + j for i, item in enumerate(items) for j in range(item.num_drafts + 1)]
 
     def _mixed(self, flight: DeviceFlight) -> None:
-        """A step with prompts in it, launched kernel by kernel."""
-        items = flight.plan.items
+        """A step with prompts in it."""
+        items, draws = flight.plan.items, flight.draws
         lengths = [item.num_tokens + item.num_drafts for item in items]
         num_rows = sum(item.num_drafts + 1 for item in items if item.draws)
         shape = Shape(sum(lengths), len(items), num_rows)
+        flight.logits_rows = list(range(num_rows))
+        padded = None if any(map(_keeps_prompt, items)) else self._padded(shape)
+        if padded is not None:
+            host, fields = self._fields(padded)
+            self._fill_mixed(host, items, lengths, draws)
+            self._upload(padded, len(items))
+            # The longest query is taken to be the whole step, so that one graph serves however it is divided.
+            step = self._step_tensors(fields, padded.num_sequences, padded.num_tokens)
+            flight.logits = self.graphs.run((padded, draws), lambda: self._run_mixed(step, fields, draws)[1])
+            return
         host, fields = host_fields(self._pinned[self._turn % RING], shape), device_fields(self._bytes, shape)
-        self._fill_mixed(host, items, lengths, flight.draws)
+        self._fill_mixed(host, items, lengths, draws)
         self._upload(shape, len(items))
-        step = self._step_tensors(fields, len(items), max(lengths))
-        hidden = self.model.fused.forward(self._with_tokens(step, fields), self.kv)
+        hidden, flight.logits = self._run_mixed(self._step_tensors(fields, len(items), max(lengths)), fields, draws)
         self._keep_prompts(flight, hidden)
-        if num_rows:
-            flight.logits = self._draw(hidden.index_select(0, fields.rows), fields, flight.draws)
-            flight.logits_rows = list(range(num_rows))
+
+    def _padded(self, shape: Shape) -> Shape | None:
+        """The captured shape that holds this one, None where none does."""
+        num_tokens = bucket(shape.num_tokens, NUM_TOKENS)
+        num_sequences, num_rows = bucket(shape.num_sequences), bucket(max(shape.num_rows, 1))
+        if num_tokens is None or num_sequences is None or num_rows is None:
+            return None
+        if max(num_sequences, num_rows) > self._drawn.shape[1] or num_tokens > self._max_tokens:
+            return None
+        return Shape(num_tokens, num_sequences, num_rows)
+
+    def _run_mixed(self, step: StepTensors, fields: DeviceFields, draws: Draws) -> tuple[Tensor, Tensor | None]:
+        hidden = self.model.fused.forward(self._with_tokens(step, fields), self.kv)
+        if not fields.rows.shape[0]:
+            return hidden, None
+        return hidden, self._draw(hidden.index_select(0, fields.rows), fields, draws)
 
     def _keep_prompts(self, flight: DeviceFlight, hidden: Tensor) -> None:
         start = 0
@@ -234,9 +261,10 @@ class DeviceRunner:
             put_padding(host, count * query_len)
 
     def _fill_mixed(self, host: HostFields, items: list[Scheduled], lengths: list[int], draws: Draws) -> None:
+        count = len(items)
         host.source_rows[:] = -1
         host.query_starts[0] = 0
-        np.cumsum(lengths, out=host.query_starts[1:])
+        np.cumsum(lengths, out=host.query_starts[1 : count + 1])
         row = 0
         for index, (item, length) in enumerate(zip(items, lengths, strict=True)):
             sequence, first = item.sequence, int(host.query_starts[index])
@@ -257,10 +285,18 @@ class DeviceRunner:
             host.context_lens[index] = item.start + length
             if item.draws:
                 put_row(host, row, sequence, sequence.num_tokens)
-                count = item.num_drafts + 1
+                num_rows = item.num_drafts + 1
                 last = first + item.num_tokens - 1
-                host.rows[row : row + count] = np.arange(last, last + count)
-                row += count
+                host.rows[row : row + num_rows] = np.arange(last, last + num_rows)
+                row += num_rows
+        # Padding: tokens of nobody, whose keys go nowhere, sequences without a context, rows nobody looks at.
+        end = int(host.query_starts[count])
+        host.query_starts[count + 1 :] = end
+        host.context_lens[count:] = 0
+        host.token_ids[end:] = host.positions[end:] = 0
+        host.slots[end:] = -1
+        host.rows[row:] = 0
+        put_padding(host, row)
 
     def _upload(self, shape: Shape, num_rows: int) -> None:
         size = shape.num_bytes
@@ -385,6 +421,12 @@ def _uniform_query(items: list[Scheduled]) -> int | None:
             return None
         longest = max(longest, item.num_drafts)
     return next((length for length in QUERY_LENGTHS if length > longest), None)
+
+
+def _keeps_prompt(item: Scheduled) -> bool:
+    """Whether the prompt's hidden states are wanted on their way."""
+    sequence = item.sequence
+    return item.start < sequence.num_prompt and (bool(sequence.num_to_score) or not sequence.pooled_done)
 
 
 def stream_priority(model: DecoderModel) -> int:

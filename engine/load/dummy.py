@@ -16,9 +16,10 @@ from torch import Tensor
 from engine.config import ModelConfig
 from engine.errors import TensorMismatch
 
-# Eight 4-bit zero points of 8 each, as one int32: codes are then symmetric about zero.
-_ZERO_WORD = -0x77777778
-# Codes 0..15 about a zero point of 8 have this standard deviation.
+# Eight 4-bit zero points of 7 or 8 each: random codes then lie evenly about zero. With 8 throughout their mean is -0.5,
+# and what the inputs have in common grows from layer to layer.
+_LEAST_ZEROS, _ONE_EACH = 0x77777777, 0x11111111
+# Codes 0..15 about their mean have this standard deviation.
 _CODE_STD = 4.64
 
 
@@ -74,7 +75,7 @@ class DummyTensors:
             raise TensorMismatch(f"{self.folder}: dummy tensor {name!r} needs a shape.", tensor=name, path=self.folder)
         suffix = name.rpartition(".")[2]
         if suffix == "qzeros":
-            return torch.full(shape, _ZERO_WORD, dtype=torch.int32, device=self._device)
+            return self._random_words(shape).bitwise_and_(_ONE_EACH).add_(_LEAST_ZEROS)
         if suffix == "qweight":
             return self._random_words(shape)
         if suffix == "scales":
