@@ -8,6 +8,7 @@
     ├── EngineOverloaded           the queue is full; carries ``retry_after_s``
     ├── EngineClosed               submitted to, or cut off by, an engine that is closed
     ├── DeviceLost                 a fault ended the GPU's context; every model on it is down; carries ``device``
+    ├── KernelBuildFailed          a GPU kernel did not compile or load; the message carries what the compiler said
     ├── StepFailed                 the forward pass raised; everything in that step ends with it
     ├── RankLost                   a process that holds part of a model is gone; the model must be loaded again
     ├── NonFiniteLogits            NaN or infinity in one request's logits; only that request ends
@@ -79,6 +80,10 @@ class DeviceLost(EngineError):
     def __init__(self, device: str, fault: str) -> None:
         super().__init__(f"{device} is lost to this process ({fault}). Restart the server.")
         self.device = device
+
+
+class KernelBuildFailed(EngineError):
+    """The compiler or the driver refused a kernel."""
 
 
 class StepFailed(EngineError):

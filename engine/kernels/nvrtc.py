@@ -11,7 +11,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from engine.errors import EngineError
+from engine.errors import KernelBuildFailed
 
 _FOLDER = Path(__file__).parent
 _PRELUDE = "ptx.cuh"
@@ -20,10 +20,6 @@ _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _PROGRAMMATIC = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 
 _compiling = threading.Lock()
-
-
-class KernelBuildFailed(EngineError):
-    """The compiler or the driver refused a kernel; the message carries what it said."""
 
 
 def find_nvrtc() -> ctypes.CDLL:

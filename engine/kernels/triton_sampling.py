@@ -175,7 +175,7 @@ def _probe(
     mass = tl.zeros([PROBE], tl.float32)
     above = tl.full([PROBE], float("inf"), tl.float32)
     below = tl.full([PROBE], float("-inf"), tl.float32)
-    for span in range(0, tl.cdiv(chunks, SPAN)):
+    for span in range(tl.cdiv(chunks, SPAN)):
         # Chunks without anything from ``least`` on are passed by: it is a logit of the row, not above the value.
         if (
             tl.max(
@@ -240,6 +240,34 @@ def _inside_chunk(weights: tl.tensor, before: tl.tensor, target: tl.tensor, CHUN
     cumulative = before + tl.cumsum(weights.to(tl.float64), axis=0)
     last = tl.max(tl.where(weights > 0.0, at, 0), axis=0)
     return tl.minimum(_first_true(cumulative > target, CHUNK), last)
+
+
+@triton.jit
+def _draw_any(
+    base: tl.tensor,
+    sums: tl.tensor,
+    tops: tl.tensor,
+    vocab: tl.tensor,
+    chunks: tl.tensor,
+    uniform: tl.tensor,
+    peak: tl.tensor,
+    inverse: tl.tensor,
+    CHUNK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+) -> tl.tensor:
+    """Draw among all tokens, from the chunks' sums, which were taken each against its own peak."""
+    chunk = tl.arange(0, CHUNKS)
+    scaled = tl.exp((tops - peak) * inverse).to(tl.float64)
+    masses = tl.load(sums + chunk, mask=chunk < chunks, other=0.0).to(tl.float64) * scaled
+    masses = tl.where(tops > float("-inf"), masses, 0.0)
+    target = uniform * tl.sum(masses, axis=0)
+    last = tl.max(tl.where(masses > 0.0, chunk, 0), axis=0)
+    found = tl.minimum(_first_true(tl.cumsum(masses, axis=0) > target, CHUNKS), last)
+    before = tl.sum(tl.where(chunk < found, masses, 0.0), axis=0)
+    at = found * CHUNK + tl.arange(0, CHUNK)
+    values = tl.load(base + at, mask=at < vocab, other=float("-inf")).to(tl.float32)
+    weights = tl.exp((values - peak) * inverse)
+    return found * CHUNK + _inside_chunk(weights, before, target, CHUNK)
 
 
 @triton.jit
@@ -356,43 +384,34 @@ def _choose_row(
         if is_finite & (tl.load(temperature + row) != 0.0):
             base = logits + row * vocab
             uniform = _uniform(tl.load(seeds + row), tl.load(positions + row))
+            least_share, most, share = 0.0, 0, 1.0
+            if MIN_P:
+                least_share = tl.load(min_p + row)
+            if TOP_K:
+                most = tl.load(top_k + row).to(tl.int32)
+            if TOP_P:
+                share = tl.load(top_p + row)
+            own_sums = sums + row * chunks
             if FILTERS:
-                least_share = 0.0
-                if MIN_P:
-                    least_share = tl.load(min_p + row)
-                most = 0
-                if TOP_K:
-                    most = tl.load(top_k + row).to(tl.int32)
-                share = 1.0
-                if TOP_P:
-                    share = tl.load(top_p + row)
-                token = _draw_filtered(
-                    base,
-                    peaks + row * chunks,
-                    vocab,
-                    chunks,
-                    uniform,
-                    least_share,
-                    most,
-                    share,
-                    peak,
-                    inverse,
-                    CHUNK,
-                    CHUNKS,
-                    PROBE,
-                    SPAN,
-                )
+                if (least_share > 0.0) | (most > 0) | (share < 1.0):
+                    token = _draw_filtered(
+                        base,
+                        peaks + row * chunks,
+                        vocab,
+                        chunks,
+                        uniform,
+                        least_share,
+                        most,
+                        share,
+                        peak,
+                        inverse,
+                        CHUNK,
+                        CHUNKS,
+                        PROBE,
+                        SPAN,
+                    )
+                else:
+                    token = _draw_any(base, own_sums, tops, vocab, chunks, uniform, peak, inverse, CHUNK, CHUNKS)
             else:
-                # A chunk's sum was taken against its own peak.
-                scaled = tl.exp((tops - peak) * inverse).to(tl.float64)
-                masses = tl.load(sums + row * chunks + chunk, mask=is_chunk, other=0.0).to(tl.float64) * scaled
-                masses = tl.where(tops > float("-inf"), masses, 0.0)
-                target = uniform * tl.sum(masses, axis=0)
-                last = tl.max(tl.where(masses > 0.0, chunk, 0), axis=0)
-                found = tl.minimum(_first_true(tl.cumsum(masses, axis=0) > target, CHUNKS), last)
-                before = tl.sum(tl.where(chunk < found, masses, 0.0), axis=0)
-                at = found * CHUNK + tl.arange(0, CHUNK)
-                values = tl.load(base + at, mask=at < vocab, other=float("-inf")).to(tl.float32)
-                weights = tl.exp((values - peak) * inverse)
-                token = found * CHUNK + _inside_chunk(weights, before, target, CHUNK)
+                token = _draw_any(base, own_sums, tops, vocab, chunks, uniform, peak, inverse, CHUNK, CHUNKS)
     tl.store(token_ids + row, token.to(tl.int64))

@@ -1,0 +1,145 @@
+"""Ways to cut and start kernels, measured against each other: what their defaults were chosen by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from engine.bench.kernel_cases import BLOCK_SIZE, INT4_BYTES, Shape, attention_case, copies_of, time_us
+from engine.kernels.cuda_int4 import (
+    EXCLUSIVE_KIB,
+    SHARED_KIB,
+    StreamConfig,
+    dequantized_linear,
+    int4_linear_cuda,
+)
+from engine.kernels.fused import rms_norm, rope_and_write_kv, rope_tables, silu_and_mul
+from engine.kernels.int4 import Int4Weight
+from engine.kernels.paged_attention import paged_attention
+
+
+def sweep_int4(shape: Shape, rows: tuple[int, ...]) -> Iterator[dict[str, object]]:
+    """Every cut of the streaming INT4 kernel: what the defaults of ``StreamConfig`` were chosen by."""
+    for name, (n, k) in shape.matrices.items():
+        weights = [Int4Weight.random(n, k, device="cuda") for _ in range(copies_of(INT4_BYTES * n * k))]
+        for m in rows:
+            x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
+            line: dict[str, object] = {"model": shape.name, "kernel": name, "rows": m}
+            if m <= 512:
+                for tiles, per_sm, kib in ((1, 2, 112), (2, 2, 112), (2, 1, 112), (2, 1, 220)):
+                    config = StreamConfig(tiles, per_sm, kib)
+                    key = f"t{tiles}b{per_sm}s{kib}"
+                    line[key] = round(
+                        time_us([partial(int4_linear_cuda, x, w, None, config) for w in weights]),
+                        1,
+                    )
+            if m >= 64:
+                for mib in (64, 2048):
+                    line[f"dequant{mib}"] = round(
+                        time_us([partial(dequantized_linear, x, w, None, mib << 20) for w in weights]),
+                        1,
+                    )
+            yield line
+
+
+def sweep_layer(shape: Shape, rows: tuple[int, ...]) -> Iterator[dict[str, object]]:
+    """A decoder layer as a decode step runs it, under the ways in which a 4-bit kernel may start.
+
+    Timings of one kernel after itself do not show how thread blocks of unlike kernels share the multiprocessors.
+    """
+    starts = {
+        "chosen": StreamConfig(),
+        "late": StreamConfig(early=False, shared_kib=SHARED_KIB),
+        "early": StreamConfig(early=True, shared_kib=SHARED_KIB),
+        "early alone": StreamConfig(early=True, shared_kib=EXCLUSIVE_KIB),
+        "late alone": StreamConfig(early=False, shared_kib=EXCLUSIVE_KIB),
+    }
+    weights = [
+        {name: Int4Weight.random(n, k, device="cuda") for name, (n, k) in shape.matrices.items()} for _ in range(4)
+    ]
+    for m in (m for m in rows if m <= 64):
+        line: dict[str, object] = {"model": shape.name, "kernel": "layer", "rows": m}
+        for name, config in starts.items():
+            line[name] = round(time_us([partial(_layer_step(shape, m, config), each) for each in weights]), 1)
+        yield line
+
+
+def _layer_step(shape: Shape, m: int, config: StreamConfig) -> Callable[[dict[str, Int4Weight]], Tensor]:
+    """One layer over m sequences of 1,024 tokens."""
+    heads, kv_heads, dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
+    q_size, kv_size = heads * dim, kv_heads * dim
+    x, residual = (torch.randn(m, shape.hidden, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    norm = torch.ones(shape.hidden, device="cuda", dtype=torch.bfloat16)
+    _, kv, tables, lens, query_starts = attention_case(shape, m, 1, 1024)
+    cos, sin = rope_tables(torch.full((m,), 1023, device="cuda"), torch.rand(dim // 2, device="cuda"))
+    slots = tables[0, :, -1].long() * BLOCK_SIZE + BLOCK_SIZE - 1
+
+    def step(weights: dict[str, Int4Weight]) -> Tensor:
+        normed, stream = rms_norm(x, norm, 1e-5, residual)
+        qkv = int4_linear_cuda(normed, weights["qkv"], None, config)
+        q, k, v = (part.view(m, -1, dim) for part in torch.split(qkv, [q_size, kv_size, kv_size], dim=1))
+        rope_and_write_kv(q, k, v, cos, sin, None, slots, kv)
+        seen = paged_attention(q, kv, tables[0], lens, query_starts, scale=0.09, max_query_len=1)
+        normed, stream = rms_norm(int4_linear_cuda(seen.flatten(1), weights["o"], None, config), norm, 1e-5, stream)
+        gate_up = int4_linear_cuda(normed, weights["gate_up"], None, config)
+        return int4_linear_cuda(silu_and_mul(gate_up), weights["down"], None, config)
+
+    return step
+
+
+def sweep_attention(shape: Shape, _rows: tuple[int, ...]) -> Iterator[dict[str, object]]:
+    """Cuts of the attention kernel, to choose :func:`engine.kernels.triton_attention.choose_config` by."""
+    from engine.kernels.triton_attention import AttentionConfig, paged_attention_triton
+
+    group = shape.num_heads // shape.num_kv_heads
+    cases = [(1, 1, 1024), (8, 1, 1024), (32, 1, 1024), (32, 1, 8192), (128, 1, 1024), (1, 512, 512), (1, 2048, 2048)]
+    for size, query_len, context in cases:
+        q, kv, tables, lens, starts = attention_case(shape, size, query_len, context)
+        line: dict[str, object] = {"model": shape.name, "size": size, "query_len": query_len, "context": context}
+        if query_len == 1:
+            wide = max(1, 132 // (size * shape.num_kv_heads))
+            cuts = [
+                AttentionConfig(16, tile, splits, warps, stages)
+                for splits in sorted({min(32, max(1, wide * f)) for f in (1, 2, 4)})
+                for tile, warps, stages in (
+                    (32, 4, 4),
+                    (64, 4, 3),
+                    (64, 4, 4),
+                    (64, 2, 3),
+                    (128, 4, 2),
+                    (128, 4, 3),
+                    (128, 8, 3),
+                )
+            ]
+        else:
+            cuts = [
+                AttentionConfig(rows, tile, 1, warps, stages)
+                for rows, tile, warps, stages in (
+                    (64, 64, 4, 2),
+                    (64, 64, 4, 3),
+                    (64, 128, 4, 2),
+                    (128, 64, 4, 3),
+                    (128, 64, 8, 2),
+                    (128, 64, 8, 3),
+                    (128, 128, 8, 2),
+                    (128, 128, 8, 3),
+                )
+                if rows >= group
+            ]
+        for cut in cuts:
+            calls = [
+                partial(paged_attention_triton, q, kv, table, lens, starts, 0.09, None, query_len, None, cut)
+                for table in tables
+            ]
+            key = f"r{cut.rows}t{cut.tile}s{cut.splits}w{cut.num_warps}p{cut.num_stages}"
+            try:
+                line[key] = round(time_us(calls, 3), 1)
+            except Exception as error:  # a cut that does not fit the chip
+                line[key] = type(error).__name__
+        yield line
+
+
+SWEEPS = {"int4": sweep_int4, "layer": sweep_layer, "attention": sweep_attention}
