@@ -1,6 +1,6 @@
 """What each grader is worth: how well it tells good answers from bad, how often it errs, what a verdict costs.
 
-``python -m gateway.bench.graders --tasks 600 --data ../shared/data --out gateway/bench/results/graders.json``
+``python -m gateway.bench.graders --tasks 600 --data DIR --out gateway/bench/results/graders.json``
 
 On the built-in ladder every task of the judging half is answered by every tier, and every lower answer is graded
 against the top one's; the truth is the tasks' own checker. On recorded responses of other models, the text graders and

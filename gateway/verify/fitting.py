@@ -1,6 +1,6 @@
 """Fits a combination of graders to pairs whose truth is known, and writes it with its card.
 
-``python -m gateway.verify.fitting --data ../shared/data --ladder 200 --out gateway/verify/builtin/combination.json``
+``python -m gateway.verify.fitting --data DIR --ladder 200 --out gateway/verify/builtin/combination.json``
 
 Pairs of recorded responses teach what texts alone can tell and serve with any models (``is_portable``); pairs of the
 built-in ladder teach what its own probabilities mean, and serve with it alone. ``--graded FILE`` takes pairs of a
