@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import func, insert, select, update
 
 from gateway.ids import uuid7
 from gateway.learn.errors import RetrainRefused
 from gateway.store.store import Store
-from gateway.store.tables import leases, retrain_runs
+from gateway.store.tables import leases, retrain_runs, router_versions
 
 LEASE = "retrain"
 """Held by the process that retrains; a run whose holder does not hold it any more was abandoned."""
@@ -95,6 +95,12 @@ class RunStore:
         wanted = select(retrain_runs).where(retrain_runs.c.status.in_(ENDED))
         found = await self._select(wanted.order_by(retrain_runs.c.created_at.desc()).limit(1))
         return found[0].created_at if found else None
+
+    async def installed_at(self) -> datetime | None:
+        """When the first router came into this database: what the first weekly run is counted from."""
+        async with self._store.transaction() as connection:
+            found: datetime | None = (await connection.execute(select(func.min(router_versions.c.created_at)))).scalar()
+            return found
 
     async def mark_abandoned(self, now: datetime) -> list[str]:
         """End running runs whose holder does not hold the lease any more. Returns their ids."""

@@ -73,7 +73,7 @@ class RetrainSchedule:
             )
 
     async def _is_due(self) -> bool:
-        """Whether the last run was long enough ago; before the first one the server's own start counts."""
+        """Whether the last run was long enough ago; before the first one the installation's age counts."""
         every = timedelta(days=self._settings.learning.every_days)
-        last = await self._runs.newest_end() or self._started_at
+        last = await self._runs.newest_end() or await self._runs.installed_at() or self._started_at
         return every > timedelta(0) and self._clock() - last >= every
