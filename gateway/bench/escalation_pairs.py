@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from backends.builtin.conversations import opening, turn
 from backends.builtin.tasks.types import Task
 from backends.local import LocalBackend
 from backends.protocol import Finished, GenerateRequest, Message, SamplingParams, TokenDelta
@@ -18,7 +19,7 @@ from classifier.confidence import AnswerConfidence, AnswerSignals
 PAIRS = ((1, 2), (2, 3), (1, 3), (3, 4))
 DOUBT = 0.9
 """Answers are doubted here below this confidence."""
-_LONG = 200
+_LONG = 400
 _ONE_WORD_IN = 20
 
 
@@ -53,13 +54,19 @@ async def generate(
     max_tokens: int,
     prediction: str | None = None,
     *,
-    is_endless: bool = False,
+    is_reasoned: bool = False,
 ) -> Run:
-    """A greedy answer that shares no cached prefix with any other salt's."""
+    """A greedy answer that shares no cached prefix with any other salt's.
+
+    Parameters
+    ----------
+    is_reasoned : take the reasoning as part of the text, as a plain completion does
+    """
     request = GenerateRequest(
         salt,
-        messages=(Message("user", task.prompt),),
-        sampling=SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=is_endless),
+        messages=None if is_reasoned else (Message("user", task.prompt),),
+        prompt=turn("user", task.prompt) + opening(thinking=True) if is_reasoned else None,
+        sampling=SamplingParams(temperature=0.0, max_tokens=max_tokens),
         extra={"cache_salt": salt},
         prediction=prediction,
     )
@@ -112,16 +119,16 @@ async def doubted(
 
 
 async def compare_long(tasks: Sequence[Task], backend: LocalBackend) -> dict[str, list[Comparison]]:
-    """Texts of 200 tokens, whatever they say, predicted rightly, with one word in twenty replaced, and wrongly."""
-    anew = [await generate(backend, task, f"long-{task.task_id}", _LONG, is_endless=True) for task in tasks]
-    found: dict[str, list[Comparison]] = {"right": [], "one word in 20 replaced": [], "of another task": []}
+    """Reasoning and answer as one text, predicted rightly, with one word in twenty replaced, and by another task's."""
+    anew = [await generate(backend, task, f"long-{task.task_id}", _LONG, is_reasoned=True) for task in tasks]
+    found: dict[str, list[Comparison]] = {"right": [], "1 word in 20 wrong": [], "of another task": []}
     for place, (task, own) in enumerate(zip(tasks, anew, strict=True)):
         words = own.text.split(" ")
         replaced = " ".join("replaced" if i % _ONE_WORD_IN == _ONE_WORD_IN // 2 else w for i, w in enumerate(words))
         predictions = (own.text, replaced, anew[place - 1].text)
         for name, prediction in zip(found, predictions, strict=True):
             salt = f"{name}-{task.task_id}"
-            run = await generate(backend, task, salt, _LONG, prediction, is_endless=True)
+            run = await generate(backend, task, salt, _LONG, prediction, is_reasoned=True)
             found[name].append(Comparison(own, own, run))
     return found
 
