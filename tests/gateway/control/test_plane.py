@@ -188,10 +188,10 @@ async def test_a_canary_has_its_share_of_conversations_and_keeps_them(tmp_path: 
             n for n, v in served[0.75].items() if v == router.version
         }, "a rising share keeps its conversations"
         await control.writer.roll_back(by="ada")
-        found = {
+        left = {
             (await gateway.chat(suffice={"session_id": f"s{n}"})).headers["x-suffice-router-version"] for n in range(40)
         }
-        assert router.version not in found
+        assert router.version not in left
 
 
 async def test_a_router_in_shadow_is_compared_without_serving(tmp_path: Path, database_url: str) -> None:

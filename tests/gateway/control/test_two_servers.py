@@ -11,6 +11,7 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -98,9 +99,8 @@ async def test_a_switch_and_an_edit_reach_both(
         times = []
         for n in range(5):
             on = n % 2 == 0
-            times += await seen_by_both(
-                servers, lambda on=on: writer.set_kill_switch(on, "test", by="ada"), kill_switch=on
-            )
+            throw = partial(writer.set_kill_switch, on, "test", by="ada")
+            times += await seen_by_both(servers, throw, kill_switch=on)
         for server in servers:
             assert (await server.chat()).headers["x-suffice-reason"] == "kill_switch"
         await writer.set_kill_switch(False, "", by="ada")
