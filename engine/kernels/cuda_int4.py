@@ -46,13 +46,14 @@ class StreamConfig:
     blocks_per_sm : thread blocks launched per multiprocessor
     shared_kib : shared memory of a thread block; None takes ``EXCLUSIVE_KIB`` for a kernel that starts early, so that a
         multiprocessor never holds two of its blocks while another holds none, and ``SHARED_KIB`` otherwise
-    early : start before the kernel ahead has ended; None: from 9 rows on
+    early : start before the kernel ahead has ended. A captured 70B layer at one row takes 151 us early, 161 late, and
+        238 early where two blocks may share a multiprocessor; an 8B layer 65, 73 and 84.
     """
 
     row_tiles: int = 2
     blocks_per_sm: int = 1
     shared_kib: int | None = None
-    early: bool | None = None
+    early: bool = True
 
 
 class _Problem(ctypes.Structure):
@@ -92,10 +93,7 @@ def _stream(x: Tensor, weight: Int4Weight, bias: Tensor | None, out: Tensor, con
     row_tiles = config.row_tiles if tiles < 16 else 1  # 16 tiles of sums fill the registers
     device = x.get_device()
     is_bf16 = x.dtype == torch.bfloat16
-    # A captured decoder layer on an H200, early against not: at 1 row 238 and 162 us (70B), 86 and 74 (8B), 55 and 55
-    # (3B); at 32 rows 247 and 257, 118 and 125, 91 and 98.
-    early = tiles > 1 if config.early is None else config.early
-    shared_kib = config.shared_kib or (EXCLUSIVE_KIB if early else SHARED_KIB)
+    shared_kib = config.shared_kib or (EXCLUSIVE_KIB if config.early else SHARED_KIB)
     kernel = _stream_kernel(tiles, row_tiles, weight.groups_per_unit, is_bf16, shared_kib, device)
     workspace = workspace_of(x.device)
     problem = _Problem(
@@ -116,7 +114,9 @@ def _stream(x: Tensor, weight: Int4Weight, bias: Tensor | None, out: Tensor, con
     )
     row_blocks = -(-blocks // row_tiles)
     grid = min(num_multiprocessors(device) * config.blocks_per_sm, row_blocks * units)
-    kernel.launch((grid, 1), STREAM_THREADS, [problem], torch.cuda.current_stream(device).cuda_stream, early=early)
+    kernel.launch(
+        (grid, 1), STREAM_THREADS, [problem], torch.cuda.current_stream(device).cuda_stream, early=config.early
+    )
 
 
 def stage_bytes(tiles: int, row_tiles: int, groups: int) -> int:
