@@ -180,14 +180,15 @@ class EngineCore:
         # With a step always in flight, a step takes from the end of the one before it to its own end.
         seconds, device_s = now_s - self._landed_s, device_now_s - self._device_landed_s
         self._landed_s, self._device_landed_s = now_s, device_now_s
-        device_s = device_s if flight.device_s is None else flight.device_s
+        # What the host measured includes the drafting, what the device measured does not.
+        target_s = max(device_s - flight.draft_s, 0.0) if flight.device_s is None else flight.device_s
         if self.speculator is not None and results:
-            self.speculator.observe(results, plan.num_tokens, max(device_s - flight.draft_s, 0.0))
+            self.speculator.observe(results, plan.num_tokens, target_s if flight.is_typical else None)
         self.step_s.observe(seconds)
         self._bound_prefills(plan, seconds)
         self.num_steps += 1
         self.last_step_s = now_s
-        share_s = device_s / max(plan.num_tokens, 1)
+        share_s = (target_s + flight.draft_s) / max(plan.num_tokens, 1)
         for result in results:
             item = result.item
             item.sequence.compute_s += share_s * (item.num_tokens + item.num_drafts)

@@ -67,14 +67,18 @@ class StepResult:
 class Flight:
     """A launched step: its plan, and what its runner needs to collect it.
 
-    ``device_s`` is the time the device spent on it, once collected, where the device can tell; ``draft_s`` the part of
-    a step's time that went into drafting, before the launch.
+    Attributes
+    ----------
+    device_s : time the device spent on it from the launch on, once collected, where the device can tell
+    draft_s : time that went into drafting before the launch
+    is_typical : its time says what such steps take; False where kernels were compiled or a graph was captured
     """
 
     plan: StepPlan
     results: list[StepResult] = field(default_factory=list)
     device_s: float | None = None
     draft_s: float = 0.0
+    is_typical: bool = True
 
 
 class StepRunner(Protocol):

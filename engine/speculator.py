@@ -131,10 +131,13 @@ class Speculator:
             plan.num_tokens -= item.num_drafts - made
             item.num_drafts = made
 
-    def observe(self, results: Seq[StepResult], num_tokens: int, seconds: float) -> None:
-        """Learn from a step of the target that took ``num_tokens`` and ``seconds``, drafting not included."""
+    def observe(self, results: Seq[StepResult], num_tokens: int, seconds: float | None) -> None:
+        """Learn from a step of the target that took ``num_tokens`` and ``seconds``, drafting not included.
+
+        ``seconds`` is None where the time of the step says nothing of others.
+        """
         # A prompt's tokens cost otherwise than as many sequences' next ones.
-        if all(result.item.num_tokens == 1 for result in results):
+        if seconds is not None and all(result.item.num_tokens == 1 for result in results):
             self.target_costs.observe(num_tokens, seconds)
         for result in results:
             drafted = result.item.num_drafts

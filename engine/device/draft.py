@@ -103,7 +103,9 @@ class DeviceDrafter:
         self.graphs = GraphCache(name, enabled=is_cuda)
 
     def propose(self, sequences: list[Sequence], counts: list[int]) -> int:
+        """See :class:`engine.draft.Drafter`; 0 passes where kernels were compiled or a graph was captured."""
         self._round += 1
+        others = self.graphs.num_others
         for sequence in sequences:
             sequence.draft_ids, sequence.draft_probs = [], None
         pairs = zip(sequences, counts, strict=True)
@@ -123,7 +125,7 @@ class DeviceDrafter:
             state.num_computed = state.base = len(sequence.token_ids)
             if rejecting[row]:
                 sequence.draft_probs = torch.stack([probs[row] for probs in distributions[:count]])
-        return passes + most
+        return passes + most if self.graphs.num_others == others else 0
 
     def release(self, sequence: Sequence) -> None:
         entry = self._states.pop(id(sequence), None)

@@ -49,6 +49,7 @@ class GraphCache:
         self._captured: dict[Hashable, _Captured | None] = {}
         self._pool = torch.cuda.graph_pool_handle() if enabled else None
         self.num_replays = 0
+        self.num_runs = 0
 
     def __len__(self) -> int:
         return sum(captured is not None for captured in self._captured.values())
@@ -61,6 +62,7 @@ class GraphCache:
         key : stands for everything that ``function`` depends on besides the contents of its buffers
         function : makes the same launches on the same addresses at every call; its output lives until the next run
         """
+        self.num_runs += 1
         captured = self._captured.get(key)
         if captured is None:
             is_new = key not in self._captured
@@ -70,6 +72,9 @@ class GraphCache:
             captured = self._captured[key] = self._capture(key, function)
             if captured is None:
                 return function()
+            # Capturing took long; from the next time on it is a replay.
+            captured.graph.replay()
+            return captured.output
         captured.graph.replay()
         self.num_replays += 1
         return captured.output
@@ -95,6 +100,11 @@ class GraphCache:
             )
             return None
         return _Captured(graph, output)
+
+    @property
+    def num_others(self) -> int:
+        """Runs that were no replays, though they could have been: first ones, captures, and those without a graph."""
+        return self.num_runs - self.num_replays if self.is_enabled else 0
 
     def clear(self) -> None:
         """Drop every graph and its memory."""

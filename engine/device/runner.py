@@ -126,6 +126,7 @@ class DeviceRunner:
             for result in flight.drawing
         ]
         flight.draws = max(kinds, key=lambda draws: draws.value, default=Draws.GREEDY)
+        others = self.graphs.num_others
         if self._is_cuda:
             flight.began, flight.ended = self._events[self._turn % RING]
             flight.began.record()
@@ -139,6 +140,7 @@ class DeviceRunner:
             if flight.draws is not Draws.BY_HOST and flight.checked is None:
                 flight.tokens = self._landed[self._turn % RING]
                 flight.tokens.copy_(self._drawn, non_blocking=True)
+        flight.is_typical = self.graphs.num_others == others
         if flight.ended is not None:
             flight.ended.record()
         self._row_of = {}

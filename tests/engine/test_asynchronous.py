@@ -284,3 +284,25 @@ def test_closing_ends_a_step_in_flight() -> None:
     with pytest.raises(Exception, match="closed"):
         collect(sink, 1)
     assert engine.scheduler.pool.num_owned == 0
+
+
+@pytest.mark.parametrize("is_typical", [True, False])
+def test_costs_are_the_devices_own_times_of_typical_steps(is_typical: bool) -> None:
+    """A device's measure does not include drafting; steps that compiled or captured something teach nothing."""
+    drafter = ModelDrafter(ToyModel(1), KVCache(ToyModel(1).config, 24, 4), vocab_size=23)
+    speculator = Speculator(drafter, max_draft_tokens=3, adaptive=False)
+    engine = ahead(ToyModel(1), speculator)
+    launch = engine.core.runner.launch
+
+    def timed(plan: StepPlan) -> Flight:
+        flight = launch(plan)
+        flight.device_s, flight.is_typical = 2.0, is_typical
+        return flight
+
+    engine.core.runner.launch = timed  # type: ignore[method-assign]
+    result = serve(engine, [Request("r", (1, 2, 3), SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True))])[
+        0
+    ]
+    assert result.ending.num_draft_tokens > 0
+    assert speculator.target_costs.estimate(4) == (pytest.approx(2.0) if is_typical else None)
+    assert result.ending.compute_s > 2.0
