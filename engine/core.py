@@ -184,8 +184,9 @@ class EngineCore:
         target_s = max(device_s - flight.draft_s, 0.0) if flight.device_s is None else flight.device_s
         if self.speculator is not None and results:
             self.speculator.observe(results, plan.num_tokens, target_s if flight.is_typical else None)
-        self.step_s.observe(seconds)
-        self._bound_prefills(plan, seconds)
+        if flight.is_typical:
+            self.step_s.observe(seconds)
+            self._bound_prefills(plan, seconds)
         self.num_steps += 1
         self.last_step_s = now_s
         share_s = (target_s + flight.draft_s) / max(plan.num_tokens, 1)

@@ -1,7 +1,7 @@
 """The thread that steps engines.
 
-One thread steps every engine it is given, in turn. Several engines of one GPU share a thread, because the GPU does one
-step at a time; engines on a CPU get a thread each, so that a small model's steps need not wait for a large one's.
+One thread steps every engine it is given, in turn. Engines usually get one each, on a CPU and on a GPU, so that a small
+model's steps need not wait for a large one's.
 """
 
 from __future__ import annotations

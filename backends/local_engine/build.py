@@ -11,10 +11,12 @@ from backends.config import LocalModelConfig
 from backends.errors import ModelLoadError
 from backends.weights import Checkpoint, Progress, WeightPool
 from engine.config import EngineConfig
+from engine.device.runner import DeviceRunner
+from engine.device.warm import warm_up
 from engine.draft import Drafter, NGramDrafter
 from engine.drafters import model_drafter
 from engine.engine import Engine
-from engine.errors import LoadError
+from engine.errors import EngineError
 from engine.kv_cache import KVCache
 from engine.speculator import Speculator
 
@@ -69,13 +71,23 @@ def build(
             speculator=drafter and Speculator(drafter, max_draft_tokens=config.speculation.max_draft_tokens),  # type: ignore[arg-type]
             name=model_id,
         )
-    except (LoadError, ValueError, ModelLoadError) as error:
+        _warm_up(engine)
+    except (EngineError, ValueError, ModelLoadError) as error:
         for checkpoint in checkpoints:
             weights.release(checkpoint)
         if isinstance(error, ModelLoadError):
             raise
         raise ModelLoadError(f"{model_id} cannot be served: {error}") from error
     return Served(engine, tuple(checkpoints))
+
+
+def _warm_up(engine: Engine) -> None:
+    if isinstance(engine.core.runner, DeviceRunner):
+        try:
+            warm_up(engine)
+        except EngineError:
+            engine.close()
+            raise
 
 
 def _engine_config(config: LocalModelConfig) -> EngineConfig:

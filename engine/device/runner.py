@@ -87,6 +87,7 @@ class DeviceRunner:
         self._landed_checks = [torch.zeros(places, dtype=torch.int64, pin_memory=self._is_cuda) for _ in range(RING)]
         self._draft_probs: dict[tuple[int, int], Tensor] = {}  # (sequences, drafts) → float32 (sequences, drafts, V)
         self._views: dict[Shape, tuple[list[HostFields], DeviceFields]] = {}
+        self._large: set[tuple[int, Draws]] = set()  # magnitudes of steps without a graph that were seen
         self._row_of: dict[int, int] = {}  # id of a sequence → row of `_drawn` that holds its token
         self._turn = 0
         self._stream: torch.cuda.Stream | None = None
@@ -140,7 +141,7 @@ class DeviceRunner:
             if flight.draws is not Draws.BY_HOST and flight.checked is None:
                 flight.tokens = self._landed[self._turn % RING]
                 flight.tokens.copy_(self._drawn, non_blocking=True)
-        flight.is_typical = self.graphs.num_others == others
+        flight.is_typical &= self.graphs.num_others == others
         if flight.ended is not None:
             flight.ended.record()
         self._row_of = {}
@@ -191,6 +192,9 @@ class DeviceRunner:
             step = self._step_tensors(fields, padded.num_sequences, padded.num_tokens)
             flight.logits = self.graphs.run((padded, draws), lambda: self._run_mixed(step, fields, draws)[1])
             return
+        # A large step is compiled for when its like first comes.
+        flight.is_typical = (shape.num_tokens.bit_length(), draws) in self._large
+        self._large.add((shape.num_tokens.bit_length(), draws))
         host, fields = host_fields(self._pinned[self._turn % RING], shape), device_fields(self._bytes, shape)
         self._fill_mixed(host, items, lengths, draws)
         self._upload(shape, len(items))

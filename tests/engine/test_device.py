@@ -18,6 +18,8 @@ from engine.config import EngineConfig
 from engine.device.buffers import BlockTables, Shape, device_fields, host_fields
 from engine.device.draft import DeviceDrafter
 from engine.device.graphs import GraphCache, bucket
+from engine.device.runner import DeviceRunner
+from engine.device.warm import warm_up
 from engine.draft import ModelDrafter, NGramDrafter
 from engine.engine import Engine, Result, collect
 from engine.errors import NonFiniteLogits
@@ -229,6 +231,29 @@ def test_more_sequences_than_the_ladder_has_steps_are_padded(models: list[Decode
     requests = [build(index, [3 + index, 9, 4, 8], "scaled" if index % 3 else "greedy") for index in range(11)]
     alone = [serve(make(models[0], "plain"), [request])[0].token_ids for request in requests]
     assert [result.token_ids for result in serve(engine, requests)] == alone
+
+
+def test_warming_up_runs_every_captured_shape_and_leaves_nothing(models: list[DecoderModel]) -> None:
+    engine = Engine(
+        models[0],
+        EngineConfig(block_size=16, num_blocks=40, max_num_seqs=5, max_batch_tokens=96, runner="device"),
+        name="warm",
+    )
+    try:
+        runner = engine.core.runner
+        assert isinstance(runner, DeviceRunner)
+        warm_up(engine, timeout_s=60.0)
+        decodes = {Shape(size, size, size) for size in (1, 2, 4)}
+        prompts = {Shape(size, 1, 1) for size in (16, 32, 64, 96)}
+        assert decodes | prompts <= set(runner._views)
+        assert engine.stats().num_failed_steps == 0
+        sink = QueueSink()
+        request = build(0, [5, 6, 7], "greedy")
+        engine.submit(request, sink)
+        assert collect(sink, 60.0).token_ids == serve(make(models[0], "plain"), [request])[0].token_ids
+    finally:
+        engine.close()
+    assert engine.scheduler.pool.num_owned == 0
 
 
 def test_nan_fails_its_own_request_only(models: list[DecoderModel], tmp_path: Path) -> None:
