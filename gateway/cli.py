@@ -224,6 +224,32 @@ def evaluate(
     )
 
 
+@app.command()
+def simulate(
+    scenario: Annotated[
+        list[str] | None, typer.Option("--scenario", help="Repeatable; by default all of them.")
+    ] = None,
+    weeks: Annotated[int, typer.Option("--weeks", help="Simulated weeks.")] = 12,
+    requests_per_week: Annotated[int, typer.Option("--requests-per-week", help="Of all tenants.")] = 4000,
+    seed: Annotated[int, typer.Option("--seed", help="Of traffic, dice and judge.")] = 1,
+    plot: Annotated[Path | None, typer.Option("--plot", metavar="FOLDER", help="Draw each scenario there.")] = None,
+    config: ConfigOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Only the lines of JSON.")] = False,
+) -> None:
+    """Let weeks of traffic with known truth pass through router, policy, checks, monitor and retraining."""
+    from gateway.commands.simulate import simulate as run
+
+    run(
+        config,
+        tuple(scenario or ()),
+        weeks=weeks,
+        requests_per_week=requests_per_week,
+        seed=seed,
+        plot_folder=plot,
+        as_json=as_json,
+    )
+
+
 def _add_bench(name: str, module: str, help_text: str) -> None:
     @bench_app.command(name, context_settings=PASS_ON, help=help_text)
     def _bench(context: typer.Context) -> None:
