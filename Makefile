@@ -13,8 +13,9 @@ export OMP_WAIT_POLICY ?= passive
 run: $(VENV)/.run
 	$(BIN)/suffice up --host $(HOST) --port $(PORT)
 
+# A file's tests stay in one process, which then builds their models once.
 test: $(VENV)/.test tests/clients/node_modules/.installed
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 test-gpu: $(VENV)/.test
 	$(BIN)/python -m pytest -m gpu

@@ -30,7 +30,9 @@ from gateway.store.store import Store
 from tests.faults import PrivatePostgres, TinyDisk
 
 POSTGRES_URL = os.environ.get("SUFFICE_TEST_POSTGRES_URL", "postgresql://postgres@127.0.0.1:5432/postgres")
-REDIS_URL = os.environ.get("SUFFICE_TEST_REDIS_URL", "redis://127.0.0.1:6379/15")
+_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+# Databases 15, 14 ...: each process of a parallel run empties one of its own.
+REDIS_URL = f"{os.environ.get('SUFFICE_TEST_REDIS_URL', 'redis://127.0.0.1:6379')}/{15 - _WORKER % 15}"
 SERVICES_REQUIRED = bool(os.environ.get("CI") or os.environ.get("SUFFICE_REQUIRE_SERVICES"))
 
 # A deadline is a timing assertion, and a busy machine would fail it.
@@ -39,6 +41,16 @@ hypothesis_settings.load_profile("suffice")
 
 _absent: dict[str, str] = {}
 T = TypeVar("T")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["absent"] = _absent
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    _absent.update(getattr(node, "workeroutput", {}).get("absent", {}))
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
