@@ -263,6 +263,9 @@ _add_bench("graders", "gateway.bench.graders", "How well each grader tells good 
 _add_bench("overhead", "gateway.bench.overhead", "CPU time the gateway adds to a request and to a streamed chunk.")
 _add_bench("escalation", "gateway.bench.escalation", "What escalation earns and what predictions save.")
 _add_bench("healing", "gateway.bench.healing", "A server meets unknown kinds of task, and heals without a hand.")
+_add_bench(
+    "kills", "gateway.bench.kills", "Kill server, worker and retraining; count what was lost, doubled or half made."
+)
 _add_bench("durability", "gateway.bench.durability", "Kill the server under load; count the answers its log has lost.")
 
 

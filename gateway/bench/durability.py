@@ -62,11 +62,13 @@ class Tally:
 
 
 class ServerProcess:
-    """A server as a process of its own, started by a command that takes ``--port`` and ``--database-url``."""
+    """A server as a process of its own, started by a command that takes ``--port`` (and ``--database-url``)."""
 
-    def __init__(self, command: Sequence[str], database_url: str) -> None:
+    def __init__(self, command: Sequence[str], database_url: str | None = None) -> None:
         self._port = _free_port()
-        self._command = [*command, "--port", str(self._port), "--database-url", database_url]
+        self._command = [*command, "--port", str(self._port)]
+        if database_url is not None:
+            self._command += ["--database-url", database_url]
         self._process: asyncio.subprocess.Process | None = None
         self.url = f"http://127.0.0.1:{self._port}"
 

@@ -1,0 +1,309 @@
+"""Kill server, worker and retraining at random moments; see that no check was lost or doubled, no router half made.
+
+A server of echoing models with the shipped router is kept under load, every answer below the top tier is drawn to be
+checked, a worker apart does the checks, and a retrain runs now and then. Each round one of the three gets ``SIGKILL``
+and is started again. At the end everything is let run dry, and the database is searched::
+
+    suffice bench kills --kills 50 [--database-url postgresql+asyncpg://...]
+
+What it does not show: loss of power, as for ``suffice bench durability``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import signal
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+from sqlalchemy import text
+
+from gateway.bench.card import card
+from gateway.bench.durability import ServerProcess, check_integrity
+from gateway.control.loading import read_router
+from gateway.control.state import ControlState
+from gateway.store.config import StoreConfig
+from gateway.store.control import ControlStore
+from gateway.store.store import Store
+from gateway.store.urls import parse_database_url
+
+_CLIENTS = 8
+_FAMILIAR = "What is {a} plus {b}?"
+_DRY_S = 240.0
+# A killed worker's job is somebody else's after this.
+_LEASE_S = 1
+
+_CONFIG = """
+[[tiers]]
+name = "simple"
+model = "echo-1"
+price_per_request_usd = 0.0001
+[[tiers]]
+name = "medium"
+model = "echo-2"
+price_per_request_usd = 0.0005
+[[tiers]]
+name = "complex"
+model = "echo-3"
+price_per_request_usd = 0.003
+[[tiers]]
+name = "expert"
+model = "echo-4"
+price_per_request_usd = 0.01
+
+[models.echo-1]
+kind = "echo"
+[models.echo-2]
+kind = "echo"
+[models.echo-3]
+kind = "echo"
+[models.echo-4]
+kind = "echo"
+
+[router]
+artifact = "builtin"
+
+[policy]
+mode = "benefit"
+quality_floor = 0.95
+sampling_share = 1.0
+exploration_share = 0.3
+
+[verification]
+worker = false
+graders = ["final_answer", "overlap"]
+max_cost_share = 10.0
+allowance_usd = 1000000.0
+lease_s = {lease_s}
+max_attempts = 1000
+overdue_s = 3600.0
+
+[learning]
+enabled = false
+min_labels = 60
+lease_s = 1.0
+
+[log]
+level = "error"
+
+[database]
+url = {database_url}
+"""
+
+
+@dataclass(slots=True)
+class Seen:
+    """What the clients and the killer counted."""
+
+    finished: list[str] = field(default_factory=list)
+    kills: Counter[str] = field(default_factory=Counter)
+    retrains: Counter[int] = field(default_factory=Counter)
+
+
+class Scene:
+    """The processes and who loads them."""
+
+    def __init__(self, config: Path, seed: int) -> None:
+        self.seen = Seen()
+        self._config = config
+        self._rng = random.Random(seed)
+        self._server = ServerProcess(_suffice("serve", "--config", str(config)))
+        self._worker: asyncio.subprocess.Process | None = None
+
+    async def run(self, kills: int) -> None:
+        """All rounds, then run dry."""
+        await self._server.start()
+        self._worker = await self._start("verify-worker", "--config", str(self._config))
+        clients = [asyncio.create_task(self._ask_forever(place)) for place in range(_CLIENTS)]
+        try:
+            for _ in range(kills):
+                await self._round(self._rng.choice(("server", "worker", "retrain")))
+        finally:
+            for client in clients:
+                client.cancel()
+            await asyncio.gather(*clients, return_exceptions=True)
+            await _kill(self._worker)
+            await self._server.kill()
+        await self._run_dry()
+
+    async def _round(self, target: str) -> None:
+        """Let it work a little, kill it, start it again."""
+        if target == "retrain":
+            retrain = await self._start("retrain", "--config", str(self._config), "--quiet")
+            with suppress(TimeoutError):
+                # Most of the first seconds are imports; some rounds let it come to its end.
+                await asyncio.wait_for(retrain.wait(), self._rng.uniform(1.0, 9.0))
+            if retrain.returncode is not None:
+                self.seen.retrains[retrain.returncode] += 1
+            await _kill(retrain)
+        else:
+            await asyncio.sleep(self._rng.uniform(0.2, 2.0))
+            if target == "server":
+                await self._server.kill()
+                await self._server.start()
+            else:
+                await _kill(self._worker)
+                self._worker = await self._start("verify-worker", "--config", str(self._config))
+        self.seen.kills[target] += 1
+
+    async def _run_dry(self) -> None:
+        """Checks that wait are done, and one retrain comes to its end."""
+        await asyncio.sleep(_LEASE_S + 0.5)
+        worker = await self._start("verify-worker", "--config", str(self._config), "--once")
+        await asyncio.wait_for(worker.wait(), _DRY_S)
+        retrain = await self._start("retrain", "--config", str(self._config), "--quiet")
+        await asyncio.wait_for(retrain.wait(), _DRY_S)
+        self.seen.retrains[retrain.returncode or 0] += 1
+
+    async def _ask_forever(self, place: int) -> None:
+        """Ask; a connection that dies with the server is no matter."""
+        turn = 0
+        async with httpx.AsyncClient(base_url=self._server.url, timeout=30.0) as client:
+            while True:
+                turn += 1
+                prompt = _FAMILIAR.format(a=turn, b=place * 1000 + self._rng.randrange(1000))
+                body = {"model": "auto", "messages": [{"role": "user", "content": prompt}]}
+                try:
+                    answer = await client.post("/v1/chat/completions", json=body)
+                except httpx.HTTPError:
+                    await asyncio.sleep(0.05)
+                    continue
+                if answer.is_success:
+                    self.seen.finished.append(answer.headers["x-suffice-request-id"])
+                await asyncio.sleep(0.02)
+
+    async def _start(self, *arguments: str) -> asyncio.subprocess.Process:
+        quiet = asyncio.subprocess.DEVNULL
+        return await asyncio.create_subprocess_exec(*_suffice(*arguments), stdout=quiet, stderr=quiet)
+
+
+async def search(database_url: str, seen: Seen) -> dict[str, Any]:
+    """What the database says at the end."""
+    async with Store(StoreConfig(url=database_url)) as store:
+        lost = [each for each in seen.finished if await store.get_request(each) is None]
+        async with store.transaction() as connection:
+
+            async def number(statement: str) -> int:
+                return int((await connection.execute(text(statement))).scalar() or 0)
+
+            checks = {
+                "drawn": await number("SELECT count(*) FROM verifications"),
+                "done": await number("SELECT count(*) FROM verifications WHERE status = 'done'"),
+                "open": await number("SELECT count(*) FROM verifications WHERE status IN ('queued', 'running')"),
+                "failed": await number("SELECT count(*) FROM verifications WHERE status IN ('failed', 'expired')"),
+                # Every answer below the top tier was to be drawn, with its row or not at all.
+                "missing": await number(
+                    "SELECT count(*) FROM requests r WHERE r.error_code IS NULL AND r.finish_reason = 'stop' "
+                    "AND r.final_tier < 4 AND r.verify_probability >= 1 AND NOT EXISTS "
+                    "(SELECT 1 FROM verifications v WHERE v.request_id = r.request_id)"
+                ),
+                "doubled": await number(
+                    "SELECT count(*) FROM (SELECT request_id FROM verifications GROUP BY request_id, direction "
+                    "HAVING count(*) > 1) AS twice"
+                ),
+                "without_result": await number(
+                    "SELECT count(*) FROM verifications WHERE status = 'done' AND (p_good IS NULL OR verdict IS NULL)"
+                ),
+            }
+            running = await number("SELECT count(*) FROM retrain_runs WHERE status = 'running'")
+            runs = await connection.execute(text("SELECT status, count(*) FROM retrain_runs GROUP BY status"))
+            by_status = {str(status): int(count) for status, count in runs.all()}
+        routers = await _routers(ControlStore(store))
+    return {
+        "num_finished": len(seen.finished),
+        "num_lost": len(lost),
+        "checks": checks,
+        "retrain_runs": by_status | {"still_running": running},
+        "routers": routers,
+    }
+
+
+async def _routers(control: ControlStore) -> dict[str, Any]:
+    """Whether what is in force can be loaded, and rows and state tell the same story."""
+    state = ControlState.decode(await control.rows())
+    known = {each.version: each for each in await control.list_routers(limit=10_000)}
+    unreadable = []
+    for version in known:
+        content = await control.router_bytes(version)
+        try:
+            read_router(version, content or b"")
+        except Exception as error:  # whatever makes it unusable is what is looked for
+            unreadable.append(f"{version}: {type(error).__name__}")
+    canary = state.router.canary
+    on_the_way = {version for version, each in known.items() if each.status in ("shadow", "canary")}
+    return {
+        "stored": len(known),
+        "unreadable": unreadable,
+        "active_is_stored": state.router.active is None or state.router.active in known,
+        "half_promoted": sorted(on_the_way ^ ({canary.version} if canary else set())),
+    }
+
+
+def is_sound(found: dict[str, Any]) -> bool:
+    """Nothing lost, doubled, left open or half made."""
+    checks, routers = found["checks"], found["routers"]
+    nothing = ("open", "failed", "missing", "doubled", "without_result")
+    return (
+        found["num_finished"] > 0
+        and found["num_lost"] == 0
+        and checks["done"] == checks["drawn"] > 0
+        and not any(checks[name] for name in nothing)
+        and found["retrain_runs"]["still_running"] == 0
+        and not routers["unreadable"]
+        and not routers["half_promoted"]
+        and routers["active_is_stored"]
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status 0 when nothing was lost, doubled or half made."""
+    parser = argparse.ArgumentParser(prog="suffice bench kills", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--database-url", help="by default a new SQLite file")
+    given = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory(prefix="suffice-kills-") as folder:
+        url = given.database_url or f"sqlite:///{Path(folder) / 'log.db'}"
+        config = Path(folder) / "suffice.toml"
+        config.write_text(_CONFIG.format(lease_s=_LEASE_S, database_url=json.dumps(url)))
+        found = asyncio.run(_measure(config, url, given))
+    print(json.dumps({"bench": "kills", "seed": given.seed, **found, "card": card()}))
+    return 0 if is_sound(found) else 1
+
+
+async def _measure(config: Path, url: str, given: argparse.Namespace) -> dict[str, Any]:
+    scene = Scene(config, given.seed)
+    await scene.run(given.kills)
+    found = await search(url, scene.seen)
+    return {
+        "database": parse_database_url(url).dialect,
+        "kills": dict(scene.seen.kills),
+        "retrain_exits": {str(status): count for status, count in scene.seen.retrains.items()},
+        "integrity": check_integrity(url),
+        **found,
+    }
+
+
+def _suffice(*arguments: str) -> list[str]:
+    return [sys.executable, "-c", "from gateway.cli import main; main()", *arguments]
+
+
+async def _kill(process: asyncio.subprocess.Process | None) -> None:
+    assert process is not None
+    with suppress(ProcessLookupError):
+        process.send_signal(signal.SIGKILL)
+    await process.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
