@@ -8,12 +8,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from backends.builtin.paths import model_dir
 from backends.config import CpuCompute, LoadFormat
 from backends.errors import ModelLoadError
 from engine.errors import LoadError, TokenizerError
 from engine.load.model import load_model
 from engine.load.source import resolve_checkpoint
+from engine.loop import StepLoop
 from engine.models.decoder import DecoderModel
 from engine.parallel.launch import load_parallel
 from engine.parallel.model import ParallelModel
@@ -40,13 +43,15 @@ class _Entry:
 
 
 class WeightPool:
-    """Shares checkpoints between backends.
+    """Shares checkpoints between backends, and on a CPU the thread on which their engines step.
 
-    Engines share weights but no thread. On a CPU three tiers busy on two cores finished 15 to 50 % sooner so than on
-    one thread for all, and a small tier did not wait for a large one's steps; on a GPU each has its own stream.
+    On a GPU each engine has a thread and a stream of its own. On a CPU they take turns on one thread: what arrives for
+    a small tier while a large one steps is then served together, and nobody fights for the interpreter. Sixteen routed
+    requests at once on two cores took 29 ms of CPU time each so, and 37 ms with a thread for each of the four engines.
     """
 
     def __init__(self) -> None:
+        self._loop: StepLoop | None = None
         self._entries: dict[tuple[str | int, ...], _Entry] = {}
         self._lock = threading.Lock()
 
@@ -85,8 +90,22 @@ class WeightPool:
             entry.num_users += 1
             return entry.checkpoint
 
+    def loop_for(self, device: str, threads: int) -> StepLoop | None:
+        """The shared thread of the engines on a CPU, made with the first; None where an engine has its own.
+
+        Parameters
+        ----------
+        threads : CPU threads that one tensor operation may use; the first engine decides for all
+        """
+        if torch.device(device).type != "cpu":
+            return None
+        with self._lock:
+            if self._loop is None:
+                self._loop = StepLoop("engines", on_start=partial(torch.set_num_threads, threads))
+            return self._loop
+
     def release(self, checkpoint: Checkpoint) -> None:
-        """Give up one use; the last one frees the weights."""
+        """Give up one use; the last one frees the weights, and the last of all ends the shared thread."""
         with self._lock:
             for key, entry in list(self._entries.items()):
                 if entry.checkpoint is checkpoint:
@@ -95,6 +114,11 @@ class WeightPool:
                         del self._entries[key]
                         if isinstance(checkpoint.model, ParallelModel):
                             checkpoint.model.close()
+            if self._entries:
+                return
+            loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.close()
 
 
 def load_checkpoint(

@@ -15,8 +15,9 @@ from typing import Protocol
 logger = logging.getLogger(__name__)
 
 # A step gives up the interpreter lock in every tensor operation and must win it back each time. At CPython's default of
-# 5 ms a single busy thread beside it made a 1 ms step of a small model take 94 ms; at this value it took 3 ms.
-SWITCH_INTERVAL_S = 2e-4
+# 5 ms a single busy thread beside it made a 1 ms step of a small model take 94 ms; at 0.2 ms it took 3 ms, but a server
+# under load then changes hands so often that every tier took a tenth more CPU time than at this value.
+SWITCH_INTERVAL_S = 1e-3
 
 
 class Steppable(Protocol):

@@ -68,6 +68,7 @@ def build(
             checkpoints[0].model,
             engine_config,
             eos_token_ids=checkpoints[0].tokenizer.eos_token_ids,
+            loop=weights.loop_for(device, config.threads or 1),
             speculator=drafter and Speculator(drafter, max_draft_tokens=config.speculation.max_draft_tokens),  # type: ignore[arg-type]
             name=model_id,
         )

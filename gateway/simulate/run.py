@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 WEEK_S = 7 * 24 * 3600.0
 # Requests served side by side, so that their rows share a commit.
 _AT_ONCE = 64
+# Standard errors below the floor that count as below it.
+_SURE = 2.0
 
 Report = Callable[[str, float], None]
 
@@ -175,9 +177,9 @@ def summary(scenario: Scenario, plan: Plan, stretches: Sequence[Stretch], floor:
     alarm = next(
         (each.week for each in after if any("alert drift" in e or "alert floor" in e for e in each.events)), None
     )
-    rolling = _rolling(stretches, plan.looks_per_week // 2)
-    below = [week for week, quality in rolling if week > change and quality < floor]
-    healed = _healed(rolling, change, floor)
+    rolling = _rolling(stretches, plan.looks_per_week // 2, floor)
+    below = [each for each in rolling if each.week > change and each.is_below]
+    healed = _healed(rolling, change)
     checks, spent = sum(each.checks_usd for each in stretches), sum(each.spent_usd for each in stretches)
     return {
         "scenario": scenario.name,
@@ -188,7 +190,7 @@ def summary(scenario: Scenario, plan: Plan, stretches: Sequence[Stretch], floor:
         "quality_before": _quality(calm),
         "quality_after_change": _quality(after),
         "quality_last_week": _quality(last),
-        "lowest_rolling_quality": min(quality for _, quality in rolling),
+        "lowest_rolling_quality": min(each.quality for each in rolling),
         "weeks_below_floor": len(below) / plan.looks_per_week,
         "changed_at_week": change,
         "first_alarm_after_weeks": None if alarm is None else round(alarm - change, 3),
@@ -203,20 +205,32 @@ def summary(scenario: Scenario, plan: Plan, stretches: Sequence[Stretch], floor:
     }
 
 
-def _rolling(stretches: Sequence[Stretch], width: int) -> list[tuple[float, float]]:
-    """(week, quality over the last ``width`` stretches): single ones are too small to tell 0.97 from 0.98."""
-    return [
-        (stretches[end - 1].week, _quality(stretches[end - width : end])) for end in range(width, len(stretches) + 1)
-    ]
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """Quality over some stretches; ``is_below`` when it is lower than the floor by more than chance explains."""
+
+    week: float
+    quality: float
+    is_below: bool
 
 
-def _healed(rolling: Sequence[tuple[float, float]], change: float, floor: float) -> float | None:
-    """The week from which on quality is above the floor for good; the change itself where it never fell."""
-    after = [(week, quality) for week, quality in rolling if week > change]
-    last_below = max((week for week, quality in after if quality < floor), default=None)
+def _rolling(stretches: Sequence[Stretch], width: int, floor: float) -> list[_Window]:
+    windows = []
+    for end in range(width, len(stretches) + 1):
+        part = stretches[end - width : end]
+        quality, count = _quality(part), sum(each.num_top_right for each in part)
+        error = (floor * (1.0 - floor) / max(count, 1)) ** 0.5
+        windows.append(_Window(part[-1].week, quality, quality < floor - _SURE * error))
+    return windows
+
+
+def _healed(rolling: Sequence[_Window], change: float) -> float | None:
+    """The week from which on quality is not below the floor any more; the change itself where it never fell."""
+    after = [each for each in rolling if each.week > change]
+    last_below = max((each.week for each in after if each.is_below), default=None)
     if last_below is None:
         return change
-    return next((week for week, _ in after if week > last_below), None)
+    return next((each.week for each in after if each.week > last_below), None)
 
 
 def _quality(stretches: Sequence[Stretch]) -> float:
