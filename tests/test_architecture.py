@@ -300,8 +300,8 @@ def test_what_is_imported_is_declared() -> None:
     optional = {_distribution(text) for extra in project["optional-dependencies"].values() for text in extra}
     modules = {"pytorch": "torch", "scikit_learn": "sklearn"}
     known = {modules.get(name, name) for name in declared | optional}
-    # scikit-learn cannot be without scipy, nor PyTorch for CUDA without triton; the others are for modules imported only
-    # where they are found.
+    # scikit-learn cannot be without scipy, nor PyTorch for CUDA without triton; the others are for modules imported
+    # only where they are found.
     known |= {"scipy", "triton", "aiohttp", "yarl", "gguf"} | set(ROOMS) | sys.stdlib_module_names
     foreign = {str(each) for each in ALL_IMPORTS if room_of(each.module) not in known and not each.is_optional}
     assert foreign == set()

@@ -56,9 +56,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def weights() -> Any:
-    pool = WeightPool()
-    yield pool
+def weights() -> WeightPool:
+    return WeightPool()
 
 
 @pytest.fixture
