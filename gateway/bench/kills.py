@@ -37,9 +37,11 @@ from gateway.store.control import ControlStore
 from gateway.store.store import Store
 from gateway.store.urls import parse_database_url
 
-_CLIENTS = 8
+_CLIENTS = 4
+# Between two requests of a client: one worker that is killed again and again must be able to keep up.
+_PAUSE_S = 0.25
 _FAMILIAR = "What is {a} plus {b}?"
-_DRY_S = 240.0
+_DRY_S = 900.0
 # A killed worker's job is somebody else's after this.
 _LEASE_S = 1
 
@@ -180,7 +182,7 @@ class Scene:
                     continue
                 if answer.is_success:
                     self.seen.finished.append(answer.headers["x-suffice-request-id"])
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(_PAUSE_S)
 
     async def _start(self, *arguments: str) -> asyncio.subprocess.Process:
         quiet = asyncio.subprocess.DEVNULL

@@ -34,6 +34,9 @@ kind = "echo"
 token_delay_s = 0.02
 [models.echo-b]
 kind = "echo"
+
+[policy]
+exploration_share = 0
 """
 
 Run = Callable[..., tuple[int, str, str]]
