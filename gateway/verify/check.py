@@ -21,7 +21,7 @@ from gateway.verify.graders.judge import JudgeGrader
 from gateway.verify.graders.likelihood import LikelihoodGrader
 from gateway.verify.graders.overlap import OverlapGrader
 from gateway.verify.pair import Grade, Grader, Pair, Party, Spend
-from gateway.verify.spending import priced
+from gateway.verify.spending import priced_ending
 from gateway.verify.texts import unpack_request
 
 How = Literal["generate", "score"]
@@ -118,7 +118,7 @@ class Checker:
         thinking = request.thinking if "thinking" in backend.capabilities else None
 
         def bill(ending: Finished) -> None:
-            spend(priced(party.tier, ending.usage, ending.compute_s))
+            spend(priced_ending(party.tier, ending))
 
         asked = replace(request, thinking=thinking, on_abandoned=bill)
         texts: list[str] = []

@@ -19,7 +19,7 @@ from gateway.verify.check import Meter, make_graders
 from gateway.verify.graded import GradedPair
 from gateway.verify.graders import final_answer, overlap
 from gateway.verify.pair import Grade, Grader, Pair, Party, Spend
-from gateway.verify.spending import priced
+from gateway.verify.spending import priced_ending
 
 STRONG_MODELS: Mapping[str, str] = {
     "routellm_gsm8k": "gpt-4-1106-preview",
@@ -177,5 +177,5 @@ async def _answer(party: Party, request: GenerateRequest, spend: Spend) -> str:
         if isinstance(event, TokenDelta):
             texts.append(event.text)
         elif isinstance(event, Finished):
-            spend(priced(party.tier, event.usage, event.compute_s))
+            spend(priced_ending(party.tier, event))
     return "".join(texts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from backends.protocol import Usage
+from backends.protocol import Finished, Usage
 from gateway.store.verifications import Spent
 from policies.pricing import measured_cost_usd, price_usd
 from policies.types import Tier
@@ -17,3 +17,10 @@ def priced(tier: Tier, usage: Usage, compute_s: float) -> Spent:
     if compute_s > 0.0 and tier.price_per_compute_hour_usd > 0:
         return Spent(measured_cost_usd(tier, compute_s), compute_s)
     return Spent(price_usd(tier, usage.prompt_tokens, usage.completion_tokens), compute_s)
+
+
+def priced_ending(tier: Tier, ending: Finished) -> Spent:
+    """What a generation cost, however it ended. One that was cut off before it began took nothing of a device."""
+    if ending.compute_measured and tier.price_per_compute_hour_usd > 0:
+        return Spent(measured_cost_usd(tier, ending.compute_s), ending.compute_s)
+    return priced(tier, ending.usage, ending.compute_s)

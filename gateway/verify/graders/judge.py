@@ -18,7 +18,7 @@ from backends.protocol import (
 )
 from gateway.outcomes.grading import visible
 from gateway.verify.pair import Grade, Pair, Spend
-from gateway.verify.spending import priced
+from gateway.verify.spending import priced_ending
 from gateway.verify.texts import question_of
 
 _POINTS = {"1": 0.0, "2": 0.25, "3": 0.5, "4": 0.75, "5": 1.0}
@@ -89,7 +89,7 @@ class JudgeGrader:
             sampling=SamplingParams(temperature=0.0, max_tokens=1, logprobs=_NUM_ALTERNATIVES),
             priority=Priority.BACKGROUND,
             thinking=False,
-            on_abandoned=lambda ending: spend(priced(pair.top.tier, ending.usage, ending.compute_s)),
+            on_abandoned=lambda ending: spend(priced_ending(pair.top.tier, ending)),
         )
         logprobs: list[TokenLogprob] = []
         try:
@@ -97,7 +97,7 @@ class JudgeGrader:
                 if isinstance(event, TokenDelta):
                     logprobs += event.logprobs
                 elif isinstance(event, Finished):
-                    spend(priced(pair.top.tier, event.usage, event.compute_s))
+                    spend(priced_ending(pair.top.tier, event))
         except (UnsupportedByBackend, ContextLengthExceeded, RequestRejected):
             return None
         return None if not logprobs else expected_points(logprobs[0].top or ())

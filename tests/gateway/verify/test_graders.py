@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.protocol import GenerateRequest, Message, Priority, SamplingParams
+from backends.protocol import Finished, FinishReason, GenerateRequest, Message, Priority, SamplingParams
 from backends.testing import EchoBackend, Script
 from gateway.store.verifications import NOTHING, Spent
 from gateway.verify.check import Meter
@@ -25,7 +26,7 @@ from gateway.verify.graders.judge import JudgeGrader, expected_points
 from gateway.verify.graders.likelihood import LikelihoodGrader, contrast
 from gateway.verify.pair import Grade, Pair, Party
 from gateway.verify.sampler import domain_of
-from gateway.verify.spending import priced
+from gateway.verify.spending import priced, priced_ending
 from gateway.verify.texts import is_text, pack_prompt, pack_sampling, question_of, unpack_request
 from policies.types import Tier
 
@@ -176,6 +177,10 @@ def test_a_pass_costs_its_device_time_or_its_price() -> None:
     from backends.protocol import Usage
 
     usage = Usage(prompt_tokens=10, completion_tokens=2)
+    cut_off = Finished(FinishReason.CANCELLED, usage, compute_measured=True)
+    assert priced_ending(SMALL, cut_off) == Spent(Decimal(0), 0.0)
+    assert priced_ending(SMALL, replace(cut_off, compute_measured=False)) == priced(SMALL, usage, 0.0)
+    assert priced_ending(LARGE, replace(cut_off, compute_s=5.0)) == priced(LARGE, usage, 5.0)
     assert priced(SMALL, usage, 100.0) == Spent(Decimal(1), 100.0)
     assert priced(SMALL, usage, 0.0) == Spent(Decimal("0.01"), 0.0)
     assert priced(LARGE, usage, 5.0) == Spent(Decimal("0.5"), 5.0)
