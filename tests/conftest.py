@@ -191,6 +191,15 @@ def _redis_server() -> str:
 
 
 @pytest.fixture
+def redis_program() -> str:
+    """The server's program, for tests that stop and start a Redis of their own."""
+    program = shutil.which("redis-server")
+    if program is None:
+        _absent_service("redis-server", FileNotFoundError("redis-server is not installed"))
+    return program
+
+
+@pytest.fixture
 def redis_url(_redis_server: str) -> Iterator[str]:
     """A Redis database, empty before and after."""
     client = redis.Redis.from_url(_redis_server)

@@ -6,7 +6,6 @@ Times are printed, not asserted: ``pytest -s`` shows them.
 from __future__ import annotations
 
 import asyncio
-import shutil
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -40,9 +39,7 @@ def free_port() -> int:
 
 
 @pytest.fixture
-async def own_redis(tmp_path: Path) -> AsyncIterator[RedisProcess]:
-    if shutil.which("redis-server") is None:
-        pytest.skip("redis-server is not installed")
+async def own_redis(tmp_path: Path, redis_program: str) -> AsyncIterator[RedisProcess]:
     server = RedisProcess(free_port(), tmp_path)
     await server.start()
     yield server

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -141,15 +140,22 @@ async def test_two_gateways_share_a_budget_over_redis(tmp_path: Path, postgres_u
 
 
 @pytest.fixture
-def own_redis(tmp_path: Path, free_port: int) -> Iterator[tuple[str, Any]]:
+def own_redis(tmp_path: Path, free_port: int, redis_program: str) -> Iterator[tuple[str, Any]]:
     """A Redis that the test may stop and start."""
-    program = shutil.which("redis-server")
-    if program is None:
-        pytest.skip("no redis-server to start")
     running_now: list[subprocess.Popen[bytes]] = []
 
     def start() -> None:
-        arguments = [program, "--port", str(free_port), "--save", "", "--dir", str(tmp_path), "--appendonly", "no"]
+        arguments = [
+            redis_program,
+            "--port",
+            str(free_port),
+            "--save",
+            "",
+            "--dir",
+            str(tmp_path),
+            "--appendonly",
+            "no",
+        ]
         running_now.append(subprocess.Popen(arguments, stdout=subprocess.DEVNULL))
         while True:
             with socket.socket() as probe:
