@@ -46,3 +46,46 @@ class StepCosts:
         # A larger step is never taken to be cheaper: noise between neighbours must not pay for drafts.
         slope = max((y1 - y0) / (x1 - x0), 0.0) if x1 > x0 else 0.0
         return max(y0 + slope * (num_tokens - x0), min(y0, y1) * 0.5)
+
+
+class ChunkCosts:
+    """How many tokens a step may hold to end in time, when it has the device to itself.
+
+    Beside other engines every step takes longer. Were chunks cut by that time, they would shrink until each reads all
+    weights for a few tokens, and the work would grow just when there is least room for it. So what other engines add
+    is left out: a step that ran beside them may only lower what its size is taken to cost.
+    """
+
+    def __init__(self, weight: float = 0.2) -> None:
+        self._weight = weight
+        self._seconds: dict[int, tuple[int, float]] = {}  # size class -> (tokens of the largest seen, seconds)
+
+    def observe(self, num_tokens: int, seconds: float, *, alone: bool) -> None:
+        """Learn from a step; ``alone`` says that the device did nothing else."""
+        key = round(4 * math.log2(num_tokens))
+        size, known_s = self._seconds.get(key, (num_tokens, seconds))
+        moved_s = known_s + self._weight * (seconds - known_s) if alone else min(known_s, seconds)
+        self._seconds[key] = max(size, num_tokens), moved_s
+
+    def most_tokens(self, seconds: float) -> int | None:
+        """Tokens that are computed in ``seconds``, or None before anything was seen.
+
+        Between sizes that were seen it is the straight line; beyond the largest it goes on in proportion, which is
+        careful, since part of a step's time is the same for any size.
+        """
+        below, below_s = 0.0, 0.0
+        for size, size_s in sorted(self._seconds.values()):
+            # A larger step is never taken to be the cheaper one.
+            size_s = max(size_s, below_s)
+            if size_s > seconds:
+                share = (seconds - below_s) / (size_s - below_s)
+                return int(below + share * (size - below))
+            below, below_s = size, size_s
+        return int(below * seconds / below_s) if below_s else None
+
+    def least_worthwhile(self) -> int:
+        """Tokens from which on computing takes a step longer than its fixed part, the reading of the weights, does."""
+        if not self._seconds:
+            return 0
+        _, fixed_s = min(self._seconds.values())
+        return self.most_tokens(2 * fixed_s) or 0

@@ -43,6 +43,9 @@ class Model(Protocol):
     @property
     def dtype(self) -> torch.dtype: ...
 
+    @property
+    def weight_bytes(self) -> int: ...
+
     def forward(self, batch: Batch, kv: KVCache) -> Tensor:
         """Last hidden states, (T, H), after the final norm; keys and values are written to ``kv``."""
 

@@ -71,6 +71,7 @@ class ToyModel:
         self.last = torch.randint(-3, 4, (vocab_size, WIDTH), generator=generator).float()
         self.head = torch.randint(-3, 4, (WIDTH, vocab_size), generator=generator).float()
         self.noise = torch.rand((vocab_size,), generator=torch.Generator().manual_seed(seed + 99))
+        self.weight_bytes = self.embedding.nbytes + self.last.nbytes + self.head.nbytes
 
     def forward(self, batch: Batch, kv: KVCache) -> Tensor:
         self.num_forwards += 1
