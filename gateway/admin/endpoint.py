@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol
@@ -15,7 +16,9 @@ from gateway.admin.access import AdminGate
 from gateway.admin.operation import Asked, Bytes, Operation, Reply, Trail
 from gateway.auth import Caller
 from gateway.body import parse_object, read_body
+from gateway.control.changes import Audit
 from gateway.control.errors import Conflict
+from gateway.control.state import ControlState
 from gateway.errors import PreconditionFailed, PreconditionRequired, row_of
 from gateway.head import read_head
 from gateway.ids import uuid7
@@ -31,7 +34,7 @@ _MAX_TAG_CHARS = 256
 class AuditLog(Protocol):
     """The part of the store that is needed here."""
 
-    async def insert_audit(self, entry: AuditEntry) -> None: ...
+    async def audit(self, entry: AuditEntry) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,8 @@ class AdminEndpoint:
     async def __call__(self, request: Request) -> Response:
         request_id = uuid7()
         caller: Caller | None = None
-        trail = Trail(action=self.operation.name, subject=request.url.path, remote=_remote(request))
+        operation = self.operation
+        trail = Trail(operation.name, request.url.path, operation.status, remote=_remote(request))
         try:
             head = read_head(request.scope["headers"])
             caller = await self._gate.check(head)
@@ -120,14 +124,14 @@ class AdminEndpoint:
                 raise PreconditionFailed(str(conflict)) from conflict
             raise
         if self.operation.is_write and not asked.trail.is_written:
-            await self._log.insert_audit(entry(asked.trail, reply.status))
+            await self._log.audit(entry(asked.trail, reply.status))
         return reply
 
     async def _note_failure(self, trail: Trail, error: Exception) -> None:
         """A change that was tried is written down too; a database that cannot take it has failed the change already."""
-        trail.after = None
+        trail.before = trail.after = None
         try:
-            await self._log.insert_audit(entry(trail, row_of(error).status))
+            await self._log.audit(entry(trail, row_of(error).status))
         except Exception as problem:
             _log.warning("%s: the audit log does not take it: %s", trail.action, problem)
 
@@ -152,12 +156,13 @@ def audited(asked: Asked, subject: str, before: Any = None, after: Any = None) -
     trail = asked.trail
     trail.subject, trail.before, trail.after = subject, before, after
     trail.is_written = True
-    return entry(trail, 200)
+    return entry(trail, trail.status)
 
 
-def described(asked: Asked, subject: str, before: Any = None, after: Any = None) -> None:
-    """What the audit log will say of a change that cannot carry the entry itself."""
-    asked.trail.subject, asked.trail.before, asked.trail.after = subject, before, after
+def auditing(asked: Asked, subject: str, before: Callable[[ControlState], Any], after: Any) -> Audit:
+    """The audit entry of a change of what is in force, to be made from the state that the change finds."""
+    asked.trail.subject = subject
+    return lambda state: audited(asked, subject, before(state), after)
 
 
 def _response(reply: Reply, request_id: str) -> Response:

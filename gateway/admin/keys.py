@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Any
+
+import orjson
 
 from gateway import fields
 from gateway.admin import schemas
-from gateway.admin.endpoint import described
+from gateway.admin.endpoint import audited
 from gateway.admin.operation import Asked, Field, Operation, Reply
 from gateway.admin.rooms import Rooms
 from gateway.admin.views import key_view
@@ -15,6 +21,7 @@ from gateway.control.errors import Conflict
 from gateway.errors import NotFound
 from gateway.ids import uuid7
 from gateway.rates.limits import NO_LIMITS, read_limits
+from gateway.store.admin_writes import Edit
 from gateway.store.records import ApiKey
 
 _KEY = schemas.shape(
@@ -80,6 +87,7 @@ class KeyPages:
                 returns=_KEY,
                 body={"limits": _LIMITS},
                 errors=(*named, Conflict),
+                conditional="may",
             ),
             Operation(
                 method="POST",
@@ -89,6 +97,7 @@ class KeyPages:
                 handler=self.rotate,
                 returns=_WITH_SECRET,
                 errors=(*named, Conflict),
+                conditional="may",
             ),
             Operation(
                 method="DELETE",
@@ -98,6 +107,7 @@ class KeyPages:
                 handler=self.revoke,
                 returns=_KEY,
                 errors=(*named, Conflict),
+                conditional="may",
             ),
         ]
 
@@ -105,7 +115,10 @@ class KeyPages:
         return Reply({"object": "list", "data": [key_view(each) for each in await self._rooms.store.list_keys()]})
 
     async def get(self, asked: Asked) -> Reply:
-        return Reply(key_view(await self._key(asked.path["key_id"])))
+        found = await self._rooms.queries.key(asked.path["key_id"])
+        if found is None:
+            raise NotFound("key", asked.path["key_id"])
+        return Reply(key_view(found), etag=_tag(found))
 
     async def create(self, asked: Asked) -> Reply:
         secret = make_key()
@@ -120,43 +133,55 @@ class KeyPages:
             limits=limits.stored(),
             scope=asked.body["scope"],
         )
-        await self._rooms.store.insert_key(key)
-        described(asked, f"key {key.key_id}", None, key_view(key))
-        return Reply(key_view(key) | {"key": secret}, status=201)
+        await self._rooms.writes.insert_key(key, audited(asked, f"key {key.key_id}", None, key_view(key)))
+        return Reply(key_view(key) | {"key": secret}, status=201, etag=_tag(key))
 
     async def limit(self, asked: Asked) -> Reply:
-        key = await self._key(asked.path["key_id"])
         limits = (asked.body["limits"] or NO_LIMITS).stored()
-        described(asked, f"key {key.key_id}", {"limits": dict(key.limits)}, {"limits": limits})
-        if not await self._rooms.queries.change_key(key.key_id, {"limits": limits}):
-            raise _revoked(key)
-        self._rooms.forget_key(key.key_hash)
-        return Reply(key_view(await self._key(key.key_id)))
+        key = await self._change(asked, {"limits": limits}, lambda key: {"limits": dict(key.limits)})
+        return Reply(key_view(key), etag=_tag(key))
 
     async def rotate(self, asked: Asked) -> Reply:
-        key = await self._key(asked.path["key_id"])
         secret = make_key()
-        prefix = shown_prefix(secret)
-        described(asked, f"key {key.key_id}", {"prefix": key.prefix}, {"prefix": prefix})
-        if not await self._rooms.queries.change_key(key.key_id, {"key_hash": hash_key(secret), "prefix": prefix}):
-            raise _revoked(key)
-        self._rooms.forget_key(key.key_hash)
-        return Reply(key_view(await self._key(key.key_id)) | {"key": secret})
+        values = {"key_hash": hash_key(secret), "prefix": shown_prefix(secret)}
+        key = await self._change(asked, values, lambda key: {"prefix": key.prefix})
+        return Reply(key_view(key) | {"key": secret}, etag=_tag(key))
 
     async def revoke(self, asked: Asked) -> Reply:
-        key = await self._key(asked.path["key_id"])
-        described(asked, f"key {key.key_id}", {"revoked": False}, {"revoked": True})
-        if not await self._rooms.store.revoke_key(key.key_id, datetime.now(UTC)):
-            raise _revoked(key)
-        self._rooms.forget_key(key.key_hash)
-        return Reply(key_view(await self._key(key.key_id)))
+        values = {"revoked_at": datetime.now(UTC)}
+        key = await self._change(asked, values, lambda key: {"revoked": key.revoked_at is not None})
+        return Reply(key_view(key), etag=_tag(key))
 
-    async def _key(self, key_id: str) -> ApiKey:
-        found = await self._rooms.queries.key(key_id)
-        if found is None:
+    async def _change(
+        self, asked: Asked, values: Mapping[str, Any], shown: Callable[[ApiKey], dict[str, Any]]
+    ) -> ApiKey:
+        """Change a key that is active and, where the request says so, as it was read.
+
+        ``shown`` is what of it the audit log holds, before and after.
+
+        Raises
+        ------
+        NotFound, Conflict
+        """
+        key_id = asked.path["key_id"]
+        before: list[ApiKey] = []
+
+        def edit(key: ApiKey) -> Edit:
+            if asked.if_match is not None and asked.if_match != _tag(key):
+                raise Conflict(f"Key {key.prefix}…", asked.if_match or "none", _tag(key))
+            if key.revoked_at is not None:
+                raise Conflict(f"Key {key.prefix}…", "an active one", "a revoked one")
+            before.append(key)
+            return values, audited(asked, f"key {key_id}", shown(key), shown(replace(key, **values)))
+
+        changed = await self._rooms.writes.change_key(key_id, edit)
+        if changed is None:
             raise NotFound("key", key_id)
-        return found
+        self._rooms.forget_key(before[0].key_hash)
+        return changed
 
 
-def _revoked(key: ApiKey) -> Conflict:
-    return Conflict(f"Key {key.prefix}…", "an active one", "a revoked one")
+def _tag(key: ApiKey) -> str:
+    """Changes with whatever can be changed about a key, and with nothing else."""
+    content = [key.key_hash, dict(key.limits), key.revoked_at]
+    return hashlib.sha256(orjson.dumps(content, option=orjson.OPT_SORT_KEYS)).hexdigest()[:12]

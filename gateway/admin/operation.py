@@ -69,10 +69,14 @@ class Asked:
 
 @dataclass(slots=True)
 class Trail:
-    """What the audit log will say of a change; ``is_written`` once a change carried it in its own transaction."""
+    """What the audit log will say of a change; ``is_written`` once a change carries it in its own transaction.
+
+    ``status`` is that of a success.
+    """
 
     action: str = ""
     subject: str = ""
+    status: int = 200
     key_id: str | None = None
     remote: str = ""
     before: Mapping[str, Any] | None = None

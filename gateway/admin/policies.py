@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from gateway import fields
 from gateway.admin import schemas
-from gateway.admin.endpoint import audited
+from gateway.admin.endpoint import auditing
 from gateway.admin.operation import Asked, Field, Free, Operation, Reply
 from gateway.admin.policy_forms import MAX_NAME, changes, checked_name, checked_policy, tightened_view, version_view
 from gateway.admin.policy_schema import policy_schema
@@ -18,7 +18,6 @@ from gateway.control.errors import Conflict
 from gateway.control.state import ControlState
 from gateway.errors import InvalidRequest, NotFound
 from gateway.policy_body import from_body, to_body
-from gateway.store.control_records import AuditEntry
 from gateway.store.records import PolicyVersion
 from policies.policy import Policy
 
@@ -174,9 +173,10 @@ class PolicyPages:
         return Reply(shown, etag=state.policies.active.get(name))
 
     async def put(self, asked: Asked) -> Reply:
-        name, state = asked.path["name"], await self._rooms.state()
+        name, expected = asked.path["name"], asked.if_match or ""
         policy = self._read(name, asked.body)
-        before = await self._body_in_force(state, name)
+        # The change is made only while this version is in force, and versions do not change.
+        before = await self._rooms.store.get_policy_version(name, expected) if expected else None
         version = PolicyVersion(
             name=name,
             version=policy.version,
@@ -185,8 +185,9 @@ class PolicyPages:
             author=asked.by,
             note=asked.query["note"],
         )
-        audit = audited(asked, f"policy {name}@{policy.version}", before, version.body)
-        await self._rooms.plane.writer.put_policy(version, by=asked.by, if_active=asked.if_match or "", audit=audit)
+        body = None if before is None else before.body
+        audit = auditing(asked, f"policy {name}@{policy.version}", lambda _: body, version.body)
+        await self._rooms.plane.writer.put_policy(version, by=asked.by, if_active=expected, audit=audit)
         return await self._now(name)
 
     async def remove(self, asked: Asked) -> Reply:
@@ -195,7 +196,7 @@ class PolicyPages:
             raise InvalidRequest(
                 f"{name!r} is the policy of requests that name none; choose another first.", param="name"
             )
-        audit = audited(asked, f"policy {name}", {"version": state.policies.active.get(name)}, {"version": None})
+        audit = auditing(asked, f"policy {name}", _version_of(name), {"version": None})
         await self._rooms.plane.writer.remove_policy(name, by=asked.by, if_active=asked.if_match, audit=audit)
         return Reply({"name": name, "is_active": False})
 
@@ -220,8 +221,8 @@ class PolicyPages:
         return await self._put_back(asked, state, earlier[0])
 
     async def set_default(self, asked: Asked) -> Reply:
-        name, state = asked.path["name"], await self._rooms.state()
-        audit = audited(asked, f"policy {name}", {"default": state.policies.default}, {"default": name})
+        name = asked.path["name"]
+        audit = auditing(asked, f"policy {name}", lambda state: {"default": state.policies.default}, {"default": name})
         await self._rooms.plane.writer.set_default_policy(name, by=asked.by, audit=audit)
         return await self._now(name)
 
@@ -229,15 +230,15 @@ class PolicyPages:
         name, state = asked.path["name"], await self._rooms.state()
         if name not in state.policies.active:
             raise NotFound("policy", name)
-        before = tightened_view(state, name)
-        audit: AuditEntry | None = audited(asked, f"policy {name}", {"tightened": before}, {"tightened": {}})
-        for router, tiers in state.tightening.get(name, {}).items():
-            await self._rooms.plane.writer.release(
-                name, router, dict.fromkeys(tiers), by=asked.by, reason=asked.body["reason"], audit=audit
-            )
-            audit = None
-        asked.trail.is_written = audit is None
-        return Reply({"name": name, "released": before})
+        released: dict[str, Any] = {}
+
+        def before(state: ControlState) -> dict[str, Any]:
+            released.update(tightened_view(state, name))
+            return {"tightened": released}
+
+        audit = auditing(asked, f"policy {name}", before, {"tightened": {}, "reason": asked.body["reason"]})
+        await self._rooms.plane.writer.release_policy(name, by=asked.by, audit=audit)
+        return Reply({"name": name, "released": released})
 
     async def versions(self, asked: Asked) -> Reply:
         return Reply(
@@ -261,8 +262,7 @@ class PolicyPages:
         stored = await self._stored(name, version)
         # A version of another time may name tiers that are gone.
         self._read(name, stored.body)
-        before = {"version": state.policies.active.get(name)}
-        audit = audited(asked, f"policy {name}@{version}", before, {"version": version})
+        audit = auditing(asked, f"policy {name}@{version}", _version_of(name), {"version": version})
         await self._rooms.plane.writer.activate_policy(
             name, version, by=asked.by, if_active=asked.if_match, audit=audit
         )
@@ -280,11 +280,6 @@ class PolicyPages:
             raise NotFound("policy version", f"{name}@{version}")
         return stored
 
-    async def _body_in_force(self, state: ControlState, name: str) -> Mapping[str, Any] | None:
-        version = state.policies.active.get(name)
-        stored = await self._rooms.store.get_policy_version(name, version) if version is not None else None
-        return stored.body if stored is not None else None
-
     async def _now(self, name: str) -> Reply:
         state = await self._rooms.state()
         return Reply(await self._view(state, name), etag=state.policies.active.get(name))
@@ -300,3 +295,7 @@ class PolicyPages:
             "is_default": name == state.policies.default,
             "body": newest.body,
         }
+
+
+def _version_of(name: str) -> Callable[[ControlState], dict[str, str | None]]:
+    return lambda state: {"version": state.policies.active.get(name)}

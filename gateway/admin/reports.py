@@ -8,13 +8,15 @@ from typing import Any
 
 from gateway import fields
 from gateway.admin import schemas
-from gateway.admin.endpoint import described
+from gateway.admin.endpoint import audited
 from gateway.admin.operation import Asked, Field, Fields, Operation, Reply
 from gateway.admin.paging import PAGING, page_reply
 from gateway.admin.rooms import Monitor, Rooms
 from gateway.admin.views import alert_view, plain
 from gateway.control.errors import Conflict
 from gateway.errors import NotFound, NotHere
+from gateway.store.admin_writes import Edit
+from gateway.store.control_records import Alert
 
 _NAME = fields.string(256, min_chars=1)
 _CHECKS: Fields = {
@@ -159,15 +161,16 @@ class ReportPages:
         return page_reply([alert_view(each) for each in found], asked)
 
     async def resolve(self, asked: Asked) -> Reply:
-        alert_id = asked.path["alert_id"]
-        found = await self._rooms.queries.alert(alert_id)
+        alert_id, now = asked.path["alert_id"], datetime.now(UTC)
+
+        def edit(alert: Alert) -> Edit:
+            if alert.resolved_at is not None:
+                raise Conflict(f"Alert {alert_id}", "an open one", "a resolved one")
+            return {"resolved_at": now}, audited(asked, f"alert {alert_id}", {"resolved": False}, {"resolved": True})
+
+        found = await self._rooms.writes.change_alert(alert_id, edit)
         if found is None:
             raise NotFound("alert", alert_id)
-        described(asked, f"alert {alert_id}", {"resolved": False}, {"resolved": True})
-        if not await self._rooms.queries.resolve_alert(alert_id, datetime.now(UTC)):
-            raise Conflict(f"Alert {alert_id}", "an open one", "a resolved one")
-        found = await self._rooms.queries.alert(alert_id)
-        assert found is not None, "alerts are not deleted"
         return Reply(alert_view(found))
 
     async def audit(self, asked: Asked) -> Reply:

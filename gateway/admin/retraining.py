@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from gateway import fields
 from gateway.admin import schemas
-from gateway.admin.endpoint import described
+from gateway.admin.endpoint import audited
 from gateway.admin.operation import Asked, Field, Operation, Reply
 from gateway.admin.paging import PAGING, page_reply
 from gateway.admin.rooms import Rooms
 from gateway.admin.views import plain
 from gateway.errors import NotFound
+from gateway.store.control_records import AuditEntry
 
 _RUN = schemas.shape(run_id=schemas.TEXT, status=schemas.TEXT, trigger=schemas.TEXT, progress=schemas.NUMBER)
 _REASON = Field(fields.string(500), "Why, for the history.", "")
@@ -54,8 +55,12 @@ class RetrainPages:
         ]
 
     async def retrain(self, asked: Asked) -> Reply:
-        run_id = await self._rooms.plane.writer.request_retrain("admin", asked.body["reason"])
-        described(asked, f"retrain {run_id}", None, {"reason": asked.body["reason"]})
+        reason = asked.body["reason"]
+
+        def audit(run_id: str) -> AuditEntry:
+            return audited(asked, f"retrain {run_id}", None, {"reason": reason})
+
+        run_id = await self._rooms.plane.writer.request_retrain("admin", reason, audit=audit)
         run = await self._rooms.queries.retrain_run(run_id)
         assert run is not None, "just written"
         return Reply(plain(run), status=202)

@@ -26,6 +26,7 @@ from gateway.auth import Authenticator
 from gateway.catalog import Catalog
 from gateway.control.plane import ControlPlane
 from gateway.store.admin_queries import AdminQueries
+from gateway.store.admin_writes import AdminWrites
 from gateway.store.store import Store
 
 if TYPE_CHECKING:
@@ -62,18 +63,18 @@ class AdminRoom:
         authenticator: Authenticator,
         monitor: Monitor | None = None,
     ) -> None:
-        queries = AdminQueries(store)
-        rooms = Rooms(settings, store, queries, catalog, plane, authenticator.forget, monitor)
+        queries, writes = AdminQueries(store), AdminWrites(store)
+        rooms = Rooms(settings, store, queries, writes, catalog, plane, authenticator.forget, monitor)
         self.operations: list[Operation] = [each for pages in _PAGES for each in pages(rooms).operations()]
         self._gate = AdminGate(authenticator, queries)
-        self._queries = queries
+        self._log = writes
         self._limits = Limits(settings.admin.max_body_bytes, settings.server.slow_client_timeout_s)
 
     def routes(self) -> list[Route]:
         """One route a path; a word goes before a name that could be that word."""
         by_path: dict[str, dict[str, AdminEndpoint]] = {}
         for operation in self.operations:
-            endpoint = AdminEndpoint(operation, self._gate, self._queries, self._limits)
+            endpoint = AdminEndpoint(operation, self._gate, self._log, self._limits)
             by_path.setdefault(operation.path, {})[operation.method] = endpoint
         paths = sorted(by_path, key=lambda path: [part.startswith("{") for part in path.split("/")])
         return [Route(PREFIX + path, _by_method(by_path[path]), methods=list(by_path[path])) for path in paths]

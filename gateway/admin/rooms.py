@@ -10,6 +10,7 @@ from gateway.catalog import Catalog
 from gateway.control.plane import ControlPlane
 from gateway.control.state import ControlState
 from gateway.store.admin_queries import AdminQueries
+from gateway.store.admin_writes import AdminWrites
 from gateway.store.store import Store
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ class Rooms:
     settings: Settings
     store: Store
     queries: AdminQueries
+    writes: AdminWrites
     catalog: Catalog
     plane: ControlPlane
     forget_key: Callable[[str], None]

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
 from classifier.types import Router
 from gateway import fields
 from gateway.admin import schemas
-from gateway.admin.endpoint import audited
+from gateway.admin.endpoint import auditing
 from gateway.admin.operation import Asked, Bytes, Field, Operation, Reply
 from gateway.admin.rooms import Rooms
 from gateway.admin.views import rollout_view, router_view
 from gateway.control.errors import Conflict, RouterRefused, UnknownVersion
 from gateway.control.routers import describe
+from gateway.control.state import ROUTER, ControlState
 from gateway.errors import BodyTooLarge, NotFound
 from gateway.store.control_records import RouterVersion
 
@@ -133,13 +135,13 @@ class RouterPages:
         entry = RouterVersion(
             version=router.version, created_at=datetime.now(UTC), card=describe(router), note=asked.query["note"]
         )
-        audit = audited(asked, f"router {router.version}", None, {"num_bytes": len(asked.raw)})
+        audit = auditing(asked, f"router {router.version}", lambda _: None, {"num_bytes": len(asked.raw)})
         await self._rooms.plane.writer.add_router(entry, asked.raw, by=asked.by, audit=audit)
         return Reply(router_view(await self._router(router.version)), status=201)
 
     async def promote(self, asked: Asked) -> Reply:
         version = asked.path["version"]
-        audit = audited(asked, f"router {version}", await self._serving(), {"active": version})
+        audit = auditing(asked, f"router {version}", _serving, {"active": version})
         await self._rooms.plane.writer.promote_router(
             version,
             by=asked.by,
@@ -151,7 +153,7 @@ class RouterPages:
 
     async def shadow(self, asked: Asked) -> Reply:
         version = asked.path["version"]
-        audit = audited(asked, f"router {version}", await self._serving(), {"shadow": version})
+        audit = auditing(asked, f"router {version}", _serving, {"shadow": version})
         rollout_id = await self._rooms.plane.writer.start_rollout(
             version,
             by=asked.by,
@@ -164,7 +166,7 @@ class RouterPages:
         return Reply(rollout_view(rollout), status=202)
 
     async def roll_back(self, asked: Asked) -> Reply:
-        audit = audited(asked, "router", await self._serving(), None)
+        audit = auditing(asked, "router", _serving, None)
         await self._rooms.plane.writer.roll_back(
             by=asked.by, reason=asked.body["reason"], expected_version=row_version(asked.if_match), audit=audit
         )
@@ -188,9 +190,6 @@ class RouterPages:
         if found is None:
             raise NotFound("router", version)
         return found
-
-    async def _serving(self) -> dict[str, object]:
-        return (await self._rooms.state()).router.as_dict()
 
     async def _now(self) -> Reply:
         state = await self._rooms.state()
@@ -217,6 +216,10 @@ def open_artifact(content: bytes) -> Router:
             raise RouterRefused("upload", str(error).replace(str(path), "the artifact")) from error
 
 
+def _serving(state: ControlState) -> dict[str, object]:
+    return state.router.as_dict()
+
+
 def row_version(tag: str | None) -> int | None:
     """The version of a control row that an entity tag names; one that is no number matches nothing."""
     if tag is None:
@@ -224,8 +227,5 @@ def row_version(tag: str | None) -> int | None:
     return int(tag) if tag.isascii() and tag.isdecimal() and len(tag) < 18 else -1
 
 
-def _tag(versions: object) -> str:
-    from gateway.control.state import ROUTER
-
-    assert isinstance(versions, dict)
+def _tag(versions: Mapping[str, int]) -> str:
     return str(versions.get(ROUTER, 0))

@@ -6,7 +6,7 @@ from typing import Any
 
 from gateway import fields
 from gateway.admin import schemas
-from gateway.admin.endpoint import audited
+from gateway.admin.endpoint import auditing
 from gateway.admin.operation import Asked, Field, Operation, Reply
 from gateway.admin.rooms import Rooms
 from gateway.admin.routers import row_version
@@ -126,9 +126,9 @@ class SteeringPages:
         return Reply(state.kill_switch.as_dict(), etag=str(state.versions.get(names.KILL_SWITCH, 0)))
 
     async def set_kill_switch(self, asked: Asked) -> Reply:
-        before = (await self._rooms.state()).kill_switch.as_dict()
         on, reason = asked.body["on"], asked.body["reason"]
-        audit = audited(asked, "kill switch", before, {"on": on, "reason": reason})
+        after = {"on": on, "reason": reason}
+        audit = auditing(asked, "kill switch", lambda state: state.kill_switch.as_dict(), after)
         await self._rooms.plane.writer.set_kill_switch(
             on, reason, by=asked.by, expected_version=row_version(asked.if_match), audit=audit
         )

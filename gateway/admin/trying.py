@@ -10,7 +10,7 @@ from typing import Any
 
 from gateway import fields
 from gateway.admin import schemas
-from gateway.admin.endpoint import described
+from gateway.admin.endpoint import audited
 from gateway.admin.operation import Asked, Field, Operation, Reply
 from gateway.admin.policy_forms import checked_policy
 from gateway.admin.policy_schema import policy_schema
@@ -82,10 +82,9 @@ class TrialPages:
             "complete": is_complete,
             "seconds": round(time.monotonic() - started_s, 3),
         } | found
-        described(asked, f"what-if {policy.name}@{policy.version}", None, {"evaluation_id": evaluation_id})
-        await self._rooms.queries.insert_evaluation(
-            evaluation_id, datetime.now(UTC), "whatif", f"{policy.name}@{policy.version}", report
-        )
+        subject = f"{policy.name}@{policy.version}"
+        entry = audited(asked, f"what-if {subject}", None, {"evaluation_id": evaluation_id})
+        await self._rooms.writes.insert_evaluation(evaluation_id, datetime.now(UTC), "whatif", subject, report, entry)
         return Reply(report)
 
     def _policy(self, body: Mapping[str, Any]) -> Policy:

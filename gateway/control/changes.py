@@ -18,6 +18,9 @@ from gateway.store.control_records import AuditEntry, Lease
 Publish = Callable[[int], Awaitable[None]]
 """Tells the other servers the number of a change; must not raise."""
 
+Audit = Callable[[ControlState], AuditEntry]
+"""The audit entry of a change, made from the state that the change found: what was read before may be old."""
+
 
 async def _tell_nobody(generation: int) -> None:
     """One server alone finds its own changes by looking."""
@@ -69,7 +72,7 @@ class ChangeMaker:
         *,
         row: str | None = None,
         expected_version: int | None = None,
-        audit: AuditEntry | None = None,
+        audit: Audit | None = None,
         lease: Lease | None = None,
     ) -> AsyncIterator[Change]:
         """A change made by hand: what is done through it, the audit entry and the new generation are one.
@@ -78,7 +81,7 @@ class ChangeMaker:
         ----------
         by : who, for the row
         row, expected_version : refuse unless this row has this version
-        audit : written in the same transaction
+        audit : its entry is written in the same transaction
         lease : refuse unless it is still held (the fencing token)
 
         Raises
@@ -93,7 +96,8 @@ class ChangeMaker:
                     raise Conflict(row, expected_version, found)
             if lease is not None and not await transaction.holds(lease):
                 raise LeaseLost(lease.name)
-            yield Change(transaction, rows, by)
+            change = Change(transaction, rows, by)
+            yield change
             if audit is not None:
-                await transaction.audit(audit)
+                await transaction.audit(audit(change.before))
         await self.publish(transaction.generation)

@@ -9,11 +9,11 @@ from typing import Any
 from sqlalchemy import select
 
 from gateway.control import state as names
-from gateway.control.changes import Change
+from gateway.control.changes import Audit, Change
 from gateway.control.errors import Conflict, UnknownVersion
 from gateway.control.router_writes import RouterWrites, with_previous
 from gateway.control.state import ActivePolicies, ControlState, KillSwitch
-from gateway.store.control_records import AuditEntry, RouterVersion
+from gateway.store.control_records import RouterVersion
 from gateway.store.records import PolicyVersion
 from gateway.store.tables import policy_versions
 
@@ -28,7 +28,7 @@ class PolicyWrites(RouterWrites):
         *,
         by: str,
         expected_version: int | None = None,
-        audit: AuditEntry | None = None,
+        audit: Audit | None = None,
     ) -> None:
         """Send all traffic to the top tier, or route again."""
         async with self.change(by, row=names.KILL_SWITCH, expected_version=expected_version, audit=audit) as change:
@@ -41,7 +41,7 @@ class PolicyWrites(RouterWrites):
         by: str,
         activate: bool = True,
         if_active: str | None = None,
-        audit: AuditEntry | None = None,
+        audit: Audit | None = None,
     ) -> None:
         """Keep a version of a policy, which may be there already, and put it in force.
 
@@ -56,7 +56,7 @@ class PolicyWrites(RouterWrites):
                 await self._activate(change, policy.name, policy.version)
 
     async def activate_policy(
-        self, name: str, version: str, *, by: str, if_active: str | None = None, audit: AuditEntry | None = None
+        self, name: str, version: str, *, by: str, if_active: str | None = None, audit: Audit | None = None
     ) -> None:
         """Put a stored version in force, such as an earlier one.
 
@@ -72,7 +72,7 @@ class PolicyWrites(RouterWrites):
             await self._activate(change, name, version)
 
     async def remove_policy(
-        self, name: str, *, by: str, if_active: str | None = None, audit: AuditEntry | None = None
+        self, name: str, *, by: str, if_active: str | None = None, audit: Audit | None = None
     ) -> None:
         """Serve a policy no more; its versions stay. The default policy cannot be removed.
 
@@ -90,7 +90,7 @@ class PolicyWrites(RouterWrites):
             active = {each: version for each, version in policies.active.items() if each != name}
             await change.put(names.POLICIES, replace(policies, active=active).as_dict())
 
-    async def set_default_policy(self, name: str, *, by: str, audit: AuditEntry | None = None) -> None:
+    async def set_default_policy(self, name: str, *, by: str, audit: Audit | None = None) -> None:
         """Choose the policy of requests that name none.
 
         Raises

@@ -9,11 +9,11 @@ from typing import Any
 from sqlalchemy import insert, select, update
 
 from gateway.control import state as names
-from gateway.control.changes import Change, ChangeMaker
+from gateway.control.changes import Audit, Change, ChangeMaker
 from gateway.control.errors import Conflict, UnknownVersion
 from gateway.control.state import Canary
 from gateway.ids import uuid7
-from gateway.store.control_records import AuditEntry, Lease, RouterVersion
+from gateway.store.control_records import Lease, RouterVersion
 from gateway.store.tables import rollouts, router_versions
 
 _MAX_PREVIOUS = 20
@@ -22,15 +22,13 @@ _MAX_PREVIOUS = 20
 class RouterWrites(ChangeMaker):
     """Which router serves, and which is on its way."""
 
-    async def add_router(
-        self, router: RouterVersion, artifact: bytes, *, by: str, audit: AuditEntry | None = None
-    ) -> None:
+    async def add_router(self, router: RouterVersion, artifact: bytes, *, by: str, audit: Audit | None = None) -> None:
         """Keep a router; adding the same content again changes nothing."""
         async with self.change(by, audit=audit) as change:
             await self.insert_router(change, router, artifact)
 
     async def set_router_status(
-        self, version: str, status: str, note: str = "", *, by: str, audit: AuditEntry | None = None
+        self, version: str, status: str, note: str = "", *, by: str, audit: Audit | None = None
     ) -> None:
         """Note what became of a router that does not serve, such as ``rejected``.
 
@@ -50,7 +48,7 @@ class RouterWrites(ChangeMaker):
         by: str,
         reason: str = "",
         expected_version: int | None = None,
-        audit: AuditEntry | None = None,
+        audit: Audit | None = None,
     ) -> None:
         """Let a router serve everything at once; a rollout under way ends.
 
@@ -72,10 +70,15 @@ class RouterWrites(ChangeMaker):
         *,
         by: str,
         reason: str = "",
+        supersedes: str | None = None,
         expected_version: int | None = None,
-        audit: AuditEntry | None = None,
+        audit: Audit | None = None,
     ) -> str:
         """Put a stored router in shadow; the leader takes it from there. Returns the rollout's id.
+
+        Parameters
+        ----------
+        supersedes : the router whose rollout ends for this one, if it is under way; any other one stands in the way
 
         Raises
         ------
@@ -87,10 +90,12 @@ class RouterWrites(ChangeMaker):
         async with self.change(by, row=names.ROUTER, expected_version=expected_version, audit=audit) as change:
             await self._need_router(change, version)
             router = change.before.router
-            if router.canary is not None:
+            if router.canary is not None and router.canary.version != supersedes:
                 raise Conflict("The rollout", "none under way", f"{router.canary.version} in {router.canary.stage}")
             if router.active == version:
                 raise Conflict("The serving router", "another one", version)
+            if router.canary is not None:
+                await self._end_rollout(change, router.canary, "superseded", f"{version} is better: {reason}")
             canary = Canary(version, 0.0, "shadow", rollout_id)
             now = change.transaction.now
             history = [{"at": now.isoformat(), "stage": "shadow", "share": 0.0, "by": by, "reason": reason}]
@@ -121,7 +126,7 @@ class RouterWrites(ChangeMaker):
         *,
         by: str,
         lease: Lease | None = None,
-        audit: AuditEntry | None = None,
+        audit: Audit | None = None,
     ) -> None:
         """Bring a rollout to another stage; ``complete`` and ``rolled_back`` end it.
 
@@ -150,7 +155,7 @@ class RouterWrites(ChangeMaker):
             await change.put(names.ROUTER, replace(change.before.router, canary=canary).as_dict())
 
     async def roll_back(
-        self, *, by: str, reason: str = "", expected_version: int | None = None, audit: AuditEntry | None = None
+        self, *, by: str, reason: str = "", expected_version: int | None = None, audit: Audit | None = None
     ) -> str | None:
         """Undo the newest router: end the rollout under way, else serve by the router before. Returns what serves.
 

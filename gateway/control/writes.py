@@ -6,12 +6,12 @@ change into a compare-and-set; a change that comes too late raises :class:`Confl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from sqlalchemy import insert, select
 
 from gateway.control import state as names
-from gateway.control.changes import Change
+from gateway.control.changes import Audit, Change
 from gateway.control.policy_writes import PolicyWrites
 from gateway.control.state import Tightened, tightening_as_dict
 from gateway.ids import uuid7
@@ -49,11 +49,10 @@ class ControlWriter(PolicyWrites):
         *,
         by: str,
         reason: str = "",
-        audit: AuditEntry | None = None,
         lease: Lease | None = None,
     ) -> None:
         """Ask less again: tier -> the new least P(as good), None to ask no more than the policy."""
-        async with self.change(by, audit=audit, lease=lease) as change:
+        async with self.change(by, lease=lease) as change:
             mine = dict(change.before.tightened(policy, router))
             for tier, least in tiers.items():
                 if least is None:
@@ -61,6 +60,12 @@ class ControlWriter(PolicyWrites):
                 elif tier in mine:
                     mine[tier] = Tightened(least, reason or mine[tier].reason, change.transaction.now.isoformat())
             await self._put_tightening(change, policy, router, mine)
+
+    async def release_policy(self, policy: str, *, by: str, audit: Audit | None = None) -> None:
+        """Ask no more than the policy of all its tiers, under every router."""
+        async with self.change(by, audit=audit) as change:
+            left = {name: routers for name, routers in change.before.tightening.items() if name != policy}
+            await change.put(names.TIGHTENING, tightening_as_dict(left))
 
     async def _put_tightening(
         self, change: Change, policy: str, router: str | None, tiers: Mapping[int, Tightened]
@@ -77,16 +82,21 @@ class ControlWriter(PolicyWrites):
         asked.setdefault(policy, {})[router or "none"] = dict(tiers)
         await change.put(names.TIGHTENING, tightening_as_dict(asked))
 
-    async def request_retrain(self, trigger: str, reason: str = "") -> str:
-        """Ask for a new router unless one is asked for or being made already. Returns the run's id."""
+    async def request_retrain(
+        self, trigger: str, reason: str = "", *, audit: Callable[[str], AuditEntry] | None = None
+    ) -> str:
+        """Ask for a new router unless one is asked for or being made already. Returns the run's id.
+
+        ``audit`` makes the entry from that id.
+        """
         async with self.change(trigger) as change:
             open_runs = retrain_runs.c.status.in_(("requested", "running"))
             found = await change.transaction.connection.execute(select(retrain_runs.c.run_id).where(open_runs).limit(1))
-            if (run_id := found.scalar()) is not None:
-                return str(run_id)
-            run_id = uuid7()
-            values = {"trigger": trigger, "reason": reason, "status": "requested", "stage": "", "holder": ""}
-            await change.execute(
-                insert(retrain_runs).values(run_id=run_id, created_at=change.transaction.now, progress=0.0, **values)
-            )
-        return run_id
+            if (run_id := found.scalar()) is None:
+                run_id = uuid7()
+                values = {"trigger": trigger, "reason": reason, "status": "requested", "stage": "", "holder": ""}
+                now = change.transaction.now
+                await change.execute(insert(retrain_runs).values(run_id=run_id, created_at=now, progress=0.0, **values))
+            if audit is not None:
+                await change.transaction.audit(audit(str(run_id)))
+        return str(run_id)

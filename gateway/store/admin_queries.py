@@ -1,16 +1,16 @@
-"""What the administration reads, and the few rows that are its own: audit entries, keys, single alerts."""
+"""What the administration reads."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, func, insert, select, update
+from sqlalchemy import ColumnElement, Select, func, select
 from sqlalchemy.sql.schema import Table
 
-from gateway.store.control_records import Alert, AuditEntry
+from gateway.store.control_records import Alert
 from gateway.store.records import ApiKey, PolicyVersion, RequestRecord
 from gateway.store.rows import clean_text, decode_key, decode_policy_version, decode_record
 from gateway.store.store import Store, select_records
@@ -158,16 +158,6 @@ class AdminQueries:
     async def evaluation(self, evaluation_id: str) -> Row | None:
         return await self._one(select(evaluations).where(evaluations.c.evaluation_id == evaluation_id))
 
-    async def insert_evaluation(
-        self, evaluation_id: str, created_at: datetime, kind: str, subject: str, body: Row
-    ) -> None:
-        """Keep an estimate."""
-        values = {"kind": kind, "subject": subject, "body": dict(body)}
-        async with self._store.transaction() as connection:
-            await connection.execute(
-                insert(evaluations).values(evaluation_id=evaluation_id, created_at=created_at, **values)
-            )
-
     async def retrain_runs(self, equal: Row, *, limit: int, before_id: str | None) -> list[Row]:
         return await self._listing(retrain_runs, retrain_runs.c.run_id, equal, limit, before_id)
 
@@ -176,11 +166,6 @@ class AdminQueries:
 
     async def audit(self, equal: Row, *, limit: int, before_id: str | None) -> list[Row]:
         return await self._listing(admin_audit, admin_audit.c.audit_id, equal, limit, before_id)
-
-    async def insert_audit(self, entry: AuditEntry) -> None:
-        """Write down what was done, or tried."""
-        async with self._store.transaction() as connection:
-            await connection.execute(insert(admin_audit).values(**asdict(entry)))
 
     # ---- alerts
 
@@ -194,15 +179,6 @@ class AdminQueries:
         if before_id is not None:
             statement = statement.where(alerts.c.alert_id < before_id)
         return [Alert(**row) for row in await self._rows(statement)]
-
-    async def alert(self, alert_id: str) -> Alert | None:
-        row = await self._one(select(alerts).where(alerts.c.alert_id == alert_id))
-        return Alert(**row) if row is not None else None
-
-    async def resolve_alert(self, alert_id: str, now: datetime) -> bool:
-        """False when it was resolved before."""
-        wanted = (alerts.c.alert_id == alert_id) & alerts.c.resolved_at.is_(None)
-        return await self._change(update(alerts).where(wanted).values(resolved_at=now)) > 0
 
     # ---- policies
 
@@ -228,11 +204,6 @@ class AdminQueries:
         wanted = (api_keys.c.scope == "admin") & api_keys.c.revoked_at.is_(None)
         return int((await self._rows(select(func.count().label("n")).where(wanted)))[0]["n"])
 
-    async def change_key(self, key_id: str, values: Row) -> bool:
-        """Change some columns of a key; False when there is no such key, or it is revoked."""
-        is_active = (api_keys.c.key_id == key_id) & api_keys.c.revoked_at.is_(None)
-        return await self._change(update(api_keys).where(is_active).values(**values)) > 0
-
     # ---- inside
 
     async def _listing(self, table: Table, column: Any, equal: Row, limit: int, before_id: str | None) -> list[Row]:
@@ -251,10 +222,6 @@ class AdminQueries:
     async def _rows(self, statement: Any) -> list[Row]:
         async with self._store.transaction() as connection:
             return [dict(row) for row in (await connection.execute(statement)).mappings()]
-
-    async def _change(self, statement: Any) -> int:
-        async with self._store.transaction() as connection:
-            return int((await connection.execute(statement)).rowcount)
 
     def _day(self) -> ColumnElement[str]:
         """The day of a row in UTC, as ``2026-01-31``."""

@@ -34,8 +34,9 @@ async def main(url):
         print("go", flush=True)
         while True:
             version, now = uuid7(), datetime.now(UTC)
+            router = RouterVersion(version=version, created_at=now)
             audit = AuditEntry(audit_id=uuid7(), created_at=now, action="add", subject=version)
-            await writer.add_router(RouterVersion(version=version, created_at=now), b"x" * 100_000, by="w", audit=audit)
+            await writer.add_router(router, b"x" * 100_000, by="w", audit=lambda _: audit)
             canary = ControlState.decode(await writer.store.rows()).router.canary
             if canary is None:
                 await writer.start_rollout(version, by="w")

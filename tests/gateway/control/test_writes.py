@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
+from gateway.control.changes import Audit
 from gateway.control.errors import Conflict, LeaseLost, UnknownVersion
 from gateway.control.state import CLOSED, ControlState
 from gateway.control.writes import ControlWriter
@@ -31,8 +32,10 @@ def router(version: str) -> RouterVersion:
     return RouterVersion(version=version, created_at=NOW)
 
 
-def audit(action: str) -> AuditEntry:
-    return AuditEntry(audit_id=uuid7(), created_at=NOW, action=action, subject="s")
+def audit(action: str) -> Audit:
+    return lambda before: AuditEntry(
+        audit_id=uuid7(), created_at=NOW, action=action, subject="s", before=before.kill_switch.as_dict()
+    )
 
 
 async def state_of(store: Store) -> ControlState:
