@@ -1,8 +1,9 @@
 """Kill server, worker and retraining at random moments; see that no check was lost or doubled, no router half made.
 
 A server of echoing models with the shipped router is kept under load, every answer below the top tier is drawn to be
-checked, a worker apart does the checks, and a retrain runs now and then. Each round one of the three gets ``SIGKILL``
-and is started again. At the end everything is let run dry, and the database is searched::
+checked, a worker apart does the checks, a retrain runs now and then, and one router after another is rolled out. Each
+round one of the three gets ``SIGKILL`` and is started again; half of the rounds kill the server while a rollout begins,
+moves on or ends. At the end everything is let run dry, and the database is searched::
 
     suffice bench kills --kills 50 [--database-url postgresql+asyncpg://...]
 
@@ -26,12 +27,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from sqlalchemy import text
 
 from gateway.bench.card import card
 from gateway.bench.durability import ServerProcess, check_integrity
-from gateway.control.loading import read_router
-from gateway.control.state import ControlState
+from gateway.bench.kills_rollout import Rollouts
+from gateway.bench.kills_search import is_sound, search
 from gateway.store.config import StoreConfig
 from gateway.store.control import ControlStore
 from gateway.store.store import Store
@@ -42,6 +42,7 @@ _CLIENTS = 4
 _PAUSE_S = 0.25
 _FAMILIAR = "What is {a} plus {b}?"
 _DRY_S = 900.0
+_TARGETS = ("server", "worker", "retrain", "rollout", "rollout", "rollout")
 # A killed worker's job is somebody else's after this.
 _LEASE_S = 1
 
@@ -90,6 +91,13 @@ lease_s = {lease_s}
 max_attempts = 1000
 overdue_s = 3600.0
 
+[control]
+lease_s = 1.0
+rollout_every_s = 0.1
+rollout_min_stage_s = 0.0
+rollout_min_shadow_decisions = 2
+rollout_min_checked = 2
+
 [learning]
 enabled = false
 min_labels = 60
@@ -115,11 +123,13 @@ class Seen:
 class Scene:
     """The processes and who loads them."""
 
-    def __init__(self, config: Path, seed: int) -> None:
+    def __init__(self, config: Path, database_url: str, seed: int) -> None:
         self.seen = Seen()
         self._config = config
+        self._database_url = database_url
         self._rng = random.Random(seed)
         self._server = ServerProcess(_suffice("serve", "--config", str(config)))
+        self.rollouts = Rollouts(self._server.url, config.parent, self._rng)
         self._worker: asyncio.subprocess.Process | None = None
 
     async def run(self, kills: int) -> None:
@@ -128,9 +138,13 @@ class Scene:
         self._worker = await self._start("verify-worker", "--config", str(self._config))
         clients = [asyncio.create_task(self._ask_forever(place)) for place in range(_CLIENTS)]
         try:
-            for _ in range(kills):
-                await self._round(self._rng.choice(("server", "worker", "retrain")))
+            async with Store(StoreConfig(url=self._database_url)) as store:
+                control = ControlStore(store)
+                for _ in range(kills):
+                    await self._round(self._rng.choice(_TARGETS), control)
+                await self.rollouts.end(control)
         finally:
+            await self.rollouts.close()
             for client in clients:
                 client.cancel()
             await asyncio.gather(*clients, return_exceptions=True)
@@ -138,7 +152,7 @@ class Scene:
             await self._server.kill()
         await self._run_dry()
 
-    async def _round(self, target: str) -> None:
+    async def _round(self, target: str, control: ControlStore) -> None:
         """Let it work a little, kill it, start it again."""
         if target == "retrain":
             retrain = await self._start("retrain", "--config", str(self._config), "--quiet")
@@ -148,6 +162,11 @@ class Scene:
             if retrain.returncode is not None:
                 self.seen.retrains[retrain.returncode] += 1
             await _kill(retrain)
+        elif target == "rollout":
+            await self.rollouts.come_to_a_moment(control)
+            await self._server.kill()
+            await self.rollouts.note(control)
+            await self._server.start()
         else:
             await asyncio.sleep(self._rng.uniform(0.2, 2.0))
             if target == "server":
@@ -189,84 +208,6 @@ class Scene:
         return await asyncio.create_subprocess_exec(*_suffice(*arguments), stdout=quiet, stderr=quiet)
 
 
-async def search(database_url: str, seen: Seen) -> dict[str, Any]:
-    """What the database says at the end."""
-    async with Store(StoreConfig(url=database_url)) as store:
-        lost = [each for each in seen.finished if await store.get_request(each) is None]
-        async with store.transaction() as connection:
-
-            async def number(statement: str) -> int:
-                return int((await connection.execute(text(statement))).scalar() or 0)
-
-            checks = {
-                "drawn": await number("SELECT count(*) FROM verifications"),
-                "done": await number("SELECT count(*) FROM verifications WHERE status = 'done'"),
-                "open": await number("SELECT count(*) FROM verifications WHERE status IN ('queued', 'running')"),
-                "failed": await number("SELECT count(*) FROM verifications WHERE status IN ('failed', 'expired')"),
-                # Every answer below the top tier was to be drawn, with its row or not at all.
-                "missing": await number(
-                    "SELECT count(*) FROM requests r WHERE r.error_code IS NULL AND r.finish_reason = 'stop' "
-                    "AND r.final_tier < 4 AND r.verify_probability >= 1 AND NOT EXISTS "
-                    "(SELECT 1 FROM verifications v WHERE v.request_id = r.request_id)"
-                ),
-                "doubled": await number(
-                    "SELECT count(*) FROM (SELECT request_id FROM verifications GROUP BY request_id, direction "
-                    "HAVING count(*) > 1) AS twice"
-                ),
-                "without_result": await number(
-                    "SELECT count(*) FROM verifications WHERE status = 'done' AND (p_good IS NULL OR verdict IS NULL)"
-                ),
-            }
-            running = await number("SELECT count(*) FROM retrain_runs WHERE status = 'running'")
-            runs = await connection.execute(text("SELECT status, count(*) FROM retrain_runs GROUP BY status"))
-            by_status = {str(status): int(count) for status, count in runs.all()}
-        routers = await _routers(ControlStore(store))
-    return {
-        "num_finished": len(seen.finished),
-        "num_lost": len(lost),
-        "checks": checks,
-        "retrain_runs": by_status | {"still_running": running},
-        "routers": routers,
-    }
-
-
-async def _routers(control: ControlStore) -> dict[str, Any]:
-    """Whether what is in force can be loaded, and rows and state tell the same story."""
-    state = ControlState.decode(await control.rows())
-    known = {each.version: each for each in await control.list_routers(limit=10_000)}
-    unreadable = []
-    for version in known:
-        content = await control.router_bytes(version)
-        try:
-            read_router(version, content or b"")
-        except Exception as error:  # whatever makes it unusable is what is looked for
-            unreadable.append(f"{version}: {type(error).__name__}")
-    canary = state.router.canary
-    on_the_way = {version for version, each in known.items() if each.status in ("shadow", "canary")}
-    return {
-        "stored": len(known),
-        "unreadable": unreadable,
-        "active_is_stored": state.router.active is None or state.router.active in known,
-        "half_promoted": sorted(on_the_way ^ ({canary.version} if canary else set())),
-    }
-
-
-def is_sound(found: dict[str, Any]) -> bool:
-    """Nothing lost, doubled, left open or half made."""
-    checks, routers = found["checks"], found["routers"]
-    nothing = ("open", "failed", "missing", "doubled", "without_result")
-    return (
-        found["num_finished"] > 0
-        and found["num_lost"] == 0
-        and checks["done"] == checks["drawn"] > 0
-        and not any(checks[name] for name in nothing)
-        and found["retrain_runs"]["still_running"] == 0
-        and not routers["unreadable"]
-        and not routers["half_promoted"]
-        and routers["active_is_stored"]
-    )
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status 0 when nothing was lost, doubled or half made."""
     parser = argparse.ArgumentParser(prog="suffice bench kills", description=(__doc__ or "").splitlines()[0])
@@ -284,12 +225,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 async def _measure(config: Path, url: str, given: argparse.Namespace) -> dict[str, Any]:
-    scene = Scene(config, given.seed)
+    scene = Scene(config, url, given.seed)
     await scene.run(given.kills)
-    found = await search(url, scene.seen)
+    found = await search(url, scene.seen.finished)
     return {
         "database": parse_database_url(url).dialect,
         "kills": dict(scene.seen.kills),
+        "rollout_moments": dict(scene.rollouts.moments),
+        "in_force_after_them": dict(scene.rollouts.found),
         "retrain_exits": {str(status): count for status, count in scene.seen.retrains.items()},
         "integrity": check_integrity(url),
         **found,
