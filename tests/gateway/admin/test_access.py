@@ -59,6 +59,25 @@ async def test_web_pages_may_not_administer_an_open_server(tmp_path: Path) -> No
         assert (await admin("GET", "/tiers", headers={"origin": "http://localhost:9"})).status_code == 200
 
 
+async def test_a_listed_page_may_administer_with_a_key(tmp_path: Path) -> None:
+    page = {"origin": "https://app.example"}
+    options = {"server__cors_origins": ("https://app.example",), "auth__required": "always"}
+    async with administered(tmp_path, **options) as admin:
+        for method in ("PUT", "DELETE"):
+            asking = page | {"access-control-request-method": method, "access-control-request-headers": "if-match"}
+            asked = await admin.gateway.client.options(f"{PREFIX}/policies/careful", headers=asking)
+            assert asked.status_code == 200
+            assert method in asked.headers["access-control-allow-methods"]
+            elsewhere = await admin.gateway.client.options(
+                f"{PREFIX}/policies/careful", headers=asking | {"origin": "https://evil.example"}
+            )
+            assert "access-control-allow-origin" not in elsewhere.headers
+        admin.headers = (await add_key(admin.gateway, scope="admin"))[0] | page
+        _, tag = await admin.body("careful")
+        gone = await admin("DELETE", "/policies/careful", headers={"if-match": tag})
+        assert (gone.status_code, gone.headers["access-control-allow-origin"]) == (200, page["origin"])
+
+
 async def test_what_was_done_and_tried_is_written_down(tmp_path: Path, database_url: str) -> None:
     async with administered(tmp_path, database__url=database_url) as admin:
         admin.headers, key = await add_key(admin.gateway, scope="admin")
