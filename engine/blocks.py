@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from hashlib import blake2b
 
 
@@ -35,18 +36,32 @@ class BlockPool:
     ----------
     num_blocks : blocks 0 .. num_blocks - 1
     block_size : tokens per block
+
+    Attributes
+    ----------
+    lock : held by whoever looks and then acts, so that what was seen still holds; nothing here where nobody else acts
     """
+
+    lock: AbstractContextManager[object] = nullcontext()
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         assert num_blocks > 0, num_blocks
         assert block_size > 0, block_size
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self._free = list(range(num_blocks - 1, -1, -1))
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin new books: nobody owns anything, and nothing is known of what the blocks hold."""
+        self._free = list(range(self.num_blocks - 1, -1, -1))
         self._cached: dict[int, None] = {}  # insertion order is age: the first is evicted first
-        self._refs = [0] * num_blocks
-        self._hash_of: list[bytes | None] = [None] * num_blocks
+        self._refs = [0] * self.num_blocks
+        self._hash_of: list[bytes | None] = [None] * self.num_blocks
         self._block_of: dict[bytes, int] = {}
+
+    def close(self) -> None:
+        """Give up every block."""
+        self.reset()
 
     @property
     def num_available(self) -> int:
@@ -58,8 +73,22 @@ class BlockPool:
         return len(self._cached)
 
     @property
+    def num_held(self) -> int:
+        """Blocks that are here now: all there are, unless pools share them."""
+        return self.num_blocks
+
+    @property
     def num_owned(self) -> int:
-        return self.num_blocks - self.num_available
+        return self.num_held - self.num_available
+
+    @property
+    def free_fraction(self) -> float:
+        """Share of the blocks this pool could have now that nobody owns."""
+        return self.num_available / self.num_blocks
+
+    def room_for(self, count: int) -> int:
+        """Have ``count`` blocks available if there is a way; the number that are, which may be fewer or more."""
+        return self.num_available
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold this many tokens."""
@@ -97,7 +126,7 @@ class BlockPool:
 
     def _take(self) -> int:
         if self._free:
-            block = self._free.pop()
+            block = self._pop_free()
         else:
             block = next(iter(self._cached))
             del self._cached[block]
@@ -117,7 +146,7 @@ class BlockPool:
             if self._refs[block]:
                 continue
             if self._hash_of[block] is None:
-                self._free.append(block)
+                self._push_free(block)
             else:
                 self._cached[block] = None
 
@@ -134,7 +163,13 @@ class BlockPool:
             self._forget(block)
             if block in self._cached:
                 del self._cached[block]
-                self._free.append(block)
+                self._push_free(block)
+
+    def _pop_free(self) -> int:
+        return self._free.pop()
+
+    def _push_free(self, block: int) -> None:
+        self._free.append(block)
 
     def _forget(self, block: int) -> None:
         name = self._hash_of[block]
@@ -156,7 +191,7 @@ class BlockPool:
         idle = [*self._free, *self._cached]
         assert len(set(idle)) == len(idle), "a block is free twice"
         assert all(not self._refs[block] for block in idle), "an owned block is free"
-        assert len(idle) + sum(1 for count in owners if count) == self.num_blocks, "a block is lost"
+        assert len(idle) + sum(1 for count in owners if count) == self.num_held, "a block is lost"
         assert all(self._hash_of[block] is None for block in self._free), "a free block is still cached"
         assert all(self._hash_of[block] is not None for block in self._cached), "a cached block has no hash"
         assert all(self._hash_of[block] == name for name, block in self._block_of.items()), "the cache's index is off"

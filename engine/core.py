@@ -23,11 +23,12 @@ from collections.abc import Callable
 import torch
 
 from engine import faults
+from engine.arena import Arena
 from engine.blocks import BlockPool
 from engine.config import EngineConfig
 from engine.errors import EngineError, StepFailed
 from engine.kv_cache import KVCache
-from engine.memory import plan_blocks
+from engine.memory import context_length_of, make_cache
 from engine.models.decoder import DecoderModel
 from engine.request import Chunk, Ending, Event, FinishReason, TokenLogprob
 from engine.runner import Flight, Model, Runner, StepResult, StepRunner
@@ -52,7 +53,7 @@ class EngineCore:
 
     Parameters
     ----------
-    model, config, speculator, clock, name : as for :class:`engine.engine.Engine`
+    model, config, arena, speculator, clock, name : as for :class:`engine.engine.Engine`
     """
 
     def __init__(
@@ -63,15 +64,17 @@ class EngineCore:
         speculator: Speculator | None,
         name: str,
         clock: Callable[[], float],
+        arena: Arena | None = None,
     ) -> None:
         self.config = config
         self.name = name
         self.clock = clock
-        plan = plan_blocks(config, model.config, dtype=model.dtype, device=model.device)
-        self.num_blocks = plan.num_blocks
-        self.context_length = min(config.context_length or model.config.context_length, plan.num_tokens)
-        kv = KVCache(model.config, plan.num_blocks, plan.block_size, dtype=model.dtype, device=model.device)
+        kv = make_cache(config, model.config, dtype=model.dtype, device=model.device, arena=arena)
+        self.num_blocks = kv.num_blocks
+        longest = context_length_of(config, model.config)
+        self.context_length = min(longest, kv.num_blocks * kv.block_size)
         self.runner = _make_runner(model, kv, config, context_length=self.context_length, name=name)
+        self.pool = self._make_pool(kv, arena)
         beside = model.device.type != "cpu"
         self._asynchronous = beside if config.asynchronous is None else config.asynchronous
         self._flight: Flight | None = None
@@ -96,9 +99,16 @@ class EngineCore:
         self.step_s = Ewma(0.1)
         self._prompt_token_s = Ewma(0.2)
 
+    def _make_pool(self, kv: KVCache, arena: Arena | None) -> BlockPool:
+        if arena is None:
+            return BlockPool(kv.num_blocks, kv.block_size)
+        with self.runner.on_stream():
+            stream = torch.cuda.current_stream(kv.device) if kv.device.type == "cuda" else None
+        return arena.join(self.name, kv, min_tokens=self.context_length, stream=stream)
+
     def _new_scheduler(self) -> Scheduler:
         return Scheduler(
-            BlockPool(self.num_blocks, self.config.block_size),
+            self.pool,
             max_num_seqs=self.config.max_num_seqs,
             max_batch_tokens=self.config.max_batch_tokens,
             aging_s=self.config.aging_s,
@@ -123,6 +133,7 @@ class EngineCore:
             logger.exception("%s: the device did not finish what it was doing", self.name)
         for sequence in list(self.live.values()):
             self._end(sequence, FinishReason.ERROR, events, error)
+        self.pool.close()
 
     @property
     def has_work(self) -> bool:
@@ -381,6 +392,7 @@ class EngineCore:
             sequence.block_table = []
             self._end(sequence, FinishReason.ERROR, events, error)
         self._flight = None
+        self.pool.reset()
         self.scheduler = self._new_scheduler()
 
     def _audit(self, events: Events) -> None:
@@ -389,7 +401,7 @@ class EngineCore:
         thorough = now - self._last_audit_s >= _AUDIT_EVERY_S
         try:
             pool = self.scheduler.pool
-            assert pool.num_available == pool.num_blocks, f"{pool.num_owned} blocks of {self.name} leaked"
+            assert not pool.num_owned, f"{pool.num_owned} blocks of {self.name} leaked"
             if thorough:
                 self._last_audit_s = now
                 self.scheduler.check_integrity()

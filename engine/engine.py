@@ -17,6 +17,7 @@ from functools import partial
 import torch
 
 from engine import faults
+from engine.arena import Arena
 from engine.config import EngineConfig
 from engine.core import EngineCore, Events
 from engine.errors import EngineClosed, EngineOverloaded, InvalidRequest, RequestTooLong
@@ -51,6 +52,7 @@ class Engine:
     eos_token_ids : tokens that end an answer; by default the model config's
     loop : the thread that steps this engine, perhaps shared; None makes one, and :meth:`close` then ends it
     start : False leaves the stepping to the caller (:meth:`step`), with no thread
+    arena : memory that it shares with the device's other engines; None gives it a KV pool of its own
     speculator : proposes drafts, if any
     clock : monotonic seconds
 
@@ -68,6 +70,7 @@ class Engine:
         eos_token_ids: tuple[int, ...] | None = None,
         loop: StepLoop | None = None,
         start: bool = True,
+        arena: Arena | None = None,
         speculator: Speculator | None = None,
         name: str = "model",
         clock: Callable[[], float] = time.monotonic,
@@ -77,7 +80,7 @@ class Engine:
         self.name = name
         self.clock = clock
         self.eos_token_ids = model.config.eos_token_ids if eos_token_ids is None else eos_token_ids
-        self.core = EngineCore(model, config, speculator=speculator, name=name, clock=clock)
+        self.core = EngineCore(model, config, arena=arena, speculator=speculator, name=name, clock=clock)
         self.context_length = self.core.context_length
 
         self._inbox: deque[tuple[Sequence, bool]] = deque()  # (sequence, is a cancellation)
@@ -195,7 +198,7 @@ class Engine:
         return EngineStats(
             num_running=len(core.scheduler.running),
             num_waiting=self._num_waiting(),
-            kv_free_fraction=pool.num_available / pool.num_blocks,
+            kv_free_fraction=pool.free_fraction,
             predicted_wait_s=self.predicted_wait_s(),
             acceptance_rate=None if core.speculator is None else core.speculator.acceptance_rate,
             num_steps=core.num_steps,

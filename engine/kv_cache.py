@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
@@ -82,9 +83,22 @@ def plan_kv(
 
 
 class KVCache:
-    """One tensor per layer, (num_blocks, block_size, 2, num_kv_heads, head_dim): a block is one contiguous run.
+    """The keys and values of one model's blocks; who owns a block is not known here.
 
-    Keys come first in the axis of two, and are stored after RoPE. The pool does not know who owns a block.
+    One tensor, (num_blocks, num_layers, block_size, 2, num_kv_heads, head_dim): a block is one contiguous run of
+    bytes, so that models of other shapes can lay their blocks over the same memory. Keys come first in the axis of
+    two, and are stored after RoPE.
+
+    Parameters
+    ----------
+    storage : uint8 (bytes,), zeros, of which as many blocks are made as fit in ``num_blocks``; None: memory of its own
+
+    Attributes
+    ----------
+    layers : one view per layer, (num_blocks, block_size, 2, num_kv_heads, head_dim), a block strided
+    slots : one view per layer, (rows, 2 * num_kv_heads, head_dim): one row is one token's keys, then its values; which
+        row is a token's, :meth:`rows_of` says
+    kv_bytes, block_bytes : of all blocks, and of one
     """
 
     def __init__(
@@ -95,22 +109,30 @@ class KVCache:
         *,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        storage: Tensor | None = None,
     ) -> None:
-        shape = (num_blocks, block_size, 2, config.num_kv_heads, config.head_dim)
+        shape = (num_blocks, config.num_layers, block_size, 2, config.num_kv_heads, config.head_dim)
         self.num_blocks = num_blocks
         self.block_size = block_size
         # Told of cleared blocks: a pool cut over several devices has parts elsewhere.
         self.on_clear: Callable[[list[int]], None] | None = None
         self.dtype = dtype
         self.device = torch.device(device)
-        # Zeros, not empty: padded block-table entries are read and masked, and 0 * NaN would survive the mask.
-        self.layers: list[Tensor] = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_layers)]
-        # Token-level views, (num_slots, 2 * num_kv_heads, head_dim): one row is one token's keys, then its values.
-        self.slots: list[Tensor] = [layer.view(num_blocks * block_size, -1, config.head_dim) for layer in self.layers]
+        if storage is None:
+            # Zeros, not empty: padded block-table entries are read and masked, and 0 * NaN would survive the mask.
+            blocks = torch.zeros(shape, dtype=dtype, device=device)
+        else:
+            blocks = storage[: prod(shape) * dtype.itemsize].view(dtype).view(shape)
+        self.kv_bytes = blocks.nbytes
+        self.block_bytes = blocks.nbytes // num_blocks
+        self.layers: list[Tensor] = list(blocks.unbind(1))
+        rows = blocks.view(-1, 2 * config.num_kv_heads, config.head_dim)
+        self.slots: list[Tensor] = [rows[layer * block_size :] for layer in range(config.num_layers)]
+        self._gap = (config.num_layers - 1) * block_size  # rows of other layers between one block and the next
 
-    @property
-    def kv_bytes(self) -> int:
-        return sum(layer.nbytes for layer in self.layers)
+    def rows_of(self, slots: Tensor) -> Tensor:
+        """Where ``slots`` has the places ``block_id * block_size + offset``, int64 (T,): the same rows for every layer."""
+        return slots + slots // self.block_size * self._gap if self._gap else slots
 
     def clear(self, block_ids: list[int]) -> None:
         """Zero blocks whose owner produced a NaN, so that no later owner's masked reads meet it."""

@@ -1,4 +1,4 @@
-"""How large an engine's KV pool is, from what its configuration and the device leave."""
+"""How large an engine's KV pool is, from what its configuration and the device leave, or from what engines share."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from pathlib import Path
 
 import torch
 
+from engine.arena import Arena
 from engine.config import EngineConfig, ModelConfig
-from engine.kv_cache import KVPlan, kv_bytes_per_token, plan_kv
+from engine.kv_cache import KVCache, KVPlan, kv_bytes_per_token, plan_kv
 
 
 def free_bytes(device: torch.device) -> int:
@@ -18,6 +19,24 @@ def free_bytes(device: torch.device) -> int:
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     raise OSError("/proc/meminfo has no MemAvailable; set kv_cache_bytes.")
+
+
+def context_length_of(config: EngineConfig, model: ModelConfig) -> int:
+    """The longest prompt and answer; raises ``ValueError`` where that is more than the model was made for."""
+    context_length = config.context_length or model.context_length
+    if context_length > model.context_length:
+        raise ValueError(f"context_length is {context_length}; the model was made for {model.context_length}.")
+    return context_length
+
+
+def make_cache(
+    config: EngineConfig, model: ModelConfig, *, dtype: torch.dtype, device: torch.device, arena: Arena | None
+) -> KVCache:
+    """Keys and values laid over shared memory, or memory of their own; raises as :func:`plan_blocks` does."""
+    if arena is not None:
+        return arena.lay_out(model, config.block_size, dtype)
+    plan = plan_blocks(config, model, dtype=dtype, device=device)
+    return KVCache(model, plan.num_blocks, plan.block_size, dtype=dtype, device=device)
 
 
 def plan_blocks(config: EngineConfig, model: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> KVPlan:
@@ -33,9 +52,7 @@ def plan_blocks(config: EngineConfig, model: ModelConfig, *, dtype: torch.dtype,
     ValueError
         ``context_length`` exceeds the model's.
     """
-    context_length = config.context_length or model.context_length
-    if context_length > model.context_length:
-        raise ValueError(f"context_length is {context_length}; the model was made for {model.context_length}.")
+    context_length = context_length_of(config, model)
     if config.num_blocks is not None:
         return KVPlan(config.num_blocks, config.block_size, kv_bytes_per_token(model, dtype) * config.block_size)
     if config.kv_cache_bytes is not None:

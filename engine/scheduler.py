@@ -132,11 +132,12 @@ class Scheduler:
         plan = StepPlan()
         if self.waiting:
             self._age(now_s)
-        self._schedule_decodes(plan)
-        self._schedule_prefills(plan)
-        if self.waiting:
-            self._admit(plan, now_s)
-        self._schedule_drafts(plan)
+        with self.pool.lock:  # what is found in the cache must still be there when it is taken
+            self._schedule_decodes(plan)
+            self._schedule_prefills(plan)
+            if self.waiting:
+                self._admit(plan, now_s)
+            self._schedule_drafts(plan)
         assert plan.items or self.flying or not self.has_work, "work is waiting and none of it can run"
         return plan
 
@@ -220,7 +221,7 @@ class Scheduler:
         needed = self.pool.blocks_for(num_tokens) - len(sequence.block_table)
         if needed <= 0:
             return True
-        while needed > self.pool.num_available:
+        while needed > self.pool.room_for(needed):
             victim = self.running[-1]
             self._preempt(victim, plan)
             if victim is sequence:
@@ -324,9 +325,8 @@ class Scheduler:
         hits = pool.lookup(sequence.hashes(sequence.cacheable_tokens() // size, size))
         fresh = pool.blocks_for(sequence.num_reserved) - len(hits)
         # One block per running sequence is kept back: each may need one soon, and preempting for it costs a recompute.
-        if fresh + pool.num_idle(hits) + len(self.running) > pool.num_available and (
-            self.running or fresh + pool.num_idle(hits) > pool.num_available
-        ):
+        needed = fresh + pool.num_idle(hits) + len(self.running)
+        if needed > pool.room_for(needed):
             return False
         pool.acquire(hits)
         sequence.block_table = [*hits, *pool.allocate(fresh)]
@@ -345,8 +345,9 @@ class Scheduler:
             wanted = predicted or min(sequence.draft_limit, self.max_batch_tokens - plan.num_tokens)
             if wanted <= 0 or not (predicted or sequence.is_decoding):
                 continue
-            spare = self.pool.num_available - len(self.running)
             have = len(sequence.block_table)
+            more = self.pool.blocks_for(len(sequence.token_ids) + wanted) - have
+            spare = self.pool.room_for(max(more, 0) + len(self.running)) - len(self.running)
             reach = (have + max(spare, 0)) * self.pool.block_size
             wanted = min(wanted, reach - len(sequence.token_ids))
             if wanted <= 0:

@@ -81,7 +81,7 @@ def rope_and_write_kv(
     cos, sin : float32 (rows, D / 2); token t uses row ``positions[t]``, or row t where ``positions`` is None
         (:func:`rope_tables`). Halves are turned against each other (Su et al. 2021, eq. 34, in the half-split form).
     slots : int64 (T,), ``block_id * block_size + offset``; below 0: the token's key and value are not written
-    kv_cache : (num_blocks, block_size, 2, Hkv, D), written
+    kv_cache : (num_blocks, block_size, 2, Hkv, D), written; a block may be strided
     q_norm, k_norm : (D,) weights of a per-head RMS norm, or None; ``eps`` is theirs
 
     Returns
@@ -111,10 +111,10 @@ def rope_and_write_kv_reference(
     """:func:`rope_and_write_kv` in plain torch."""
     if positions is not None:
         cos, sin = cos.index_select(0, positions), sin.index_select(0, positions)
-    flat = kv_cache.view(-1, 2, kv_cache.shape[3], kv_cache.shape[4])
     turned = _turn(_head_norm(k, k_norm, eps), cos, sin).to(k.dtype)
     kept = slots >= 0
-    flat[slots[kept]] = torch.stack((turned[kept], v[kept]), dim=1)
+    place, block_size = slots[kept], kv_cache.shape[1]
+    kv_cache[place // block_size, place % block_size] = torch.stack((turned[kept], v[kept]), dim=1)
     q.copy_(_turn(_head_norm(q, q_norm, eps), cos, sin))
     return q
 

@@ -97,9 +97,10 @@ class DecoderModel:
             return self.fused.forward(StepTensors.of(batch), kv)
         groups = plan_attention(batch, kv.block_size, self._windows, self.dtype, self._token_bytes)
         cos, sin = self.rotary.at(batch.positions)
+        rows = kv.rows_of(batch.slot_mapping)
         hidden = self.embedding.index_select(0, batch.token_ids).to(self.dtype)
         for index, layer in enumerate(self.layers):
-            attention = self._attention(layer, layer.input_norm(hidden), kv, index, batch, groups, cos, sin)
+            attention = self._attention(layer, layer.input_norm(hidden), kv, index, rows, groups, cos, sin)
             hidden = hidden + layer.o(attention)
             gate, up = layer.gate_up(layer.post_norm(hidden)).chunk(2, dim=-1)
             hidden = hidden + layer.down(F.silu(gate) * up)
@@ -111,7 +112,7 @@ class DecoderModel:
         x: Tensor,
         kv: KVCache,
         index: int,
-        batch: Batch,
+        rows: Tensor,
         groups: list[AttentionGroup],
         cos: Tensor,
         sin: Tensor,
@@ -123,7 +124,7 @@ class DecoderModel:
             query, key, value = torch.split(heads, [num_heads, num_kv_heads, num_kv_heads], dim=1)
             heads = torch.cat((layer.q_norm(query), layer.k_norm(key), value), dim=1)
         heads = rotate(heads, cos, sin)
-        kv.slots[index].index_copy_(0, batch.slot_mapping, heads[:, num_heads:])
+        kv.slots[index].index_copy_(0, rows, heads[:, num_heads:])
         return attend(heads[:, :num_heads], kv.layers[index], groups, layer.window, self._scale)
 
     @torch.inference_mode()

@@ -1,0 +1,143 @@
+"""One run of memory on a device for the keys and values of all its models, shared in slabs (:mod:`engine.slabs`).
+
+Addresses never change: a model's blocks are laid over the whole memory once, so captured graphs stay valid while slabs
+move. Two engines run on streams of their own; who gets a slab waits, on its stream, for what its last holder had asked
+for before it let go. A slab that changes hands is zeroed: no model ever reads, even masked, what another wrote.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.config import ModelConfig
+from engine.errors import OutOfMemoryPlan
+from engine.kv_cache import KVCache, kv_bytes_per_token
+from engine.slabs import SharedPool, Slabs, blocks_per_slab
+
+# Blocks of 16 tokens in 16 bits of Llama 3's 3B, 8B and 70B are 7, 8 and 20 times 2**18 bytes; this is their least
+# common multiple, of which 40, 35 or 14 blocks leave nothing over.
+SLAB_BYTES = 280 << 18
+# Small memory is cut into smaller slabs, of the same odd factors, so that there is something to move.
+_WANTED_SLABS = 64
+_SMALLEST_SLAB = 280 << 10
+
+
+def slab_bytes_for(num_bytes: int) -> int:
+    """The size of the slabs that memory of this size is cut into."""
+    size = SLAB_BYTES
+    while size > _SMALLEST_SLAB and num_bytes // size < _WANTED_SLABS:
+        size //= 2
+    return size
+
+
+class Arena:
+    """The memory, and the pools over it.
+
+    Parameters
+    ----------
+    num_bytes : what the keys and values of all models on the device may take; rounded down to whole slabs
+    device : where
+    slab_bytes : None chooses by :func:`slab_bytes_for`
+
+    Raises
+    ------
+    OutOfMemoryPlan
+        The device has not so much left, or it is less than one slab.
+    """
+
+    def __init__(self, num_bytes: int, device: torch.device | str, *, slab_bytes: int | None = None) -> None:
+        self.device = torch.device(device)
+        slab_bytes = slab_bytes or slab_bytes_for(num_bytes)
+        num_slabs = num_bytes // slab_bytes
+        if not num_slabs:
+            raise OutOfMemoryPlan(
+                f"{num_bytes:,} bytes for keys and values on {self.device} are less than one slab of {slab_bytes:,}.",
+                needed_bytes=slab_bytes,
+                free_bytes=num_bytes,
+            )
+        try:
+            self.storage = torch.zeros(num_slabs * slab_bytes, dtype=torch.uint8, device=self.device)
+        except RuntimeError as error:  # torch's out-of-memory errors on any device
+            raise OutOfMemoryPlan(
+                f"{self.device} has no {num_slabs * slab_bytes:,} bytes left for keys and values "
+                f"({str(error).splitlines()[0]}). Lower its kv_bytes.",
+                needed_bytes=num_slabs * slab_bytes,
+                free_bytes=torch.cuda.mem_get_info(self.device)[0] if self.device.type == "cuda" else 0,
+            ) from error
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # the engines' streams do not wait for the one that wrote the zeros
+        self.slabs = Slabs(num_slabs, slab_bytes)
+
+    def lay_out(self, config: ModelConfig, block_size: int, dtype: torch.dtype) -> KVCache:
+        """A model's blocks over the whole memory; which of them it may use, its pool says.
+
+        Raises
+        ------
+        OutOfMemoryPlan
+            A slab does not hold a block of this shape.
+        """
+        block_bytes = kv_bytes_per_token(config, dtype) * block_size
+        if not blocks_per_slab(self.slabs.slab_bytes, block_bytes):
+            raise OutOfMemoryPlan(
+                f"A KV block of {block_size} tokens takes {block_bytes:,} bytes, which a slab of {self.device} "
+                f"({self.slabs.slab_bytes:,} bytes) does not surely hold. Give the device more kv_bytes.",
+                needed_bytes=block_bytes,
+                free_bytes=self.slabs.slab_bytes,
+            )
+        num_blocks = self.storage.numel() // block_bytes
+        return KVCache(config, num_blocks, block_size, dtype=dtype, device=self.device, storage=self.storage)
+
+    def join(self, name: str, kv: KVCache, *, min_tokens: int, stream: torch.cuda.Stream | None = None) -> SharedPool:
+        """The pool of one user of the memory, perhaps one of several of a model.
+
+        Parameters
+        ----------
+        name : for messages
+        kv : from :meth:`lay_out`
+        min_tokens : that many always fit
+        stream : on which the user's steps run; None where there are no streams
+
+        Raises
+        ------
+        OutOfMemoryPlan
+            See :meth:`engine.slabs.Slabs.join`.
+        """
+        return self.slabs.join(
+            name,
+            block_bytes=kv.block_bytes,
+            block_size=kv.block_size,
+            min_blocks=-(-min_tokens // kv.block_size),
+            handover=_Handover(self.storage, self.slabs.slab_bytes, stream),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Handover:
+    """Implements :class:`engine.slabs.Handover` with the events of a stream."""
+
+    storage: Tensor
+    slab_bytes: int
+    stream: torch.cuda.Stream | None
+
+    def leave(self) -> object:
+        if self.stream is None:
+            return None
+        try:
+            return self.stream.record_event()
+        except RuntimeError:  # the device is lost, and no order with it
+            return None
+
+    def enter(self, slab: int, mark: object, *, is_foreign: bool) -> None:
+        region = self.storage[slab * self.slab_bytes : (slab + 1) * self.slab_bytes]
+        if self.stream is None:
+            if is_foreign:
+                region.zero_()
+            return
+        if isinstance(mark, torch.cuda.Event):
+            self.stream.wait_event(mark)
+        if is_foreign:
+            with torch.cuda.stream(self.stream):
+                region.zero_()
