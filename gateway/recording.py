@@ -11,6 +11,7 @@ from backends.protocol import FinishReason
 from gateway.api_request import Prompt
 from gateway.auth import Caller
 from gateway.config_sections import Retention
+from gateway.domains import domain_of
 from gateway.embedding_request import EmbeddingRequest
 from gateway.exchange import Exchange
 from gateway.store.records import RequestRecord
@@ -92,6 +93,7 @@ class Recorder:
             overhead_s=exchange.overhead_s,
             verify_probability=verify_probability,
             traceparent=exchange.traceparent,
+            domain=domain_of(estimate.features) if estimate else "",
             **self._kept(exchange),
         )
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 from sqlalchemy import func, select
 
@@ -115,24 +115,18 @@ class MonitorReader:
 
     async def traffic(self, since: datetime) -> dict[Key, Traffic]:
         """Requests whose answers could be drawn, by what decided them and who answered."""
-        key = (_R.policy_name, _R.policy_version, _R.router_version, _R.final_tier)
-        could = _R.verify_probability > 0.0
-        statement = (
-            select(
-                *key,
-                func.count().filter(could).label("num"),
-                func.count().filter(_R.verify_probability <= 0.0).label("never"),
-                func.min(_R.verify_probability).filter(could).label("least"),
-            )
-            .where(_R.created_at >= since, _R.verify_probability.is_not(None), _R.final_tier.is_not(None))
-            .group_by(*key)
-        )
-        return {
-            (row["policy_name"], row["policy_version"], row["router_version"], row["final_tier"]): Traffic(
-                row["num"], row["never"], 1.0 if row["least"] is None else float(row["least"])
-            )
-            for row in await self._all(statement)
-        }
+        return dict(map(_traffic, await self._all(_select_traffic(since))))
+
+    async def traffic_of(
+        self, family: Literal["tenant", "domain"], names: Collection[str], since: datetime
+    ) -> dict[tuple[str, Key], Traffic]:
+        """The same for some tenants or domains: (name, key) -> its part."""
+        statement = _select_traffic(since, _R[family]).where(_R[family].in_(names))
+        found = {}
+        for row in await self._all(statement):
+            key, traffic = _traffic(row)
+            found[str(row[family]), key] = traffic
+        return found
 
     async def drawn(self, since: datetime) -> dict[tuple[Key, bool], DrawnCount]:
         """Drawn answers by the same key and whether they are checked upward."""
@@ -197,6 +191,26 @@ class MonitorReader:
             found = await connection.stream(statement.execution_options(yield_per=_BATCH))
             async for row in found.mappings():
                 yield dict(row)
+
+
+def _select_traffic(since: datetime, *by: Any) -> Any:
+    key = (_R.policy_name, _R.policy_version, _R.router_version, _R.final_tier, *by)
+    could = _R.verify_probability > 0.0
+    return (
+        select(
+            *key,
+            func.count().filter(could).label("num"),
+            func.count().filter(_R.verify_probability <= 0.0).label("never"),
+            func.min(_R.verify_probability).filter(could).label("least"),
+        )
+        .where(_R.created_at >= since, _R.verify_probability.is_not(None), _R.final_tier.is_not(None))
+        .group_by(*key)
+    )
+
+
+def _traffic(row: Mapping[str, Any]) -> tuple[Key, Traffic]:
+    key = (row["policy_name"], row["policy_version"], row["router_version"], row["final_tier"])
+    return key, Traffic(row["num"], row["never"], 1.0 if row["least"] is None else float(row["least"]))
 
 
 _COLUMNS = (

@@ -65,6 +65,7 @@ class RequestRecord:
     verify_probability : chance with which this answer was to be drawn for verification, against the top tier or, where
         there is none above, downward; None when it could not be
     traceparent : W3C trace context of the caller
+    domain : what the prompt is about, empty when nothing says so
     """
 
     request_id: str
@@ -122,6 +123,7 @@ class RequestRecord:
     answer_text: str | None = None
     verify_probability: float | None = None
     traceparent: str | None = None
+    domain: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

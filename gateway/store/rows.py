@@ -142,6 +142,7 @@ def _request_row(record: RequestRecord, encode_time: EncodeTime) -> Row:
         r.answer_digest,
         r.verify_probability,
         _optional(r.traceparent),
+        r.domain,
     )
 
 

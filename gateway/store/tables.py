@@ -28,7 +28,7 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeDecorator
 
 # The newest revision in migrations/versions; a test compares the two. Kept here so that a start needs no Alembic.
-SCHEMA_REVISION = "0003"
+SCHEMA_REVISION = "0004"
 
 metadata = MetaData(
     naming_convention={
@@ -108,6 +108,7 @@ requests = Table(
     Column("answer_digest", String(64)),
     Column("verify_probability", Double),
     Column("traceparent", Text),
+    Column("domain", Text, nullable=False, server_default=""),
     Index(None, "created_at"),
     Index(None, "key_id", "created_at"),
 )

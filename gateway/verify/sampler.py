@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
 
 from backends.protocol import FinishReason
 from gateway.config_sections import Retention
@@ -17,8 +16,6 @@ from policies.sampling import Chances, Drawn, chances, draw
 from policies.types import ReasonCode
 
 _WHOLE = frozenset({FinishReason.STOP, FinishReason.LENGTH})
-# The router's word groups that name a subject; the others say how a prompt is put.
-_DOMAINS = ("math", "code", "science", "medicine", "law", "finance", "history", "writing", "calendar", "unit")
 
 
 class Sampler:
@@ -79,7 +76,7 @@ class Sampler:
             answer=exchange.answers[0].text,
             sampling=pack_sampling(request.sampling, request.thinking),
             tenant=record.tenant,
-            domain=domain_of(record.features),
+            domain=record.domain,
             policy_name=record.policy_name,
             policy_version=record.policy_version,
             router_version=record.router_version,
@@ -89,13 +86,6 @@ class Sampler:
 def permitted_by(policy: Policy, tiers: tuple[int, ...]) -> tuple[int, ...]:
     """The tiers that a policy permits, rising."""
     return tuple(tier for tier in tiers if tier in policy.allowed_tiers) if policy.allowed_tiers else tiers
-
-
-def domain_of(features: Mapping[str, float]) -> str:
-    """The subject whose words a prompt uses most; empty without any."""
-    counts = [(features.get(f"group_{name}", 0.0), name) for name in _DOMAINS]
-    most = max(count for count, _ in counts)
-    return next(name for count, name in counts if count == most) if most > 0.0 else ""
 
 
 def _confidence(exchange: Exchange, tier: int) -> float | None:

@@ -19,6 +19,7 @@ from backends.protocol import FinishReason
 from classifier.types import TierSufficiency
 from gateway.commands.database import prune
 from gateway.commands.failure import CommandError
+from gateway.domains import DOMAINS
 from gateway.ids import uuid7
 from gateway.store.config import StoreConfig
 from gateway.store.errors import RecordRejected, StoreClosed
@@ -84,6 +85,7 @@ records = st.builds(
     answer_text=st.none() | plain_text,
     verify_probability=st.none() | unit,
     traceparent=st.none() | plain_text,
+    domain=st.sampled_from(("", *DOMAINS)),
 )
 
 

@@ -51,6 +51,7 @@ async def put_checks(
         record = make_record(
             created_at=at,
             tenant=check.tenant,
+            domain=check.domain,
             policy_name=policy[0],
             policy_version=policy[1],
             router_version=router_version,

@@ -25,7 +25,7 @@ from gateway.verify.graders.embedding import EmbeddingGrader
 from gateway.verify.graders.judge import JudgeGrader, expected_points
 from gateway.verify.graders.likelihood import LikelihoodGrader, contrast
 from gateway.verify.pair import Grade, Pair, Party
-from gateway.verify.sampler import domain_of
+from gateway.domains import domain_of
 from gateway.verify.spending import priced, priced_ending
 from gateway.verify.texts import is_text, pack_prompt, pack_sampling, question_of, unpack_request
 from policies.types import Tier
