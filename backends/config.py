@@ -8,6 +8,7 @@ reader, the reference page and the check in ``__post_init__`` say the same thing
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from math import isfinite
@@ -25,6 +26,8 @@ Transport = Literal["auto", "httpx", "aiohttp"]
 ScoreApi = Literal["none", "vllm", "echo"]
 ThinkingParameter = Literal["none", "chat_template_kwargs", "reasoning_effort"]
 MaxTokensParameter = Literal["max_tokens", "max_completion_tokens"]
+
+_DEVICE = re.compile(r"cpu|cuda(?::(\d{1,3}))?", re.ASCII)
 
 
 def _option(
@@ -119,6 +122,26 @@ class LocalModelConfig:
         check_limits(self)
         if self.speculation.mode == "draft" and self.drafter is None:
             raise InvalidConfig("drafter", None, "a model name or path, because speculation.mode is 'draft'")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceConfig:
+    """What the models on one device share."""
+
+    kv_bytes: int = _option(
+        MISSING,
+        "Memory for the keys and values of all its models without `kv_cache_bytes` of their own, in one.",
+        at_least=1,
+    )
+
+    def __post_init__(self) -> None:
+        check_limits(self)
+
+
+def device_key(name: str) -> str | None:
+    """One spelling of a device's name, `cuda` being `cuda:0`; None if it is none."""
+    match = _DEVICE.fullmatch(name)
+    return match and (f"cuda:{int(match[1] or 0)}" if name != "cpu" else name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

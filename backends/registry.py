@@ -6,13 +6,21 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from backends.config import EchoModelConfig, LocalModelConfig, ModelConfig, RemoteModelConfig, ReplayModelConfig
+from backends.config import (
+    DeviceConfig,
+    EchoModelConfig,
+    LocalModelConfig,
+    ModelConfig,
+    RemoteModelConfig,
+    ReplayModelConfig,
+)
 from backends.protocol import Backend
 
 if TYPE_CHECKING:
     from backends.weights import WeightPool
 
 _NO_KEYS: Mapping[str, str] = {}
+_NO_DEVICES: Mapping[str, DeviceConfig] = {}
 
 Progress = Callable[[str, float], None]
 """Called with a checkpoint's path and the share of it that is loaded, from a worker thread."""
@@ -21,6 +29,7 @@ Progress = Callable[[str, float], None]
 def build_backends(
     models: Mapping[str, ModelConfig],
     *,
+    devices: Mapping[str, DeviceConfig] = _NO_DEVICES,
     api_keys: Mapping[str, str] = _NO_KEYS,
     on_progress: Progress | None = None,
 ) -> dict[str, Backend]:
@@ -31,18 +40,19 @@ def build_backends(
     Parameters
     ----------
     models : served model's name → its table
+    devices : device's name → what its models share
     api_keys : served model's name → the secret its ``api_key_env`` named
     """
-    weights = _pool(models)
+    weights = _pool(models, devices)
     return {name: _build(name, models, api_keys.get(name), weights, on_progress) for name in models}
 
 
-def _pool(models: Mapping[str, ModelConfig]) -> WeightPool | None:
+def _pool(models: Mapping[str, ModelConfig], devices: Mapping[str, DeviceConfig]) -> WeightPool | None:
     if not any(isinstance(config, LocalModelConfig) for config in models.values()):
         return None
     from backends.weights import WeightPool
 
-    return WeightPool()
+    return WeightPool({name: device.kv_bytes for name, device in devices.items()})
 
 
 def _build(

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 
 from backends.builtin.paths import model_dir
-from backends.config import CpuCompute, LoadFormat
+from backends.config import CpuCompute, LoadFormat, device_key
 from backends.errors import ModelLoadError
+from engine.arena import Arena
 from engine.errors import LoadError, TokenizerError
 from engine.load.model import load_model
 from engine.load.source import resolve_checkpoint
@@ -48,9 +50,15 @@ class WeightPool:
     On a GPU each engine has a thread and a stream of its own. On a CPU they take turns on one thread: what arrives for
     a small tier while a large one steps is then served together, and nobody fights for the interpreter. Sixteen routed
     requests at once on two cores took 29 ms of CPU time each so, and 37 ms with a thread for each of the four engines.
+
+    Parameters
+    ----------
+    kv_bytes : device's name → what its engines' keys and values may take together
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kv_bytes: Mapping[str, int] = MappingProxyType({})) -> None:
+        self._kv_bytes = {device_key(name): num_bytes for name, num_bytes in kv_bytes.items()}
+        self._arenas: dict[str, Arena] = {}
         self._loop: StepLoop | None = None
         self._entries: dict[tuple[str | int, ...], _Entry] = {}
         self._lock = threading.Lock()
@@ -104,8 +112,24 @@ class WeightPool:
                 self._loop = StepLoop("engines", on_start=partial(torch.set_num_threads, threads))
             return self._loop
 
+    def arena_for(self, device: str) -> Arena | None:
+        """The memory that a device's engines share, taken with the first; None where each has its own.
+
+        Raises
+        ------
+        OutOfMemoryPlan
+            The device has not so much left.
+        """
+        key = device_key(device)
+        with self._lock:
+            if key not in self._kv_bytes or key is None:
+                return None
+            if key not in self._arenas:
+                self._arenas[key] = Arena(self._kv_bytes[key], device)
+            return self._arenas[key]
+
     def release(self, checkpoint: Checkpoint) -> None:
-        """Give up one use; the last one frees the weights, and the last of all ends the shared thread."""
+        """Give up one use; the last one frees the weights, and the last of all what the engines shared."""
         with self._lock:
             for key, entry in list(self._entries.items()):
                 if entry.checkpoint is checkpoint:
@@ -117,6 +141,7 @@ class WeightPool:
             if self._entries:
                 return
             loop, self._loop = self._loop, None
+            self._arenas.clear()
         if loop is not None:
             loop.close()
 

@@ -1,8 +1,8 @@
 """One run of memory on a device for the keys and values of all its models, shared in slabs (:mod:`engine.slabs`).
 
 Addresses never change: a model's blocks are laid over the whole memory once, so captured graphs stay valid while slabs
-move. Two engines run on streams of their own; who gets a slab waits, on its stream, for what its last holder had asked
-for before it let go. A slab that changes hands is zeroed: no model ever reads, even masked, what another wrote.
+move. Engines run on streams of their own; who gets a slab waits, on its stream, for what its last holder had asked for
+before it let go. A slab that changes hands is zeroed: no model ever reads, even masked, what another wrote.
 """
 
 from __future__ import annotations
@@ -15,22 +15,7 @@ from torch import Tensor
 from engine.config import ModelConfig
 from engine.errors import OutOfMemoryPlan
 from engine.kv_cache import KVCache, kv_bytes_per_token
-from engine.slabs import SharedPool, Slabs, blocks_per_slab
-
-# Blocks of 16 tokens in 16 bits of Llama 3's 3B, 8B and 70B are 7, 8 and 20 times 2**18 bytes; this is their least
-# common multiple, of which 40, 35 or 14 blocks leave nothing over.
-SLAB_BYTES = 280 << 18
-# Small memory is cut into smaller slabs, of the same odd factors, so that there is something to move.
-_WANTED_SLABS = 64
-_SMALLEST_SLAB = 280 << 10
-
-
-def slab_bytes_for(num_bytes: int) -> int:
-    """The size of the slabs that memory of this size is cut into."""
-    size = SLAB_BYTES
-    while size > _SMALLEST_SLAB and num_bytes // size < _WANTED_SLABS:
-        size //= 2
-    return size
+from engine.slabs import SharedPool, Slabs, blocks_per_slab, slab_bytes_for
 
 
 class Arena:
@@ -90,15 +75,16 @@ class Arena:
         num_blocks = self.storage.numel() // block_bytes
         return KVCache(config, num_blocks, block_size, dtype=dtype, device=self.device, storage=self.storage)
 
-    def join(self, name: str, kv: KVCache, *, min_tokens: int, stream: torch.cuda.Stream | None = None) -> SharedPool:
+    def join(self, name: str, kv: KVCache, *, min_tokens: int) -> SharedPool:
         """The pool of one user of the memory, perhaps one of several of a model.
+
+        On a GPU, whoever asks it for room does so on the stream that will use the blocks, always the same one.
 
         Parameters
         ----------
         name : for messages
         kv : from :meth:`lay_out`
         min_tokens : that many always fit
-        stream : on which the user's steps run; None where there are no streams
 
         Raises
         ------
@@ -110,17 +96,17 @@ class Arena:
             block_bytes=kv.block_bytes,
             block_size=kv.block_size,
             min_blocks=-(-min_tokens // kv.block_size),
-            handover=_Handover(self.storage, self.slabs.slab_bytes, stream),
+            handover=_Handover(self.storage, self.slabs.slab_bytes),
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Handover:
-    """Implements :class:`engine.slabs.Handover` with the events of a stream."""
+    """Implements :class:`engine.slabs.Handover` with the events of the stream that the first slab is taken on."""
 
     storage: Tensor
     slab_bytes: int
-    stream: torch.cuda.Stream | None
+    stream: torch.cuda.Stream | None = None
 
     def leave(self) -> object:
         if self.stream is None:
@@ -132,12 +118,9 @@ class _Handover:
 
     def enter(self, slab: int, mark: object, *, is_foreign: bool) -> None:
         region = self.storage[slab * self.slab_bytes : (slab + 1) * self.slab_bytes]
-        if self.stream is None:
-            if is_foreign:
-                region.zero_()
-            return
-        if isinstance(mark, torch.cuda.Event):
-            self.stream.wait_event(mark)
+        if self.storage.is_cuda:
+            self.stream = self.stream or torch.cuda.current_stream(self.storage.device)
+            if isinstance(mark, torch.cuda.Event):
+                self.stream.wait_event(mark)
         if is_foreign:
-            with torch.cuda.stream(self.stream):
-                region.zero_()
+            region.zero_()

@@ -74,7 +74,10 @@ class EngineCore:
         longest = context_length_of(config, model.config)
         self.context_length = min(longest, kv.num_blocks * kv.block_size)
         self.runner = _make_runner(model, kv, config, context_length=self.context_length, name=name)
-        self.pool = self._make_pool(kv, arena)
+        if arena is None:
+            self.pool = BlockPool(kv.num_blocks, kv.block_size)
+        else:
+            self.pool = arena.join(name, kv, min_tokens=self.context_length)
         beside = model.device.type != "cpu"
         self._asynchronous = beside if config.asynchronous is None else config.asynchronous
         self._flight: Flight | None = None
@@ -98,13 +101,6 @@ class EngineCore:
         self.service_s = Ewma(0.1)  # from first scheduled to the end
         self.step_s = Ewma(0.1)
         self._prompt_token_s = Ewma(0.2)
-
-    def _make_pool(self, kv: KVCache, arena: Arena | None) -> BlockPool:
-        if arena is None:
-            return BlockPool(kv.num_blocks, kv.block_size)
-        with self.runner.on_stream():
-            stream = torch.cuda.current_stream(kv.device) if kv.device.type == "cuda" else None
-        return arena.join(self.name, kv, min_tokens=self.context_length, stream=stream)
 
     def _new_scheduler(self) -> Scheduler:
         return Scheduler(

@@ -122,12 +122,21 @@ class ModelDrafter:
     kv : its pool
     vocab_size : V of the target; the draft's logits are cut or padded to it
     max_batch_tokens : most tokens of one catching-up pass
+    pool : the books of ``kv``'s blocks where its memory is shared
     """
 
-    def __init__(self, model: Model, kv: KVCache, *, vocab_size: int, max_batch_tokens: int = 1024) -> None:
+    def __init__(
+        self,
+        model: Model,
+        kv: KVCache,
+        *,
+        vocab_size: int,
+        max_batch_tokens: int = 1024,
+        pool: BlockPool | None = None,
+    ) -> None:
         self.model = model
         self.kv = kv
-        self.pool = BlockPool(kv.num_blocks, kv.block_size)
+        self.pool = pool or BlockPool(kv.num_blocks, kv.block_size)
         self._max_batch_tokens = max_batch_tokens
         self._sampler = Sampler(vocab_size, model.device)
         self._states: dict[int, tuple[Sequence, _DraftState]] = {}
@@ -173,12 +182,14 @@ class ModelDrafter:
         state.last_used = self._round
         state.roll_back(sequence.token_ids)
         needed = self.pool.blocks_for(len(sequence.token_ids) + count - 1) - len(state.block_table)
-        while needed > self.pool.num_available:
-            _, oldest = min(self._states.values(), key=lambda entry: entry[1].last_used)
-            if oldest.last_used == self._round:
-                return False
-            self.release(next(s for s, kept in self._states.values() if kept is oldest))
-        if needed > 0:
+        if needed <= 0:
+            return True
+        with self.pool.lock:
+            while needed > self.pool.room_for(needed):
+                _, oldest = min(self._states.values(), key=lambda entry: entry[1].last_used)
+                if oldest.last_used == self._round:
+                    return False
+                self.release(next(s for s, kept in self._states.values() if kept is oldest))
             state.block_table += self.pool.allocate(needed)
         return True
 

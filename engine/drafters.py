@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from engine.blocks import BlockPool
 from engine.device.draft import DeviceDrafter
 from engine.draft import ModelDrafter
 from engine.kv_cache import KVCache
@@ -10,7 +11,13 @@ from engine.runner import Model
 
 
 def model_drafter(
-    model: Model, kv: KVCache, *, vocab_size: int, max_draft_tokens: int, max_sequences: int
+    model: Model,
+    kv: KVCache,
+    *,
+    vocab_size: int,
+    max_draft_tokens: int,
+    max_sequences: int,
+    pool: BlockPool | None = None,
 ) -> ModelDrafter | DeviceDrafter:
     """Draft with a smaller model: on the device where its kernels run, else by the host's rules.
 
@@ -21,9 +28,10 @@ def model_drafter(
     vocab_size : V of the target
     max_draft_tokens : most tokens per draft
     max_sequences : most sequences of the target in one step
+    pool : the books of ``kv``'s blocks where its memory is shared
     """
     if isinstance(model, DecoderModel) and model.prefers_fused:
         return DeviceDrafter(
-            model, kv, vocab_size=vocab_size, max_draft_tokens=max_draft_tokens, max_sequences=max_sequences
+            model, kv, vocab_size=vocab_size, max_draft_tokens=max_draft_tokens, max_sequences=max_sequences, pool=pool
         )
-    return ModelDrafter(model, kv, vocab_size=vocab_size)
+    return ModelDrafter(model, kv, vocab_size=vocab_size, pool=pool)

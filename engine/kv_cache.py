@@ -131,7 +131,7 @@ class KVCache:
         self._gap = (config.num_layers - 1) * block_size  # rows of other layers between one block and the next
 
     def rows_of(self, slots: Tensor) -> Tensor:
-        """Where ``slots`` has the places ``block_id * block_size + offset``, int64 (T,): the same rows for every layer."""
+        """Where ``slots`` has the places ``block_id * block_size + offset``, int64 (T,); alike in every layer."""
         return slots + slots // self.block_size * self._gap if self._gap else slots
 
     def clear(self, block_ids: list[int]) -> None:

@@ -27,8 +27,23 @@ from typing import Protocol
 from engine.blocks import BlockPool
 from engine.errors import OutOfMemoryPlan
 
+# Blocks of 16 tokens in 16 bits of Llama 3's 3B, 8B and 70B are 7, 8 and 20 times 2**18 bytes; this is their least
+# common multiple, of which 40, 35 or 14 blocks leave nothing over.
+SLAB_BYTES = 280 << 18
+# Small memory is cut into smaller slabs, of the same odd factors, so that there is something to move.
+_WANTED_SLABS = 64
+_SMALLEST_SLAB = 280 << 10
+
 # A pool that joins while others have all the memory in use waits this long for requests to end.
 JOIN_TIMEOUT_S = 60.0
+
+
+def slab_bytes_for(num_bytes: int) -> int:
+    """The size of the slabs that memory of this size is cut into."""
+    size = SLAB_BYTES
+    while size > _SMALLEST_SLAB and num_bytes // size < _WANTED_SLABS:
+        size //= 2
+    return size
 
 
 class Handover(Protocol):

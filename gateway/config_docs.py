@@ -14,7 +14,7 @@ from inspect import getdoc
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from backends.config import MODEL_KINDS
+from backends.config import MODEL_KINDS, DeviceConfig
 from gateway.config_coerce import expectation
 from gateway.config_sections import (
     AdminConfig,
@@ -48,6 +48,7 @@ _TABLES: dict[str, tuple[type[Any], frozenset[str]]] = {
     "learning": (LearningConfig, frozenset()),
     "policy": (Policy, frozenset({"name", "version"})),
     "tiers": (Tier, frozenset({"index"})),
+    "devices": (DeviceConfig, frozenset()),
 } | {f"models-{kind}": (cls, frozenset()) for kind, cls in MODEL_KINDS.items()}
 
 _MARKED = re.compile(r"(<!-- table: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)

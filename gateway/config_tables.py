@@ -1,4 +1,4 @@
-"""Reads the tables whose keys are names: the ladder's tiers, the served models, the policies."""
+"""Reads the tables whose keys are names: the ladder's tiers, the served models, their devices, the policies."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from backends.config import MODEL_KINDS, ModelConfig
+from backends.config import MODEL_KINDS, DeviceConfig, ModelConfig, device_key
 from gateway.config_errors import Problem
 from gateway.config_raw import Leaf, Table
 from gateway.config_reader import ConfigReader, first_source
@@ -55,6 +55,23 @@ def read_models(reader: ConfigReader, node: Table | Leaf | None) -> dict[str, Mo
         if model is not None:
             models[name] = model
     return models
+
+
+def read_devices(reader: ConfigReader, node: Table | Leaf | None) -> dict[str, DeviceConfig]:
+    """``[devices.NAME]`` by the name's one spelling (:func:`backends.config.device_key`)."""
+    devices: dict[str, DeviceConfig] = {}
+    if isinstance(node, Leaf):
+        reader.problems.append(Problem("devices", f"is {node.value!r}; expected a table", node.source))
+    for name, each in (node if isinstance(node, dict) else {}).items():
+        path = f"devices.{name}"
+        key = device_key(name)
+        if key is None:
+            reader.problems.append(Problem(path, "is no device; expected cpu, cuda or cuda:N", first_source(each)))
+        elif key in devices:
+            reader.problems.append(Problem(path, f"is {key}, which another table describes", first_source(each)))
+        elif device := reader.read(DeviceConfig, each, path):
+            devices[key] = device
+    return devices
 
 
 def _kind(node: Table) -> tuple[Any, Table]:

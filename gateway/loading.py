@@ -27,7 +27,7 @@ def make_backends(settings: Settings) -> dict[str, Backend]:
     """The served models by name, not started."""
     from backends.registry import build_backends
 
-    return dict(build_backends(settings.models, api_keys=settings.api_keys))
+    return dict(build_backends(settings.models, devices=settings.devices, api_keys=settings.api_keys))
 
 
 async def start_backends(backends: Mapping[str, Backend], progress: Progress) -> None:

@@ -4,6 +4,9 @@ The arithmetic: a device's memory less a reserve, less the weights (each checkpo
 is left for KV. With ``share`` of the requests in flight on each tier and ``context`` tokens a request, the number of
 requests at once is ``kv_bytes / (context * sum(share * kv_bytes_per_token))``; a tier that drafts with another model
 keeps that model's KV as well.
+
+Models that share the device's memory for KV (``[devices.NAME]``) do so in slabs, and each is guaranteed as many as one
+whole context of its own takes; what is left follows demand.
 """
 
 from __future__ import annotations
@@ -14,8 +17,11 @@ from pathlib import Path
 
 from backends.config import LocalModelConfig, ModelConfig
 from backends.footprint import Footprint, footprint, read_shape, shape_of
+from engine.config import EngineConfig
+from engine.slabs import blocks_per_slab, slab_bytes_for
 from policies.ladder import Ladder
 
+BLOCK_SIZE = EngineConfig().block_size
 GIB = 2**30
 GB = 10**9
 
@@ -67,6 +73,7 @@ class PlannedTier:
     """One tier of a plan: its model, the checkpoint behind it, and its drafter's when it has one.
 
     ``checkpoint`` identifies the weights: tiers with the same one share them. A remote tier has no footprint.
+    ``context_length`` is the longest that it was configured to serve, None its model's own.
     """
 
     name: str
@@ -74,6 +81,7 @@ class PlannedTier:
     checkpoint: str
     footprint: Footprint | None
     drafter: Footprint | None = None
+    context_length: int | None = None
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -87,6 +95,7 @@ class TierPlan:
 
     tier: PlannedTier
     share: float
+    guaranteed_slabs: int
     weight_bytes: int
     kv_bytes: int
     num_kv_tokens: int
@@ -95,7 +104,11 @@ class TierPlan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The whole ladder on one device. ``shortfall_bytes`` is above 0 when the weights alone do not fit."""
+    """The whole ladder on one device.
+
+    ``shortfall_bytes`` is above 0 when the weights, or weights and the shared memory for KV, do not fit; ``is_shared``
+    says that there is such a memory, ``slab_bytes`` and ``num_slabs`` how it is, or would be, cut.
+    """
 
     device: str
     memory_bytes: int
@@ -106,11 +119,20 @@ class Plan:
     context_tokens: int
     concurrency: int
     tiers: tuple[TierPlan, ...]
+    is_shared: bool
+    slab_bytes: int
+    num_slabs: int
+
+    @property
+    def guaranteed_slabs(self) -> int:
+        return sum(each.guaranteed_slabs for each in self.tiers)
 
     @property
     def fits(self) -> bool:
-        """Room for the weights and for one request of this length on every local tier."""
-        return self.shortfall_bytes == 0 and all(each.num_kv_tokens >= self.context_tokens for each in self._local)
+        """Room for the weights, for one request of this length on every local tier, and for what is guaranteed."""
+        if self.shortfall_bytes or (self.is_shared and self.guaranteed_slabs > self.num_slabs):
+            return False
+        return all(each.num_kv_tokens >= self.context_tokens for each in self._local)
 
     @property
     def _local(self) -> tuple[TierPlan, ...]:
@@ -124,6 +146,7 @@ def make_plan(
     memory_bytes: int,
     context_tokens: int,
     shares: Sequence[float] | None = None,
+    kv_bytes: int | None = None,
 ) -> Plan:
     """Lay a ladder out on a device.
 
@@ -133,6 +156,7 @@ def make_plan(
     memory_bytes : of the device
     context_tokens : prompt and answer of one request
     shares : each tier's part of the requests in flight, by default the typical 60/20/15/5 or equal ones
+    kv_bytes : memory for KV that the models share, as configured; None: what is left, each model its own part
 
     Raises
     ------
@@ -142,11 +166,17 @@ def make_plan(
     shares = _normalised(shares, len(tiers))
     weights = _weights_once(tiers)
     reserve_bytes = int(memory_bytes * RESERVE)
-    left = memory_bytes - reserve_bytes - sum(weights)
-    kv_bytes = max(left, 0)
+    left = memory_bytes - reserve_bytes - sum(weights) - (kv_bytes or 0)
+    is_shared = kv_bytes is not None
+    if kv_bytes is None:
+        kv_bytes = max(left, 0)
+    slab_bytes = slab_bytes_for(kv_bytes)
+    num_slabs = kv_bytes // slab_bytes
+    if is_shared:
+        kv_bytes = num_slabs * slab_bytes
     demand = sum(share * tier.kv_bytes_per_token for share, tier in zip(shares, tiers, strict=True))
     planned = tuple(
-        _tier_plan(tier, share, weight, kv_bytes, demand, context_tokens)
+        _tier_plan(tier, share, weight, kv_bytes, demand, context_tokens, slab_bytes)
         for tier, share, weight in zip(tiers, shares, weights, strict=True)
     )
     return Plan(
@@ -159,6 +189,9 @@ def make_plan(
         context_tokens=context_tokens,
         concurrency=int(kv_bytes / (context_tokens * demand)) if demand else 0,
         tiers=planned,
+        is_shared=is_shared,
+        slab_bytes=slab_bytes,
+        num_slabs=num_slabs,
     )
 
 
@@ -203,7 +236,7 @@ def _planned(name: str, model: str, models: Mapping[str, ModelConfig]) -> Planne
         path = named.path if isinstance(named, LocalModelConfig) else config.drafter
         drafter = footprint(read_shape(model_folder(path)), config.dtype)
     own = footprint(read_shape(model_folder(config.path)), config.dtype)
-    return PlannedTier(name, model, config.path, own, drafter)
+    return PlannedTier(name, model, config.path, own, drafter, config.context_length)
 
 
 def _normalised(shares: Sequence[float] | None, num_tiers: int) -> tuple[float, ...]:
@@ -224,8 +257,23 @@ def _weights_once(tiers: Sequence[PlannedTier]) -> list[int]:
     return weights
 
 
+def _guaranteed_slabs(tier: PlannedTier, slab_bytes: int) -> int:
+    """Slabs of one whole context; a drafter is guaranteed none."""
+    if tier.footprint is None:
+        return 0
+    per_slab = blocks_per_slab(slab_bytes, tier.footprint.kv_bytes_per_token * BLOCK_SIZE)
+    num_blocks = -(-(tier.context_length or tier.footprint.context_length) // BLOCK_SIZE)
+    return -(-num_blocks // max(per_slab, 1))
+
+
 def _tier_plan(
-    tier: PlannedTier, share: float, weight_bytes: int, kv_bytes: int, demand: float, context_tokens: int
+    tier: PlannedTier,
+    share: float,
+    weight_bytes: int,
+    kv_bytes: int,
+    demand: float,
+    context_tokens: int,
+    slab_bytes: int,
 ) -> TierPlan:
     per_token = tier.kv_bytes_per_token
     # Requests at once in the ratio of the shares: a tier's part of the memory is its part of the demand.
@@ -234,6 +282,7 @@ def _tier_plan(
     return TierPlan(
         tier=tier,
         share=share,
+        guaranteed_slabs=_guaranteed_slabs(tier, slab_bytes),
         weight_bytes=weight_bytes,
         kv_bytes=own_bytes,
         num_kv_tokens=num_tokens,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from backends.config import ModelConfig
+from backends.config import DeviceConfig, ModelConfig
 from gateway.config_raw import Leaf, Table, builtin_table, environment_table, file_table, merge, override_table
 from gateway.config_reader import ConfigReader
 from gateway.config_sections import (
@@ -29,7 +29,14 @@ from gateway.config_sections import (
     VerificationConfig,
 )
 from gateway.config_show import digest, shown_value
-from gateway.config_tables import DEFAULT_POLICY, check_references, read_ladder, read_models, read_policies
+from gateway.config_tables import (
+    DEFAULT_POLICY,
+    check_references,
+    read_devices,
+    read_ladder,
+    read_models,
+    read_policies,
+)
 from gateway.store.config import StoreConfig
 from policies.ladder import Ladder
 from policies.policy import Policy
@@ -52,6 +59,7 @@ TOP_LEVEL_KEYS = (
     "policies",
     "tiers",
     "models",
+    "devices",
 )
 
 
@@ -64,6 +72,7 @@ class Settings:
     data_dir : where the default database and other state live
     ladder : the tiers, cheapest first
     models : served model's name -> how it is served
+    devices : device's name -> what its models share
     policy : the policy of requests that name none
     policies : all policies by name, the default one included
     api_keys : model's name -> the secret its ``api_key_env`` named; never shown
@@ -87,6 +96,7 @@ class Settings:
     policies: Mapping[str, Policy]
     ladder: Ladder
     models: Mapping[str, ModelConfig]
+    devices: Mapping[str, DeviceConfig] = field(default_factory=dict)
     config_file: Path | None = None
     api_keys: Mapping[str, str] = field(default_factory=dict, repr=False)
     values: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -149,6 +159,7 @@ def _settle(table: Table, environ: Mapping[str, str], path: Path | None, need_se
     data_dir = _data_dir(reader, table, environ)
     ladder = read_ladder(reader, table.get("tiers"))
     models = read_models(reader, table.get("models"))
+    devices = read_devices(reader, table.get("devices"))
     policies = read_policies(reader, table, ladder)
     sections = {
         name: reader.read(cls, table.get(name), name)
@@ -179,6 +190,7 @@ def _settle(table: Table, environ: Mapping[str, str], path: Path | None, need_se
         policies=policies,
         ladder=ladder,
         models=models,
+        devices=devices,
         config_file=path,
         api_keys=api_keys,
         values=reader.values,

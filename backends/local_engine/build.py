@@ -10,6 +10,7 @@ import torch
 from backends.config import LocalModelConfig
 from backends.errors import ModelLoadError
 from backends.weights import Checkpoint, Progress, WeightPool
+from engine.arena import Arena
 from engine.config import EngineConfig
 from engine.device.runner import DeviceRunner
 from engine.device.warm import warm_up
@@ -63,10 +64,14 @@ def build(
             checkpoints.append(acquire(drafter_path))
             _check_drafter(config.path, drafter_path, *checkpoints)
         engine_config = _engine_config(config)
-        drafter = _drafter(config, engine_config, checkpoints)
+        # A cut model's other ranks have pools of their own, which follow the first one's block by block.
+        is_shared = config.kv_cache_bytes is None and config.tensor_parallel == 1
+        arena = weights.arena_for(device) if is_shared else None
+        drafter = _drafter(model_id, config, engine_config, checkpoints, arena)
         engine = Engine(
             checkpoints[0].model,
             engine_config,
+            arena=arena,
             eos_token_ids=checkpoints[0].tokenizer.eos_token_ids,
             loop=weights.loop_for(device, config.threads or 1),
             speculator=drafter and Speculator(drafter, max_draft_tokens=config.speculation.max_draft_tokens),  # type: ignore[arg-type]
@@ -104,22 +109,34 @@ def _engine_config(config: LocalModelConfig) -> EngineConfig:
     )
 
 
-def _drafter(config: LocalModelConfig, engine_config: EngineConfig, checkpoints: list[Checkpoint]) -> Drafter | None:
+def _drafter(
+    model_id: str,
+    config: LocalModelConfig,
+    engine_config: EngineConfig,
+    checkpoints: list[Checkpoint],
+    arena: Arena | None,
+) -> Drafter | None:
     if config.speculation.mode == "off":
         return None
     if config.speculation.mode == "ngram":
         return NGramDrafter()
     target, draft = (checkpoint.model for checkpoint in checkpoints)
-    context_length = min(engine_config.context_length or target.config.context_length, draft.config.context_length)
-    num_contexts = min(engine_config.max_num_seqs, _DRAFTED_CONTEXTS)
-    num_blocks = -(-context_length // engine_config.block_size) * num_contexts
-    kv = KVCache(draft.config, num_blocks, engine_config.block_size, dtype=draft.dtype, device=draft.device)
+    pool = None
+    if arena is None:
+        context_length = min(engine_config.context_length or target.config.context_length, draft.config.context_length)
+        num_contexts = min(engine_config.max_num_seqs, _DRAFTED_CONTEXTS)
+        num_blocks = -(-context_length // engine_config.block_size) * num_contexts
+        kv = KVCache(draft.config, num_blocks, engine_config.block_size, dtype=draft.dtype, device=draft.device)
+    else:
+        kv = arena.lay_out(draft.config, engine_config.block_size, draft.dtype)
+        pool = arena.join(f"{model_id}'s drafter", kv, min_tokens=0)  # whom it finds no room for is not drafted for
     return model_drafter(
         draft,
         kv,
         vocab_size=target.config.vocab_size,
         max_draft_tokens=engine_config.max_draft_tokens,
         max_sequences=engine_config.max_num_seqs,
+        pool=pool,
     )
 
 

@@ -68,6 +68,7 @@ class DeviceDrafter:
     max_sequences : most sequences drafted for at once
     max_batch_tokens : most tokens of one catching-up pass
     name : of the engine, for the log
+    pool : the books of ``kv``'s blocks where its memory is shared
     """
 
     def __init__(
@@ -80,10 +81,11 @@ class DeviceDrafter:
         max_sequences: int,
         max_batch_tokens: int = 1024,
         name: str = "drafter",
+        pool: BlockPool | None = None,
     ) -> None:
         self.model = model
         self.kv = kv
-        self.pool = BlockPool(kv.num_blocks, kv.block_size)
+        self.pool = pool or BlockPool(kv.num_blocks, kv.block_size)
         self._vocab_size = vocab_size
         self._max_batch_tokens = max_batch_tokens
         self._most = bucket(max_sequences) or max_sequences
@@ -145,12 +147,14 @@ class DeviceDrafter:
         state.last_used = self._round
         state.roll_back(sequence.token_ids)
         needed = self.pool.blocks_for(len(sequence.token_ids) + count - 1) - len(state.block_table)
-        while needed > self.pool.num_available:
-            other, oldest = min(self._states.values(), key=lambda entry: entry[1].last_used)
-            if oldest.last_used == self._round:
-                return False
-            self.release(other)
-        if needed > 0:
+        if needed <= 0:
+            return True
+        with self.pool.lock:
+            while needed > self.pool.room_for(needed):
+                other, oldest = min(self._states.values(), key=lambda entry: entry[1].last_used)
+                if oldest.last_used == self._round:
+                    return False
+                self.release(other)
             state.block_table += self.pool.allocate(needed)
         return True
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from backends.config import DeviceConfig
 from gateway.commands.failure import USAGE_STATUS, CommandError
 from gateway.commands.output import print_json, print_table
 from gateway.plan import DEVICES_BYTES, GIB, Plan, PlannedTier, TierPlan, make_plan, planned_tiers, reference_tiers
 from gateway.settings import load_settings
 
 USUAL_CONTEXT = 4096
+_HOST = "this machine's memory"
 
 
 def plan(
@@ -35,15 +37,18 @@ def plan(
     if context is not None and context < 1:
         raise CommandError(f"--context is {context}; expected at least 1.", status=USAGE_STATUS)
     if reference:
-        tiers = reference_tiers()
+        tiers, kv_bytes = reference_tiers(), None
     else:
         settings = load_settings(config, need_secrets=False)
         tiers = planned_tiers(settings.ladder, settings.models)
+        kv_bytes = _shared_bytes(settings.devices, is_gpu=device != _HOST)
     if context is None:
         context = _usual_context(tiers)
     try:
         parts = [float(part) for part in shares.split(",")] if shares else None
-        made = make_plan(tiers, device=device, memory_bytes=memory_bytes, context_tokens=context, shares=parts)
+        made = make_plan(
+            tiers, device=device, memory_bytes=memory_bytes, context_tokens=context, shares=parts, kv_bytes=kv_bytes
+        )
     except ValueError as error:
         raise CommandError(f"--shares: {error}", status=USAGE_STATUS) from error
     if as_json:
@@ -52,6 +57,12 @@ def plan(
         _print(made)
     if not made.fits:
         raise CommandError(_why_not(made))
+
+
+def _shared_bytes(devices: Mapping[str, DeviceConfig], *, is_gpu: bool) -> int | None:
+    """What the configuration lets the models of the planned device share."""
+    found = devices.get("cuda:0" if is_gpu else "cpu")
+    return None if found is None else found.kv_bytes
 
 
 def _usual_context(tiers: Sequence[PlannedTier]) -> int:
@@ -85,7 +96,7 @@ def _this_machine() -> tuple[str, int]:
         pass
     try:
         line = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()[0]
-        return "this machine's memory", int(line.split()[1]) * 1024
+        return _HOST, int(line.split()[1]) * 1024
     except (OSError, ValueError, IndexError) as error:
         raise CommandError("Neither a GPU nor /proc/meminfo was found; use --gpu or --memory-gib.") from error
 
@@ -110,12 +121,25 @@ def _print(made: Plan) -> None:
         f"weights {_gb(made.weight_bytes)} + reserve {_gb(made.reserve_bytes)} + KV {_gb(made.kv_bytes)}; "
         f"{made.concurrency:,} requests of {made.context_tokens:,} tokens at once"
     )
+    if made.is_shared:
+        guaranteed = ", ".join(f"{each.guaranteed_slabs:,} to {each.tier.name}" for each in made.tiers)
+        print(
+            f"KV shared in {made.num_slabs:,} slabs of {_gb(made.slab_bytes)}; guaranteed, for one whole context each: "
+            f"{guaranteed}; by demand: {max(made.num_slabs - made.guaranteed_slabs, 0):,}"
+        )
 
 
 def _why_not(made: Plan) -> str:
     if made.shortfall_bytes:
         needed = f"weights {_gb(made.weight_bytes)} + reserve {_gb(made.reserve_bytes)}"
+        needed += f" + KV {_gb(made.kv_bytes)}" if made.is_shared else ""
         return f"The ladder does not fit {made.device}: {needed} exceed {_gb(made.memory_bytes)}."
+    if made.is_shared and made.guaranteed_slabs > made.num_slabs:
+        return (
+            f"The ladder does not fit {made.device}: one whole context for each model takes {made.guaranteed_slabs:,} "
+            f"slabs of {_gb(made.slab_bytes)}, the shared memory for KV has {made.num_slabs:,}. "
+            "Set context_length to what requests need, or raise kv_bytes."
+        )
     short = [each.tier.name for each in made.tiers if each.tier.footprint and each.num_kv_tokens < made.context_tokens]
     return (
         f"The ladder does not fit {made.device}: after the weights {_gb(made.kv_bytes)} are left for KV, "
@@ -134,6 +158,10 @@ def _as_json(made: Plan) -> dict[str, object]:
         "shortfall_bytes": made.shortfall_bytes,
         "context_tokens": made.context_tokens,
         "concurrency": made.concurrency,
+        "is_shared": made.is_shared,
+        "slab_bytes": made.slab_bytes,
+        "num_slabs": made.num_slabs,
+        "guaranteed_slabs": made.guaranteed_slabs,
         "tiers": [
             {
                 "name": each.tier.name,
@@ -145,6 +173,7 @@ def _as_json(made: Plan) -> dict[str, object]:
                 "kv_bytes": each.kv_bytes,
                 "num_kv_tokens": each.num_kv_tokens,
                 "concurrency": each.concurrency,
+                "guaranteed_slabs": each.guaranteed_slabs,
             }
             for each in made.tiers
         ],

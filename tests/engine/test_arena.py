@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engine.arena import SLAB_BYTES, Arena, slab_bytes_for
+from engine.arena import Arena
 from engine.blocks import hash_block, hash_salt
 from engine.config import EngineConfig, ModelConfig
 from engine.engine import Engine, Result, collect
@@ -22,7 +22,7 @@ from engine.errors import OutOfMemoryPlan
 from engine.kv_cache import KVCache, kv_bytes_per_token
 from engine.request import FinishReason, Request, SamplingParams
 from engine.sink import QueueSink
-from engine.slabs import SharedPool, blocks_per_slab
+from engine.slabs import SLAB_BYTES, SharedPool, blocks_per_slab, slab_bytes_for
 from tests.engine.toy import ToyModel, toy_config
 
 SIZE = 4

@@ -107,6 +107,30 @@ def test_more_memory_never_serves_fewer(of: tuple[PlannedTier, ...], memory_byte
     assert large.fits or not small.fits
 
 
+def shared_plan(kv_bytes: int, context_length: int = 4096) -> Plan:
+    of = tuple(replace(tier, context_length=context_length) for tier in reference_tiers())
+    return make_plan(of, device="x", memory_bytes=DEVICES_BYTES["h200"], context_tokens=4096, kv_bytes=kv_bytes)
+
+
+def test_shared_memory_is_planned_in_slabs_with_a_context_for_each() -> None:
+    plan = shared_plan(75 * 10**9)
+    assert plan.fits
+    assert (plan.slab_bytes, plan.num_slabs) == (280 << 18, 75 * 10**9 // (280 << 18))
+    assert plan.kv_bytes == plan.num_slabs * plan.slab_bytes
+    # 256 blocks of 16 tokens each, 40, 35 and 14 a slab.
+    assert [tier.guaranteed_slabs for tier in plan.tiers] == [7, 8, 19, 19]
+
+
+def test_shared_memory_that_does_not_fit_or_holds_no_context_for_each_is_refused() -> None:
+    too_much = shared_plan(100 * 10**9)
+    assert not too_much.fits
+    assert too_much.shortfall_bytes == pytest.approx(47.7e9 + 14.1e9 + 100e9 - 141e9, rel=0.01)
+    too_long = shared_plan(75 * 10**9, context_length=131_072)
+    assert too_long.shortfall_bytes == 0
+    assert too_long.guaranteed_slabs > too_long.num_slabs
+    assert not too_long.fits
+
+
 @pytest.mark.parametrize("shares", [[1.0], [1.0, 0.0], [1.0, -1.0], [1.0, float("nan")]])
 def test_useless_shares_are_refused(shares: list[float]) -> None:
     with pytest.raises(ValueError, match="expected 2 numbers above 0"):

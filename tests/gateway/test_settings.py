@@ -289,6 +289,33 @@ def test_any_value_loads_or_is_refused_by_type(value: object, path: str) -> None
     assert isinstance(settings, Settings)
 
 
+def test_devices_are_read_by_one_name(load: Load) -> None:
+    settings = load(
+        '[devices.cuda]\nkv_bytes = 1000\n[devices."cuda:1"]\nkv_bytes = 2000\n[devices.cpu]\nkv_bytes = 3\n'
+    )
+    assert {name: device.kv_bytes for name, device in settings.devices.items()} == {
+        "cuda:0": 1000,
+        "cuda:1": 2000,
+        "cpu": 3,
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[devices.gpu]\nkv_bytes = 1", "devices.gpu: is no device; expected cpu, cuda or cuda:N"),
+        ("[devices.cuda]", "devices.cuda.kv_bytes: missing; expected a whole number"),
+        ("[devices.cuda]\nkv_bytes = 0", "devices.cuda.kv_bytes: is 0; expected at least 1"),
+        ('[devices.cuda]\nkv_bytes = "all"', "devices.cuda.kv_bytes: is 'all'; expected a whole number"),
+        ("[devices.cuda]\nkv_bytes = 1\nshare = 1", "devices.cuda.share"),
+        ('[devices.cuda]\nkv_bytes = 1\n[devices."cuda:0"]\nkv_bytes = 1', "devices.cuda:0: is cuda:0, which another"),
+        ("devices = 3", "devices: is 3; expected a table"),
+    ],
+)
+def test_devices_that_make_no_sense_are_refused(load: Load, text: str, message: str) -> None:
+    assert message in refusal(load, text)
+
+
 def test_importing_settings_loads_no_model_library() -> None:
     code = (
         "import sys, gateway.settings as s; s.load_settings(environ={}); "
