@@ -14,6 +14,8 @@ from classifier.types import Sufficiency
 from gateway.catalog import Catalog
 from gateway.control.routers import RouterSet
 from gateway.control.shadow import Shadow
+from gateway.control.state import groups_of
+from gateway.domains import domain_of
 from gateway.errors import InvalidRequest, UnsupportedOption, row_of
 from gateway.exchange import Exchange
 from gateway.metrics import Metrics
@@ -49,6 +51,7 @@ class Service:
     ----------
     kill_switch : all traffic goes to the top tier
     tightened : (policy's name, router's version) -> tier in doubt -> P(as good) it must reach
+    tightened_groups : likewise -> tenant or domain in doubt -> tier -> P(as good) it must reach
     shadow : shown every decision once it is there
     unavailable : tiers that cannot be asked now, by number
     """
@@ -70,6 +73,7 @@ class Service:
         self.metrics = metrics
         self.kill_switch = False
         self.tightened: Mapping[tuple[str, str], Mapping[int, float]] = {}
+        self.tightened_groups: Mapping[tuple[str, str], Mapping[str, Mapping[int, float]]] = {}
         self.shadow: Shadow | None = None
         self.unavailable: frozenset[int] = frozenset()
         self._recorder = recorder
@@ -134,12 +138,24 @@ class Service:
             expected_wait_s=self._waits(policy),
             kill_switch=self.kill_switch,
             novelty=estimate.novelty if estimate else 0.0,
-            tightened=self._tightened(policy, exchange.router_version),
+            tightened=self._tightened(policy, exchange, estimate),
         )
 
-    def _tightened(self, policy: Policy, router_version: str) -> Mapping[int, float]:
+    def _tightened(self, policy: Policy, exchange: Exchange, estimate: Sufficiency | None) -> Mapping[int, float]:
+        """The most that policy, tenant and domain ask of each tier in doubt."""
         # Nearly always there is nothing in doubt, and nothing to look up.
-        return self.tightened.get((policy.name, router_version), _NOT_TIGHTENED) if self.tightened else _NOT_TIGHTENED
+        if not self.tightened and not self.tightened_groups:
+            return _NOT_TIGHTENED
+        key = (policy.name, exchange.router_version)
+        asked = self.tightened.get(key, _NOT_TIGHTENED)
+        groups = self.tightened_groups.get(key)
+        if not groups:
+            return asked
+        most = dict(asked)
+        for group in groups_of(exchange.caller.tenant, domain_of(estimate.features) if estimate else ""):
+            for tier, least in groups.get(group, _NOT_TIGHTENED).items():
+                most[tier] = max(most.get(tier, 0.0), least)
+        return most
 
     async def _num_prompt_tokens(self, exchange: Exchange, overrides: Overrides) -> int | None:
         """A guess where any guess fits every context, else the count of the tier most likely to be asked."""

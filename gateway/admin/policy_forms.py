@@ -7,7 +7,7 @@ from typing import Any
 
 from gateway.admin.views import moment
 from gateway.config_errors import SettingsError
-from gateway.control.state import ControlState
+from gateway.control.state import ControlState, groups_as_dict, tightening_as_dict
 from gateway.errors import InvalidRequest
 from gateway.policy_body import from_body
 from gateway.store.records import PolicyVersion
@@ -46,9 +46,10 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any], where: str = ""
 
 
 def tightened_view(state: ControlState, name: str) -> dict[str, Any]:
-    """Router's version -> tier -> what the monitor asks of it."""
-    routers = state.tightening.get(name, {})
-    return {router: {str(tier): each.as_dict() for tier, each in tiers.items()} for router, tiers in routers.items()}
+    """Router's version -> tier -> what the monitor asks of it; under ``groups`` the same by tenant and domain."""
+    shown = tightening_as_dict({name: state.tightening.get(name, {})}).get(name, {})
+    groups = groups_as_dict({name: state.groups.get(name, {})}).get(name, {})
+    return shown | ({"groups": groups} if groups else {})
 
 
 def version_view(version: PolicyVersion) -> dict[str, Any]:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
 import numpy as np
 
-from gateway.control.state import CLOSED, Tightened
+from gateway.control.state import CLOSED, GroupTightening, Tightened, groups_of
 from gateway.store.monitoring import CheckedRow, DrawnCount, Key, Traffic
 from policies.certificate import Certificate, CertifiedThreshold, Checked, FloorStatus, certify, certify_threshold
 from policies.debias import GoldCounts
@@ -50,7 +50,7 @@ class TierFinding:
 
     def as_dict(self) -> dict[str, Any]:
         asked = None if self.tightened is None else self.tightened.as_dict()
-        return _shown(self.certificate) | {
+        return certificate_view(self.certificate) | {
             "tier": self.tier,
             "cheapest_threshold": self.cheapest,
             "num_checked_above": self.num_above,
@@ -74,7 +74,7 @@ class FloorFinding:
     raw: Mapping[str, Any] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        return _shown(self.certificate) | {
+        return certificate_view(self.certificate) | {
             "status": self.status.value,
             "policy": self.policy.name,
             "policy_version": self.policy.version,
@@ -89,12 +89,25 @@ class FloorFinding:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Everything that findings rest on, for all policies together."""
+    """Everything that findings rest on, for all policies together.
+
+    ``groups`` are tenants and domains in doubt: their answers count only where they would still be the tier's.
+    """
 
     rows: Sequence[CheckedRow]
     traffic: Mapping[Key, Traffic]
     drawn: Mapping[tuple[Key, bool], DrawnCount]
     gold: GoldCounts | None
+    groups: GroupTightening = field(default_factory=dict)
+
+    def keeps(self, row: CheckedRow) -> bool:
+        """Whether no group's doubt would move such a request up today."""
+        groups = self.groups.get(row.policy_name, {}).get(row.router_version)
+        if not groups:
+            return True
+        tiers = [groups[each] for each in groups_of(row.tenant, row.domain) if each in groups]
+        estimate = -1.0 if row.p_as_good is None else row.p_as_good
+        return all(row.tier not in asked or estimate >= asked[row.tier].least for asked in tiers)
 
 
 def recent(evidence: Evidence, policy: Policy, router_version: str, num: int) -> Evidence:
@@ -106,7 +119,7 @@ def recent(evidence: Evidence, policy: Policy, router_version: str, num: int) ->
     for row in rows:
         sums[*mine, row.tier] = sums.get((*mine, row.tier), 0.0) + 1.0 / row.inclusion
     traffic = {key: Traffic(math.ceil(each)) for key, each in sums.items()}
-    return Evidence(rows, traffic, {}, evidence.gold)
+    return Evidence(rows, traffic, {}, evidence.gold, evidence.groups)
 
 
 def find_floor(
@@ -120,20 +133,21 @@ def find_floor(
     top : number of the dearest tier it permits; its answers lose nothing
     tightened : tiers in doubt; of their earlier answers only those count that would still be theirs
     """
-    keys = [
-        key for key in evidence.traffic if key[:3] == (policy.name, policy.version, router_version) and key[3] < top
-    ]
-    num_top = sum(
-        each.num_requests
-        for key, each in evidence.traffic.items()
-        if key[:3] == (policy.name, policy.version, router_version) and key[3] >= top
-    )
-    parts = {key[3]: _part(key, evidence, tightened.get(key[3])) for key in sorted(keys, key=lambda key: key[3])}
+    parts, num_top = _parts(policy, router_version, top, evidence, tightened)
     tiers = tuple(_tier(policy, tier, part, evidence, tightened.get(tier)) for tier, part in parts.items())
     status, certificate = _judge([part.checked for part in parts.values()], num_top, policy, evidence.gold)
     rows = [row for part in parts.values() for row in part.rows]
     is_corrected = evidence.gold is not None
     return FloorFinding(policy, router_version, status, certificate, is_corrected, tiers, raw_upgrade_rate(rows))
+
+
+def certificate_of(
+    policy: Policy, router_version: str, top: int, evidence: Evidence, tightened: Mapping[int, Tightened]
+) -> Certificate:
+    """The certificate of :func:`find_floor` alone; its tiers and their thresholds take most of the time."""
+    parts, num_top = _parts(policy, router_version, top, evidence, tightened)
+    status, certificate = _judge([part.checked for part in parts.values()], num_top, policy, evidence.gold)
+    return replace(certificate, status=status)
 
 
 def raw_upgrade_rate(rows: Sequence[CheckedRow], num: int = RAW_SAMPLES) -> dict[str, Any]:
@@ -165,7 +179,9 @@ def released_level(
     recent = [row for row in rows if row.tier == tier and row.p_as_good is not None and row.created_at >= since]
     sample = thinned(recent)
     lowest: float | None = None
-    for threshold in sorted((each for each in THRESHOLDS if each >= policy.threshold(tier)), reverse=True):
+    asked_always = policy.threshold(tier)
+    # The policy's own threshold is among them, or what lies between it and the next of the grid were never given back.
+    for threshold in sorted({asked_always, *(each for each in THRESHOLDS if each >= asked_always)}, reverse=True):
         if threshold >= asked.least:
             continue
         losses = np.array([row.loss for row in sample if row.p_as_good is not None and row.p_as_good >= threshold])
@@ -192,6 +208,16 @@ class _Part:
     num_undrawable: int
 
 
+def _parts(
+    policy: Policy, router_version: str, top: int, evidence: Evidence, tightened: Mapping[int, Tightened]
+) -> tuple[dict[int, _Part], int]:
+    """The tiers below the top, rising, and how many requests the top answered."""
+    mine = {key[3]: key for key in evidence.traffic if key[:3] == (policy.name, policy.version, router_version)}
+    num_top = sum(evidence.traffic[key].num_requests for tier, key in mine.items() if tier >= top)
+    below = sorted(tier for tier in mine if tier < top)
+    return {tier: _part(mine[tier], evidence, tightened.get(tier)) for tier in below}, num_top
+
+
 def _part(key: Key, evidence: Evidence, asked: Tightened | None) -> _Part:
     traffic = evidence.traffic[key]
     count = evidence.drawn.get((key, True), DrawnCount())
@@ -199,7 +225,9 @@ def _part(key: Key, evidence: Evidence, asked: Tightened | None) -> _Part:
     rows = tuple(row for row in evidence.rows if row.is_up and (*_key3(row), row.tier) == key)
     inclusion = np.array([max(row.inclusion * done_share, 1e-6) for row in rows], dtype=np.float64)
     estimates = np.array([-1.0 if row.p_as_good is None else row.p_as_good for row in rows], dtype=np.float64)
-    kept = np.ones(len(rows), dtype=np.bool_) if asked is None else estimates >= asked.least
+    kept = np.array([evidence.keeps(row) for row in rows], dtype=np.bool_)
+    if asked is not None:
+        kept &= estimates >= asked.least
     num_requests = max(traffic.num_requests, len(rows))
     least = min(float(inclusion.min()), max(traffic.least * done_share, 1e-6)) if len(rows) else None
     soft = np.array([row.loss for row in rows], dtype=np.float64)
@@ -260,7 +288,8 @@ def _joined(parts: Sequence[Checked], num_lossless: int) -> Checked:
     )
 
 
-def _shown(certificate: Certificate) -> dict[str, Any]:
+def certificate_view(certificate: Certificate) -> dict[str, Any]:
+    """For JSON."""
     return {
         "status": certificate.status.value,
         "loss": certificate.loss if certificate.num_requests else None,

@@ -24,6 +24,7 @@ from gateway.control.floor import (
     released_level,
     tightening_for,
 )
+from gateway.control.group_watch import GroupWatch
 from gateway.control.plane import ControlPlane
 from gateway.control.state import Tightened
 from gateway.control.tenants import REASONS, TenantWatches, watch_tenants
@@ -114,6 +115,7 @@ class Monitor:
         self._config = config
         self._clock = clock
         self._top = len(plane.ladder)
+        self._groups = GroupWatch(plane, reader, config, clock)
         self._has_new = False
         self._floor_due_s = float("-inf")
 
@@ -121,11 +123,13 @@ class Monitor:
 
     async def floor_report(self) -> dict[str, Any]:
         """Every policy's certificate as things stand, tier by tier, with the raw rate beside it."""
-        findings = await self._findings(await self._evidence())
+        evidence, since = await self._evidence()
+        findings = await self._findings(evidence)
         return {
             "at": self._clock().isoformat(),
             "window_days": self._config.window_days,
             "policies": [each.as_dict() for each in findings],
+            "groups": await self._groups.report(evidence, since),
         }
 
     async def drift_report(self) -> dict[str, Any]:
@@ -170,7 +174,8 @@ class Monitor:
         self._has_new |= is_new
         if self._has_new and (alarmed or at_once or time.monotonic() >= self._floor_due_s):
             begun_s = time.monotonic()
-            evidence = await self._evidence()
+            evidence, since = await self._evidence()
+            evidence = await self._groups.look(evidence, since, lease)
             findings = await self._findings(evidence)
             recently = await self._recently(evidence, alarmed)
             doubted = [each for each in findings if self._is_in_doubt(each, state)]
@@ -325,14 +330,16 @@ class Monitor:
 
     # ---- inside
 
-    async def _evidence(self) -> Evidence:
+    async def _evidence(self) -> tuple[Evidence, datetime]:
+        """What findings rest on, and since when."""
         since = self._clock() - timedelta(days=self._config.window_days)
         rows = await self._reader.newest_checked(created_since=since, limit=_MAX_ROWS)
         if len(rows) == _MAX_ROWS:
             # The traffic must be of the same time as the rows that stand for it.
             since = min(row.created_at for row in rows)
         traffic, drawn = await self._reader.traffic(since), await self._reader.drawn(since)
-        return Evidence(rows, traffic, drawn, await self._reader.gold(self._config.min_gold))
+        gold = await self._reader.gold(self._config.min_gold)
+        return Evidence(rows, traffic, drawn, gold, self._plane.state.groups), since
 
     async def _findings(self, evidence: Evidence) -> list[FloorFinding]:
         version = self._plane.routers.version
@@ -352,7 +359,11 @@ class Monitor:
                 last = recent(evidence, policy, version, 2 * self._config.min_checked)
                 top = max(policy.allowed_tiers, default=self._top)
                 tightened = self._plane.state.tightened(policy.name, version)
-                found.append(await asyncio.to_thread(find_floor, policy, version, top, last, tightened))
+                finding = await asyncio.to_thread(find_floor, policy, version, top, last, tightened)
+                # A drift that came of groups in doubt is dealt with, where the rest is as it should be.
+                is_beyond = finding.certificate.loss > 1.0 - policy.quality_floor
+                if is_beyond or not self._plane.state.tightened_groups(policy.name, version):
+                    found.append(finding)
         return found
 
     def _tightened(self, finding: FloorFinding) -> Mapping[int, Tightened]:

@@ -51,6 +51,7 @@ class Switches(Protocol):
 
     kill_switch: bool
     tightened: Mapping[tuple[str, str], Mapping[int, float]]
+    tightened_groups: Mapping[tuple[str, str], Mapping[str, Mapping[int, float]]]
 
 
 class ControlPlane:
@@ -190,6 +191,13 @@ class ControlPlane:
             (name, version): {tier: each.least for tier, each in tiers.items()}
             for name, routers in state.tightening.items()
             for version, tiers in routers.items()
+        }
+        self._switches.tightened_groups = {
+            (name, version): {
+                group: {tier: each.least for tier, each in tiers.items()} for group, tiers in groups.items()
+            }
+            for name, routers in state.groups.items()
+            for version, groups in routers.items()
         }
 
     async def _prepare(self) -> None:

@@ -15,6 +15,7 @@ KILL_SWITCH = "kill_switch"
 POLICIES = "policies"
 ROUTER = "router"
 TIGHTENING = "tightening"
+GROUPS = "tightening_groups"
 
 CLOSED = 2.0
 """A least P(as good) that no estimate reaches: the tier takes nothing but explored requests."""
@@ -131,6 +132,19 @@ class Tightened:
 Tightening = Mapping[str, Mapping[str, Mapping[int, Tightened]]]
 """Policy's name -> router's version -> tier -> what it must reach. Estimates of another router mean something else."""
 
+GroupTightening = Mapping[str, Mapping[str, Mapping[str, Mapping[int, Tightened]]]]
+"""Policy's name -> router's version -> group (see :func:`group_of`) -> tier -> what it must reach for its requests."""
+
+
+def group_of(family: str, name: str) -> str:
+    """What a group of requests is called: ``tenant:acme``, ``domain:math``."""
+    return f"{family}:{name}"
+
+
+def groups_of(tenant: str, domain: str) -> tuple[str, ...]:
+    """The groups a request belongs to."""
+    return (group_of("tenant", tenant), group_of("domain", domain)) if domain else (group_of("tenant", tenant),)
+
 
 def tightening_from_dict(value: Mapping[str, Any]) -> dict[str, dict[str, dict[int, Tightened]]]:
     """Decode the row; tiers are text in JSON."""
@@ -154,6 +168,17 @@ def tightening_as_dict(tightening: Tightening) -> dict[str, Any]:
     return found
 
 
+def groups_from_dict(value: Mapping[str, Any]) -> dict[str, dict[str, dict[str, dict[int, Tightened]]]]:
+    """Decode the row of groups; each policy's part has the form of a whole tightening."""
+    return {name: tightening_from_dict(routers) for name, routers in value.items()}
+
+
+def groups_as_dict(groups: GroupTightening) -> dict[str, Any]:
+    """For JSON, without what is not tightened."""
+    found = {name: tightening_as_dict(routers) for name, routers in groups.items()}
+    return {name: routers for name, routers in found.items() if routers}
+
+
 @dataclass(frozen=True, slots=True)
 class ControlState:
     """Everything at once. ``versions`` is the version of each row, for those who change what they have read."""
@@ -163,6 +188,7 @@ class ControlState:
     policies: ActivePolicies = field(default_factory=ActivePolicies)
     router: ActiveRouter = ActiveRouter()
     tightening: Tightening = field(default_factory=dict)
+    groups: GroupTightening = field(default_factory=dict)
     versions: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
@@ -178,6 +204,7 @@ class ControlState:
             ActivePolicies.from_dict(value(POLICIES)),
             ActiveRouter.from_dict(value(ROUTER)),
             tightening_from_dict(value(TIGHTENING)),
+            groups_from_dict(value(GROUPS)),
             {name: version for name, (_, version) in rows.items()},
         )
 
@@ -189,9 +216,14 @@ class ControlState:
             POLICIES: self.policies.as_dict(),
             ROUTER: self.router.as_dict(),
             TIGHTENING: tightening_as_dict(self.tightening),
+            GROUPS: groups_as_dict(self.groups),
             "versions": dict(self.versions),
         }
 
     def tightened(self, policy: str, router: str | None) -> Mapping[int, Tightened]:
         """The tiers in doubt of a policy under a router; None for no router."""
         return self.tightening.get(policy, {}).get(router or "none", {})
+
+    def tightened_groups(self, policy: str, router: str | None) -> Mapping[str, Mapping[int, Tightened]]:
+        """The groups in doubt of a policy under a router, each with its tiers."""
+        return self.groups.get(policy, {}).get(router or "none", {})

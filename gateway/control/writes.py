@@ -7,16 +7,19 @@ change into a compare-and-set; a change that comes too late raises :class:`Confl
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from sqlalchemy import insert, select
 
 from gateway.control import state as names
 from gateway.control.changes import Audit, Change
 from gateway.control.policy_writes import PolicyWrites
-from gateway.control.state import Tightened, tightening_as_dict
+from gateway.control.state import ControlState, Tightened, groups_as_dict, tightening_as_dict
 from gateway.ids import uuid7
 from gateway.store.control_records import AuditEntry, Lease
 from gateway.store.tables import retrain_runs
+
+T = TypeVar("T")
 
 
 class ControlWriter(PolicyWrites):
@@ -61,24 +64,37 @@ class ControlWriter(PolicyWrites):
                     mine[tier] = Tightened(least, reason or mine[tier].reason, change.transaction.now.isoformat())
             await self._put_tightening(change, policy, router, mine)
 
+    async def set_groups(
+        self,
+        policy: str,
+        router: str | None,
+        groups: Mapping[str, Mapping[int, Tightened]],
+        *,
+        by: str,
+        lease: Lease | None = None,
+    ) -> None:
+        """Ask this of the groups of a policy under a router; one with no tier is in doubt no more, others stay."""
+        async with self.change(by, lease=lease) as change:
+            before = change.before
+            mine = {**before.tightened_groups(policy, router), **groups}
+            asked = {name: _kept(before, routers, router) for name, routers in before.groups.items()}
+            asked.setdefault(policy, {})[router or "none"] = mine
+            await change.put(names.GROUPS, groups_as_dict(asked))
+
     async def release_policy(self, policy: str, *, by: str, audit: Audit | None = None) -> None:
-        """Ask no more than the policy of all its tiers, under every router."""
+        """Ask no more than the policy of all its tiers and groups, under every router."""
         async with self.change(by, audit=audit) as change:
             left = {name: routers for name, routers in change.before.tightening.items() if name != policy}
             await change.put(names.TIGHTENING, tightening_as_dict(left))
+            groups = {name: routers for name, routers in change.before.groups.items() if name != policy}
+            await change.put(names.GROUPS, groups_as_dict(groups))
 
     async def _put_tightening(
         self, change: Change, policy: str, router: str | None, tiers: Mapping[int, Tightened]
     ) -> None:
         """Write one policy's, and forget what was asked of routers that nothing can bring back."""
         before = change.before
-        canary = before.router.canary
-        kept = {before.router.active, *before.router.previous, canary.version if canary else None, router}
-        names_kept = {each or "none" for each in kept}
-        asked = {
-            name: {version: tiers for version, tiers in routers.items() if version in names_kept}
-            for name, routers in before.tightening.items()
-        }
+        asked = {name: _kept(before, routers, router) for name, routers in before.tightening.items()}
         asked.setdefault(policy, {})[router or "none"] = dict(tiers)
         await change.put(names.TIGHTENING, tightening_as_dict(asked))
 
@@ -100,3 +116,11 @@ class ControlWriter(PolicyWrites):
             if audit is not None:
                 await change.transaction.audit(audit(str(run_id)))
         return str(run_id)
+
+
+def _kept(state: ControlState, routers: Mapping[str, T], router: str | None) -> dict[str, T]:
+    """What belongs to routers that serve, may serve again, or are written about now."""
+    canary = state.router.canary
+    known = {state.router.active, *state.router.previous, canary.version if canary else None, router}
+    kept = {each or "none" for each in known}
+    return {version: each for version, each in routers.items() if version in kept}
