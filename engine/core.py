@@ -26,6 +26,7 @@ from engine import faults
 from engine.arena import Arena
 from engine.blocks import BlockPool
 from engine.config import EngineConfig
+from engine.costs import ChunkCosts
 from engine.errors import EngineError, StepFailed
 from engine.kv_cache import KVCache
 from engine.memory import context_length_of, make_cache
@@ -54,6 +55,7 @@ class EngineCore:
     Parameters
     ----------
     model, config, arena, speculator, clock, name : as for :class:`engine.engine.Engine`
+    was_alone : whether no other engine used the device since a time of the clock
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class EngineCore:
         name: str,
         clock: Callable[[], float],
         arena: Arena | None = None,
+        was_alone: Callable[[float], bool] = lambda since_s: True,
     ) -> None:
         self.config = config
         self.name = name
@@ -90,6 +93,7 @@ class EngineCore:
         self._device_time = time.thread_time if alone else time.perf_counter
         if speculator is not None:
             speculator.clock = self._device_time
+            speculator.padded = self.runner.padded
 
         self.num_steps = 0
         self.num_failed_steps = 0
@@ -100,7 +104,9 @@ class EngineCore:
         self.last_step_s = self._last_audit_s = clock()
         self.service_s = Ewma(0.1)  # from first scheduled to the end
         self.step_s = Ewma(0.1)
-        self._prompt_token_s = Ewma(0.2)
+        self.last_device_s = 0.0  # what the last step took
+        self._chunk_costs = ChunkCosts()
+        self._was_alone = was_alone
 
     def _new_scheduler(self) -> Scheduler:
         return Scheduler(
@@ -136,16 +142,37 @@ class EngineCore:
         """Whether :meth:`step` would do anything."""
         return self._flight is not None or self.scheduler.has_work
 
+    @property
+    def has_prompts(self) -> bool:
+        """Whether prompts wait to be computed or are being computed."""
+        flying = () if self._flight is None else self._flight.plan.items
+        return (
+            bool(self.scheduler.waiting)
+            or any(item.num_tokens > 1 for item in flying)
+            or any(sequence.num_left > 1 for sequence in self.scheduler.running)
+        )
+
     def step(self, events: Events) -> None:
         """Do one step; its events are appended. Never raises for what a request or the device can cause."""
+        self._guarded(self._step, events)
+
+    def settle(self, events: Events) -> None:
+        """Wait for the step in flight, if there is one, and begin no other."""
+        self._guarded(self._land_last, events)
+
+    def _guarded(self, work: Callable[[Events], None], events: Events) -> None:
         if self.has_work:
             try:
                 with self.runner.on_stream():
-                    self._step(events)
+                    work(events)
             except Exception as cause:  # a bug of ours outside the model
                 self._start_over(cause, events)
         if not self.has_work:
             self._audit(events)
+
+    def _land_last(self, events: Events) -> None:
+        if self._flight is not None:
+            self._land(self._flight, events)
 
     def _step(self, events: Events) -> None:
         self._limit_drafts()
@@ -189,11 +216,12 @@ class EngineCore:
         self._landed_s, self._device_landed_s = now_s, device_now_s
         # What the host measured includes the drafting, what the device measured does not.
         target_s = max(device_s - flight.draft_s, 0.0) if flight.device_s is None else flight.device_s
+        self.last_device_s = target_s
         if self.speculator is not None and results:
             self.speculator.observe(results, plan.num_tokens, target_s if flight.is_typical else None)
         if flight.is_typical:
             self.step_s.observe(seconds)
-            self._bound_prefills(plan, seconds)
+            self._bound_prefills(plan, seconds if flight.device_s is None else flight.device_s)
         self.num_steps += 1
         self.last_step_s = now_s
         share_s = (target_s + flight.draft_s) / max(plan.num_tokens, 1)
@@ -208,14 +236,13 @@ class EngineCore:
                 self._end(item.sequence, FinishReason.ERROR, events, self._failed(cause))
 
     def _bound_prefills(self, plan: StepPlan, seconds: float) -> None:
-        """Let running requests wait for about ``itl_target_s`` of others' prompts a step, at what those cost here."""
-        num_prompt = sum(item.num_tokens for item in plan.items if item.num_tokens > 1)
-        if num_prompt < _LEAST_CHUNK:
-            return
-        # The whole step is laid to its prompt tokens: they are most of it, and too small a chunk is the safe side.
-        self._prompt_token_s.observe(seconds / num_prompt)
-        limit = int(self.config.itl_target_s / (self._prompt_token_s.value or 1e-9))
-        self.scheduler.max_prefill_tokens = min(max(limit, _LEAST_CHUNK), self.config.max_batch_tokens)
+        """Let running requests wait for about ``itl_target_s`` a step, however many prompts there are to compute."""
+        alone = self._was_alone(self.clock() - seconds)
+        self._chunk_costs.observe(plan.num_tokens, seconds, alone=alone)
+        limit = self._chunk_costs.most_tokens(self.config.itl_target_s) or self.config.max_batch_tokens
+        num_decodes = sum(1 for item in plan.items if item.num_tokens == 1)
+        least = max(_LEAST_CHUNK, self._chunk_costs.least_worthwhile())
+        self.scheduler.max_prefill_tokens = min(max(limit - num_decodes, least), self.config.max_batch_tokens)
 
     def _launch(self, plan: StepPlan, events: Events) -> Flight | None:
         """Draft and start a step; if that raises, everything in the step ends with the error and the rest goes on."""

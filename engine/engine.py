@@ -20,6 +20,7 @@ from engine import faults
 from engine.arena import Arena
 from engine.config import EngineConfig
 from engine.core import EngineCore, Events
+from engine.device.sharing import DeviceShare
 from engine.errors import EngineClosed, EngineOverloaded, InvalidRequest, RequestTooLong
 from engine.loop import StepLoop
 from engine.request import Chunk, Ending, Event, Request, TokenLogprob
@@ -31,6 +32,8 @@ from engine.speculator import Speculator
 from engine.stats import EngineStats
 
 _DEFAULT = EngineConfig()
+# An engine that makes room for others still gives its answers' next tokens in this share of the time they may take.
+_PACE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,7 @@ class Engine:
     start : False leaves the stepping to the caller (:meth:`step`), with no thread
     arena : memory that it shares with the device's other engines; None gives it a KV pool of its own
     speculator : proposes drafts, if any
+    share : the other engines of its device, which it makes room for and which make room for it; None leaves it alone
     clock : monotonic seconds
 
     Raises
@@ -72,6 +76,7 @@ class Engine:
         start: bool = True,
         arena: Arena | None = None,
         speculator: Speculator | None = None,
+        share: DeviceShare | None = None,
         name: str = "model",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -80,7 +85,13 @@ class Engine:
         self.name = name
         self.clock = clock
         self.eos_token_ids = model.config.eos_token_ids if eos_token_ids is None else eos_token_ids
-        self.core = EngineCore(model, config, arena=arena, speculator=speculator, name=name, clock=clock)
+        self._loop: StepLoop | None = None
+        self._place = None
+        if share is not None:
+            pace_s = _PACE * config.itl_target_s
+            self._place = share.join(weight_bytes=model.weight_bytes, pace_s=pace_s, wake=self._wake)
+        was_alone = {} if self._place is None else {"was_alone": self._place.was_alone}
+        self.core = EngineCore(model, config, arena=arena, speculator=speculator, name=name, clock=clock, **was_alone)
         self.context_length = self.core.context_length
 
         self._inbox: deque[tuple[Sequence, bool]] = deque()  # (sequence, is a cancellation)
@@ -103,6 +114,11 @@ class Engine:
         """For tests and measurements; it belongs to the stepping thread."""
         return self.core.scheduler
 
+    @property
+    def thread_id(self) -> int | None:
+        """Of the thread that steps this engine; None where the caller does."""
+        return None if self._loop is None else self._loop.thread_id
+
     # From any thread
 
     def submit(self, request: Request, sink: Sink) -> Sequence:
@@ -119,6 +135,23 @@ class Engine:
         EngineClosed : the engine is
         DeviceLost : a fault ended its GPU's context
         """
+        sequence = self._queue(request, sink)
+        self._wake()
+        return sequence
+
+    def submit_all(self, requests: list[tuple[Request, Sink]]) -> list[Sequence]:
+        """:meth:`submit` many; if the engine is idle, they are looked at together.
+
+        Raises
+        ------
+        As :meth:`submit`; those before the one refused are queued.
+        """
+        try:
+            return [self._queue(request, sink) for request, sink in requests]
+        finally:
+            self._wake()
+
+    def _queue(self, request: Request, sink: Sink) -> Sequence:
         faults.refuse_if_lost(self.core.runner.kv.device)
         max_output = self._check(request)
         sampling = request.sampling
@@ -141,7 +174,6 @@ class Engine:
             )
             self._num_queued += 1
             self._inbox.append((sequence, False))
-        self._wake()
         return sequence
 
     def cancel(self, sequence: Sequence) -> None:
@@ -226,6 +258,8 @@ class Engine:
             self._take_inbox(events)
             self.core.fail_all(EngineClosed(f"The engine of {self.name} was closed while the request ran."), events)
             deliver(events)
+        if self._place is not None:
+            self._place.leave()
 
     def _wake(self) -> None:
         if self._loop is not None:
@@ -270,16 +304,39 @@ class Engine:
         """Whether :meth:`step` would do anything."""
         return bool(self._inbox) or self.core.has_work
 
-    def step(self) -> None:
-        """Take what came in, do one step, hand its events over."""
+    def step(self) -> float:
+        """Take what came in, do one step unless others go first, hand its events over.
+
+        Returns
+        -------
+        Seconds until the next step may begin
+        """
         with self._step_lock:
             events: Events = []
             if not self.core.has_work:
                 self._busy_since_s = self.clock()
             self._take_inbox(events)
-            self.core.step(events)
+            wait_s = self._step_in_turn(events)
             for sink in deliver(events):
                 self._abandon(sink)
+        return wait_s
+
+    def _step_in_turn(self, events: Events) -> float:
+        place, core = self._place, self.core
+        if place is None:
+            core.step(events)
+            return 0.0
+        place.press(core.has_prompts)
+        if place.wait_s(self.clock()) > 0.0:
+            core.settle(events)  # what is done already need not wait
+            place.rest(self.clock())
+            return place.wait_s(self.clock())
+        place.begin(self.clock())
+        core.step(events)
+        place.press(core.has_prompts or (core.has_work and core.last_device_s > place.pace_s))
+        if not core.has_work:
+            place.rest(self.clock())
+        return 0.0
 
     def _take_inbox(self, events: Events) -> None:
         while self._inbox:

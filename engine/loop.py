@@ -25,8 +25,13 @@ class Steppable(Protocol):
 
     def has_work(self) -> bool: ...
 
-    def step(self) -> None:
-        """Do one step; never raises for what a request or a device can cause."""
+    def step(self) -> float:
+        """Do one step; never raises for what a request or a device can cause.
+
+        Returns
+        -------
+        Seconds for which there is nothing to do here unless the loop is woken; 0 where the next step may follow
+        """
 
 
 class StepLoop:
@@ -83,14 +88,15 @@ class StepLoop:
         if self._on_start is not None:
             self._on_start()
         while not self._closed:
-            worked = False
+            rest_s: float | None = None  # None: until somebody has work
             for engine in self._engines:
                 if engine.has_work():
-                    worked = True
+                    wait_s = 0.0
                     try:
-                        engine.step()
+                        wait_s = engine.step()
                     except Exception:  # a bug of ours must not stop the other engines
                         logger.exception("engine step failed")
-            if not worked:
-                self._wake.wait()
+                    rest_s = wait_s if rest_s is None else min(rest_s, wait_s)
+            if rest_s != 0.0:
+                self._wake.wait(rest_s)
                 self._wake.clear()

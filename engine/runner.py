@@ -7,7 +7,7 @@ takes the tokens it needs from the first by itself, since nobody has told the ho
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -85,9 +85,18 @@ class Flight:
 
 
 class StepRunner(Protocol):
-    """What runs the plans of one engine."""
+    """What runs the plans of one engine.
+
+    Attributes
+    ----------
+    padded : tokens that a decode of so many sequences computes when the longest draft has so many; None where every
+        sequence has just its own
+    """
 
     kv: KVCache
+
+    @property
+    def padded(self) -> Callable[[int, int], int] | None: ...
 
     def on_stream(self) -> AbstractContextManager[object]:
         """What a step does on the device goes where this puts it, in the order in which it is asked for."""
@@ -139,6 +148,8 @@ class Runner:
     model : may be shared with other runners; it holds no state of a step
     kv : this runner's own
     """
+
+    padded = None
 
     def __init__(self, model: Model, kv: KVCache) -> None:
         self.model = model

@@ -22,6 +22,7 @@ _PRIOR, _PRIOR_WEIGHT = 0.7, 4.0  # acceptance assumed before anything was seen,
 _MEMORY = 0.998  # what a judged draft keeps of its say in the common rate when the next one is judged
 _MARGIN = 1.05  # what drafting must promise over none: estimates are noisy, and uneven steps cost a little more
 _PROBE_EVERY = 48  # tokens after which a sequence that is not drafted for gets one draft, to notice a change
+_SELDOM = 16  # times as many where not even a drafter that is always right would pay
 
 
 class Speculator:
@@ -36,6 +37,8 @@ class Speculator:
     Attributes
     ----------
     clock : seconds of work; the engine sets the one by which it bills
+    padded : tokens that a step of so many sequences really computes when the longest draft has so many; the engine sets
+        it where every sequence is padded to the longest draft. There no prompt can be computed beside a check.
     """
 
     def __init__(self, drafter: Drafter, *, max_draft_tokens: int = 5, adaptive: bool = True) -> None:
@@ -47,6 +50,7 @@ class Speculator:
         self.num_drafted = 0
         self.num_accepted = 0
         self.clock: Callable[[], float] = time.perf_counter
+        self.padded: Callable[[int, int], int] | None = None
         self._judged = 0.0
         self._stood = 0.0
 
@@ -71,28 +75,46 @@ class Speculator:
                 able.append(sequence)
         if not self.adaptive or not able:
             return
-        best = self._best_lengths(able, len(decoding) + other_tokens)
-        for sequence, length in zip(able, best, strict=True):
-            if not length and sequence.num_output % _PROBE_EVERY == _PROBE_EVERY - 1:
-                length = 1
-            sequence.draft_limit = min(sequence.draft_limit, length)
+        if self.padded is not None and other_tokens:
+            for sequence in able:
+                sequence.draft_limit = 0
+            return
+        others = len(decoding) - len(able), other_tokens
+        best = self._best_lengths(able, *others, [self._rate_of(sequence) for sequence in able])
+        due = [not length and self._is_due(sequence, 1) for sequence, length in zip(able, best, strict=True)]
+        if any(due) and not any(self._best_lengths(able, *others, [1.0] * len(able))):
+            due = [self._is_due(sequence, _SELDOM) for sequence in able]
+        for sequence, length, is_due in zip(able, best, due, strict=True):
+            sequence.draft_limit = min(sequence.draft_limit, max(length, int(is_due)))
 
-    def _best_lengths(self, able: Seq[Sequence], base_tokens: int) -> list[int]:
-        """Draft lengths that make (expected tokens) / (expected seconds) largest.
+    def _is_due(self, sequence: Sequence, times: int) -> bool:
+        every = times * _PROBE_EVERY
+        return sequence.num_output % every == every - 1
+
+    def _best_lengths(self, able: Seq[Sequence], num_undrafted: int, other_tokens: int, rates: Seq[float]) -> list[int]:
+        """Draft lengths that make (expected tokens of all that decode) / (expected seconds) largest.
 
         A draft token at depth j stands with probability a**j, a being its sequence's acceptance rate. Depths are tried
         from 0 up; at each, a sequence takes part only where that probability repays the token's own share of the
         cost at the rate without drafts.
+
+        Parameters
+        ----------
+        num_undrafted : sequences that decode without drafts in the same step
+        other_tokens : further tokens in it
+        rates : a of each sequence
         """
-        rates = [self._rate_of(sequence) for sequence in able]
-        alone_s = self.target_costs.estimate(base_tokens)
+        lengths, num_others = [0] * len(able), num_undrafted + other_tokens
+        expected = float(len(able) + num_undrafted)
+        alone_s = self._step_s(num_others, lengths)
         if alone_s is None or alone_s <= 0.0:
             return [sequence.draft_limit for sequence in able]
-        per_draft_s = max((self.target_costs.estimate(base_tokens + len(able)) or alone_s) - alone_s, 0.0) / len(able)
-        least = len(able) / alone_s * per_draft_s
-        lengths = [0] * len(able)
-        best, best_rate = list(lengths), _MARGIN * len(able) / alone_s
-        expected, draft_s = float(len(able)), 0.0
+        # Where shorter drafts are padded to the longest, one more draft token costs nothing.
+        with_each_s = None if self.padded is not None else self._step_s(num_others, [1] * len(able))
+        per_draft_s = max((with_each_s or alone_s) - alone_s, 0.0) / len(able)
+        least = expected / alone_s * per_draft_s
+        best, best_rate = list(lengths), _MARGIN * expected / alone_s
+        draft_s = 0.0
         for depth in range(1, self.max_draft_tokens + 1):
             joined = [
                 i
@@ -105,11 +127,16 @@ class Speculator:
                 lengths[i] = depth
                 expected += rates[i] ** depth
             draft_s += self.draft_costs.estimate(len(joined)) or 0.0
-            target_s = self.target_costs.estimate(base_tokens + sum(lengths)) or alone_s
-            rate = expected / (target_s + draft_s)
+            rate = expected / ((self._step_s(num_others, lengths) or alone_s) + draft_s)
             if rate > best_rate:
                 best, best_rate = list(lengths), rate
         return best
+
+    def _step_s(self, num_others: int, lengths: Seq[int]) -> float | None:
+        """What a step of the target with drafts of these lengths is expected to take."""
+        if self.padded is not None:
+            return self.target_costs.estimate(self.padded(num_others + len(lengths), max(lengths)))
+        return self.target_costs.estimate(num_others + len(lengths) + sum(lengths))
 
     def _rate_of(self, sequence: Sequence) -> float:
         if sequence.acceptance is not None:
@@ -138,6 +165,8 @@ class Speculator:
         """
         # A prompt's tokens cost otherwise than as many sequences' next ones.
         if seconds is not None and all(result.item.num_tokens == 1 for result in results):
+            if self.padded is not None:
+                num_tokens = self.padded(len(results), max(result.item.num_drafts for result in results))
             self.target_costs.observe(num_tokens, seconds)
         for result in results:
             drafted = result.item.num_drafts

@@ -2,7 +2,7 @@
 
 Tokens drawn by one step are read by the next where they lie, so the next is launched before the host has seen them. A
 step that decodes (or checks drafts) is one captured graph per batch size. A step with prompts in it is padded to one of
-a few sizes and captured too, while it is so small that launching it would take as long as running it; a larger one is
+a few sizes and captured too, while it is so small that launching it takes longer than running it; a larger one is
 launched kernel by kernel, which its longer kernels hide. Everything also runs on a CPU, through the kernels'
 references and without graphs, which is how its tests run.
 """
@@ -16,12 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.config import EngineConfig
+from engine.config import EngineConfig, ModelConfig
 from engine.device.buffers import RING, BlockTables, DeviceFields, HostFields, Shape, device_fields, host_fields
 from engine.device.checks import check_drafts
-from engine.device.draws import Draws, draws_of, error_of, needs_host, put_padding, put_row, sampling_tensors
+from engine.device.draws import Draws, Extras, draws_of, error_of, needs_host, put_padding, put_row, sampling_tensors
 from engine.device.graphs import GraphCache, bucket
-from engine.kernels.sampling import sample
+from engine.device.reports import Reports, report
+from engine.device.seen import SeenTokens
+from engine.kernels.sampling import count_tokens, sample
 from engine.kv_cache import KVCache
 from engine.models.decoder import DecoderModel
 from engine.models.fused import StepTensors
@@ -34,9 +36,16 @@ from engine.speculate import uses_rejection
 # Query lengths worth a graph: a decode's, and those of checks of a few drafts.
 QUERY_LENGTHS = (1, 2, 3, 4, 6, 8)
 
-# Token counts worth a graph for steps with prompts in them. A launch takes the host 14 us and a layer is about 25 of
-# them, which at 1,024 tokens is less than the device needs from 8 billion weights on.
+# Token counts that steps with prompts are padded to where they are captured, and sequences and rows of any of them:
+# few, since every combination is captured for itself, and sequences without tokens cost next to nothing.
 NUM_TOKENS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 640, 768, 896, 1024)
+NUM_SEQUENCES = (8, 32, 128, 512)
+# Larger steps are padded too, so that kernels are not compiled anew for counts that no 16 divides.
+_MULTIPLE = 16
+# Such a step is worth a graph while the host launches it more slowly than the device runs it: a layer is about 25
+# launches of 14 us, and twice that beside threads of other engines; products reach about 400 TFLOP/s at such sizes.
+_LAYER_LAUNCH_S = 2 * 25 * 14e-6
+_FLOPS = 4e14
 
 
 @dataclass(slots=True)
@@ -44,10 +53,13 @@ class DeviceFlight(Flight):
     """A step in flight: how its tokens are drawn, and when it began and ended on the device."""
 
     draws: Draws = Draws.GREEDY
+    extras: Extras = field(default_factory=Extras)
     drawing: list[StepResult] = field(default_factory=list)  # of the sequences drawn from, in the rows' order
     logits: Tensor | None = None
     logits_rows: list[int] = field(default_factory=list)
     tokens: Tensor | None = None  # int64 (2, R) on the host: ids, error codes
+    lines: list[int] = field(default_factory=list)  # of `drawing`, see SeenTokens
+    reports: tuple[Tensor, Tensor] | None = None  # on the host, see Reports
     checked: Tensor | None = None  # int64 (B, k + 3) on the host: k + 1 ids, how many of them are meant, error code
     began: torch.cuda.Event | None = None
     ended: torch.cuda.Event | None = None
@@ -73,7 +85,8 @@ class DeviceRunner:
         self.sampler = Sampler(model.config.vocab_size, model.device)
         device, self._is_cuda = model.device, model.device.type == "cuda"
         most = bucket(config.max_num_seqs) or config.max_num_seqs
-        self._max_tokens = max(config.max_batch_tokens, most * QUERY_LENGTHS[-1])
+        self._max_tokens = _rounded_up(max(config.max_batch_tokens, most * QUERY_LENGTHS[-1]))
+        self._captured_sizes = tuple(size for size in captured_sizes(model.config) if size <= self._max_tokens)
         num_bytes = Shape(self._max_tokens, most, self._max_tokens).num_bytes
         self._pinned = [torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=self._is_cuda) for _ in range(RING)]
         self._bytes = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
@@ -85,6 +98,8 @@ class DeviceRunner:
         places = most * (QUERY_LENGTHS[-1] + 2)
         self._checked = torch.zeros(places, dtype=torch.int64, device=device)
         self._landed_checks = [torch.zeros(places, dtype=torch.int64, pin_memory=self._is_cuda) for _ in range(RING)]
+        self._seen = SeenTokens(most, model.config.vocab_size, device)
+        self._reports = Reports(most, model.config.vocab_size, device)
         self._draft_probs: dict[tuple[int, int], Tensor] = {}  # (sequences, drafts) → float32 (sequences, drafts, V)
         self._views: dict[Shape, tuple[list[HostFields], DeviceFields]] = {}
         self._large: set[tuple[int, Draws]] = set()  # magnitudes of steps without a graph that were seen
@@ -114,6 +129,11 @@ class DeviceRunner:
         if self._stream is not None:
             self._stream.synchronize()
 
+    def padded(self, num_sequences: int, num_drafts: int) -> int:
+        """Tokens of the step that checks drafts of at most ``num_drafts`` tokens."""
+        longest = next((length for length in QUERY_LENGTHS if length > num_drafts), num_drafts + 1)
+        return (bucket(num_sequences) or num_sequences) * longest
+
     # Launching
 
     def launch(self, plan: StepPlan) -> Flight:
@@ -127,11 +147,18 @@ class DeviceRunner:
             for result in flight.drawing
         ]
         flight.draws = max(kinds, key=lambda draws: draws.value, default=Draws.GREEDY)
+        extras = Extras.of(result.item.sequence for result in flight.drawing)
+        if extras != Extras() and any(item.num_drafts for item in plan.items):
+            flight.draws = Draws.BY_HOST  # drafts are checked without either
+        if flight.draws is not Draws.BY_HOST:
+            flight.extras = extras
         others = self.graphs.num_others
         if self._is_cuda:
             flight.began, flight.ended = self._events[self._turn % RING]
             flight.began.record()
         with torch.inference_mode():
+            if flight.extras.penalised:
+                flight.lines = self._seen.lines_for([result.item for result in flight.drawing])
             if is_uniform:
                 assert size is not None
                 assert query_len is not None
@@ -141,6 +168,8 @@ class DeviceRunner:
             if flight.draws is not Draws.BY_HOST and flight.checked is None:
                 flight.tokens = self._landed[self._turn % RING]
                 flight.tokens.copy_(self._drawn, non_blocking=True)
+                if flight.extras.reported:
+                    flight.reports = self._reports.land(len(flight.drawing), self._turn)
         flight.is_typical &= self.graphs.num_others == others
         if flight.ended is not None:
             flight.ended.record()
@@ -154,8 +183,9 @@ class DeviceRunner:
         items = flight.plan.items
         shape = Shape(size * query_len, size, size * query_len)
         host, fields = self._fields(shape)
-        self._fill_decode(host, items, size, query_len, flight.draws)
-        draws = flight.draws
+        self._fill_decode(host, items, size, query_len, flight.draws, flight.extras)
+        self._fill_lines(host, flight)
+        draws, extras = flight.draws, flight.extras
         step = self._step_tensors(fields, size, query_len)
         checks = query_len > 1 and draws is not Draws.BY_HOST
         probs = self._place_draft_probs(host, items, size, query_len - 1) if checks else None
@@ -163,12 +193,12 @@ class DeviceRunner:
         def run() -> Tensor | None:
             hidden = self.model.fused.forward(self._with_tokens(step, fields), self.kv)
             if not checks:
-                return self._draw(hidden, fields, draws)
+                return self._draw(hidden, fields, draws, extras)
             self._check(hidden, fields, draws, size, probs)
             return None
 
         self._upload(shape, len(items))
-        flight.logits = self.graphs.run((size, query_len, draws, probs is not None), run)
+        flight.logits = self.graphs.run((size, query_len, draws, probs is not None, extras), run)
         if checks:
             num_places = size * (query_len + 2)
             landed = self._landed_checks[self._turn % RING][:num_places]
@@ -178,44 +208,53 @@ class DeviceRunner:
 
     def _mixed(self, flight: DeviceFlight) -> None:
         """A step with prompts in it."""
-        items, draws = flight.plan.items, flight.draws
+        items, draws, extras = flight.plan.items, flight.draws, flight.extras
         lengths = [item.num_tokens + item.num_drafts for item in items]
         num_rows = sum(item.num_drafts + 1 for item in items if item.draws)
-        shape = Shape(sum(lengths), len(items), num_rows)
+        num_tokens = sum(lengths)
         flight.logits_rows = list(range(num_rows))
-        padded = None if any(map(_keeps_prompt, items)) else self._padded(shape)
-        if padded is not None:
-            host, fields = self._fields(padded)
+        captured = None if any(map(_keeps_prompt, items)) else bucket(num_tokens, self._captured_sizes)
+        if captured is not None:
+            shape = self._padded(captured, len(items), max(num_rows, 1))
+            host, fields = self._fields(shape)
             self._fill_mixed(host, items, lengths, draws)
-            self._upload(padded, len(items))
+            self._fill_lines(host, flight)
+            self._upload(shape, len(items))
             # The longest query is taken to be the whole step, so that one graph serves however it is divided.
-            step = self._step_tensors(fields, padded.num_sequences, padded.num_tokens)
-            flight.logits = self.graphs.run((padded, draws), lambda: self._run_mixed(step, fields, draws)[1])
+            step = self._step_tensors(fields, shape.num_sequences, shape.num_tokens)
+            flight.logits = self.graphs.run(
+                (shape, draws, extras), lambda: self._run_mixed(step, fields, draws, extras)[1]
+            )
             return
         # A large step is compiled for when its like first comes.
-        flight.is_typical = (shape.num_tokens.bit_length(), draws) in self._large
-        self._large.add((shape.num_tokens.bit_length(), draws))
+        flight.is_typical = (num_tokens.bit_length(), draws) in self._large
+        self._large.add((num_tokens.bit_length(), draws))
+        shape = self._padded(_rounded_up(num_tokens), len(items), num_rows)
         host, fields = host_fields(self._pinned[self._turn % RING], shape), device_fields(self._bytes, shape)
         self._fill_mixed(host, items, lengths, draws)
+        self._fill_lines(host, flight)
         self._upload(shape, len(items))
-        hidden, flight.logits = self._run_mixed(self._step_tensors(fields, len(items), max(lengths)), fields, draws)
+        step = self._step_tensors(fields, shape.num_sequences, max(lengths))
+        hidden, flight.logits = self._run_mixed(step, fields, draws, extras)
         self._keep_prompts(flight, hidden)
 
-    def _padded(self, shape: Shape) -> Shape | None:
-        """The captured shape that holds this one, None where none does."""
-        num_tokens = bucket(shape.num_tokens, NUM_TOKENS)
-        num_sequences, num_rows = bucket(shape.num_sequences), bucket(max(shape.num_rows, 1))
-        if num_tokens is None or num_sequences is None or num_rows is None:
-            return None
-        if max(num_sequences, num_rows) > self._drawn.shape[1] or num_tokens > self._max_tokens:
-            return None
-        return Shape(num_tokens, num_sequences, num_rows)
+    def _padded(self, num_tokens: int, num_sequences: int, num_rows: int) -> Shape:
+        """The shape that holds a step of ``num_tokens``, which are not padded further, whatever it draws."""
+        most = self._drawn.shape[1]
+        sequences = min(bucket(num_sequences, NUM_SEQUENCES) or most, most)
+        if num_rows <= sequences:
+            return Shape(num_tokens, sequences, sequences if num_rows else 0)
+        # Only where the host checks drafts are there more rows than sequences.
+        rows = bucket(num_rows, NUM_SEQUENCES) or num_rows
+        return Shape(num_tokens, sequences, min(rows, self._max_tokens))
 
-    def _run_mixed(self, step: StepTensors, fields: DeviceFields, draws: Draws) -> tuple[Tensor, Tensor | None]:
+    def _run_mixed(
+        self, step: StepTensors, fields: DeviceFields, draws: Draws, extras: Extras
+    ) -> tuple[Tensor, Tensor | None]:
         hidden = self.model.fused.forward(self._with_tokens(step, fields), self.kv)
         if not fields.rows.shape[0]:
             return hidden, None
-        return hidden, self._draw(hidden.index_select(0, fields.rows), fields, draws)
+        return hidden, self._draw(hidden.index_select(0, fields.rows), fields, draws, extras)
 
     def _keep_prompts(self, flight: DeviceFlight, hidden: Tensor) -> None:
         start = 0
@@ -232,8 +271,14 @@ class DeviceRunner:
         hosts, fields = self._views[shape]
         return hosts[self._turn % RING], fields
 
-    def _fill_decode(self, host: HostFields, items: list[Scheduled], size: int, query_len: int, draws: Draws) -> None:
-        count = len(items)
+    def _fill_lines(self, host: HostFields, flight: DeviceFlight) -> None:
+        host.lines[:] = 0
+        host.lines[: len(flight.lines)] = flight.lines
+
+    def _fill_decode(
+        self, host: HostFields, items: list[Scheduled], size: int, query_len: int, draws: Draws, extras: Extras
+    ) -> None:
+        count, has_options = len(items), draws in (Draws.SCALED, Draws.FILTERED) or extras.penalised
         starts = np.zeros(size, dtype=np.int64)
         tokens = np.zeros((size, query_len), dtype=np.int64)
         sources = np.full((size, query_len), -1, dtype=np.int64)
@@ -249,7 +294,7 @@ class DeviceRunner:
             if item.num_drafts:
                 tokens[row, 1 : item.num_drafts + 1] = sequence.draft_ids
             used[row, : item.num_drafts + 1] = True
-            if draws is Draws.SCALED or draws is Draws.FILTERED:
+            if has_options:
                 for j in range(query_len):
                     put_row(host, row * query_len + j, sequence, sequence.num_tokens + j)
         positions = starts[:, None] + np.arange(query_len)
@@ -263,7 +308,7 @@ class DeviceRunner:
         host.query_starts[:] = np.arange(size + 1) * query_len
         host.context_lens[:count] = starts[:count] + query_len
         host.context_lens[count:] = 0
-        if draws is Draws.SCALED or draws is Draws.FILTERED:
+        if has_options:
             put_padding(host, count * query_len)
 
     def _fill_mixed(self, host: HostFields, items: list[Scheduled], lengths: list[int], draws: Draws) -> None:
@@ -334,11 +379,19 @@ class DeviceRunner:
             step.max_query_len,
         )
 
-    def _draw(self, hidden: Tensor, fields: DeviceFields, draws: Draws) -> Tensor | None:
+    def _draw(self, hidden: Tensor, fields: DeviceFields, draws: Draws, extras: Extras) -> Tensor | None:
         """Draw for each row of hidden states into ``_drawn``, or return the logits for the host."""
         if draws is Draws.BY_HOST:
             return self.model.logits(hidden)
-        sampled = sample(self.model.lm_head(hidden), sampling_tensors(fields, draws))
+        params = sampling_tensors(fields, draws)
+        if extras.penalised:
+            params.penalties = self._seen.penalties(fields.lines, fields.presence, fields.frequency, fields.repetition)
+        num_logprobs = self._reports.num_alternatives if extras.reported else None
+        sampled = sample(self.model.lm_head(hidden), params, num_logprobs)
+        if params.penalties is not None:
+            count_tokens(params.penalties, sampled.token_ids)
+        if extras.reported:
+            self._reports.keep(sampled)
         count = sampled.token_ids.shape[0]
         self._drawn[0, :count] = sampled.token_ids
         self._drawn[1, :count] = sampled.errors
@@ -396,6 +449,10 @@ class DeviceRunner:
             for row, result in enumerate(flight.drawing):
                 result.error = result.error or error_of(errors[row])
                 result.token_ids = [] if result.error else [ids[row]]
+                wanted = result.item.sequence.request.sampling.logprobs
+                if flight.reports is not None and wanted is not None and not result.error:
+                    values, numbers = (part[row] for part in flight.reports)
+                    result.logprobs = [report(values, numbers, ids[row], wanted)]
         return flight.results
 
     def _draw_by_host(self, flight: DeviceFlight) -> None:
@@ -416,6 +473,17 @@ class DeviceRunner:
             with torch.inference_mode():
                 logits = flight.logits if len(places) == flight.logits.shape[0] else flight.logits[places]
                 draw_by_host(self.sampler, logits, rows, drawing)
+
+
+def captured_sizes(config: ModelConfig) -> tuple[int, ...]:
+    """Token counts of steps with prompts that are worth a graph for a model of this shape."""
+    attention = config.hidden_size * (2 * config.q_size + 2 * config.kv_size)
+    layer_flops = 2 * (attention + 3 * config.hidden_size * config.intermediate_size)
+    return tuple(size for size in NUM_TOKENS if layer_flops * size / _FLOPS < _LAYER_LAUNCH_S)
+
+
+def _rounded_up(num_tokens: int) -> int:
+    return -(-num_tokens // _MULTIPLE) * _MULTIPLE
 
 
 def _uniform_query(items: list[Scheduled]) -> int | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 
 from engine.device.graphs import LADDER
-from engine.device.runner import NUM_TOKENS
+from engine.device.runner import NUM_SEQUENCES, NUM_TOKENS, captured_sizes
 from engine.engine import Engine, collect
 from engine.request import Request, SamplingParams
 from engine.sink import QueueSink
@@ -22,8 +22,12 @@ _MOST_SEQUENCES = 32
 _TEMPERATURES = (0.0, 1.0)
 
 
-def warm_up(engine: Engine, *, timeout_s: float = 600.0) -> None:
+def warm_up(engine: Engine, *, temperatures: tuple[float, ...] = _TEMPERATURES, timeout_s: float = 600.0) -> None:
     """Let an engine decode in batches and read prompts of the captured sizes; blocks until it has.
+
+    Parameters
+    ----------
+    temperatures : one or both of 0 and another
 
     Raises
     ------
@@ -31,24 +35,37 @@ def warm_up(engine: Engine, *, timeout_s: float = 600.0) -> None:
         What one of the steps failed with: the engine cannot serve.
     """
     config, limit = engine.config, engine.context_length
-    for temperature in _TEMPERATURES:
+    for temperature in temperatures:
         # Each answer decodes once per turn, and once more to end.
         sampling = SamplingParams(temperature=temperature, seed=0, max_tokens=_TURNS + 2, ignore_eos=True)
         for size in LADDER:
             if size <= min(config.max_num_seqs, _MOST_SEQUENCES) and limit >= 1 + _TURNS + 2:
                 _serve(engine, [1] * size, sampling, timeout_s)
         one = SamplingParams(temperature=temperature, seed=0, max_tokens=1)
-        for _ in range(_TURNS):
-            for num_tokens in NUM_TOKENS:
-                if num_tokens <= config.max_batch_tokens and num_tokens + 1 <= limit:
-                    _serve(engine, [num_tokens], one, timeout_s)
+        for most in sorted({min(size, config.max_num_seqs, _MOST_SEQUENCES) for size in NUM_SEQUENCES}):
+            for num_tokens in _prompt_sizes(engine):
+                # As many prompts as there may be, all but the first of one token.
+                count = min(most, num_tokens)
+                lengths = [num_tokens - count + 1] + [1] * (count - 1)
+                if lengths[0] < limit:
+                    for _ in range(_TURNS):
+                        _serve(engine, lengths, one, timeout_s)
+
+
+def _prompt_sizes(engine: Engine) -> list[int]:
+    """The captured sizes, and of those beyond, which are only compiled, the least and the largest."""
+    captured = captured_sizes(engine.model.config)
+    beyond = [size for size in NUM_TOKENS if size not in captured]
+    return [size for size in (*captured, *beyond[:1], *beyond[-1:]) if size <= engine.config.max_batch_tokens]
 
 
 def _serve(engine: Engine, lengths: list[int], sampling: SamplingParams, timeout_s: float) -> None:
     sinks = [QueueSink() for _ in lengths]
-    for index, (length, sink) in enumerate(zip(lengths, sinks, strict=True)):
+    requests = []
+    for index, length in enumerate(lengths):
         # A salt nobody else has, and never the same: the prefix cache must not spare the work.
         salt = f"warm-up {secrets.token_hex(8)} {index}"
-        engine.submit(Request("warm-up", (0,) * length, sampling, speculate=False, cache_salt=salt), sink)
+        requests.append(Request("warm-up", (0,) * length, sampling, speculate=False, cache_salt=salt))
+    engine.submit_all(list(zip(requests, sinks, strict=True)))
     for sink in sinks:
         collect(sink, timeout_s)

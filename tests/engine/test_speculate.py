@@ -255,15 +255,34 @@ def test_each_sequence_has_its_own_length_and_load_shortens_it() -> None:
     assert max(limits(busy, decoding(0.7, count=48))) < max(limits(busy, decoding(0.7, count=1)))
 
 
-def test_a_sequence_that_is_not_drafted_for_is_probed_now_and_then() -> None:
-    made = speculator(STEEP, CHEAP)
-    (sequence,) = decoding(0.5)
-    sequence.max_output = 1000
+@pytest.mark.parametrize(("target_s", "least", "most"), [(FLAT, 4, 10), (STEEP, 1, 3)])
+def test_a_sequence_that_is_not_drafted_for_is_probed_now_and_then(
+    target_s: dict[int, float], least: int, most: int
+) -> None:
+    """Seldom where not even a perfect drafter would pay: a probe costs something too."""
+    made = speculator(target_s, CHEAP)
+    (sequence,) = decoding(0.0)
+    sequence.max_output = 3000
     probes = 0
-    for _ in range(200):
+    for _ in range(280 if target_s is FLAT else 1600):
         probes += limits(made, [sequence])[0]
         sequence.token_ids.append(3)
-    assert 0 < probes < 10
+    assert least <= probes <= most
+
+
+def test_where_all_are_padded_to_the_longest_draft_it_is_their_cost_that_counts() -> None:
+    """One sequence of many that wants drafts makes all others' places longer."""
+    costs = {1: 10e-3, 8: 10.5e-3, 64: 30e-3, 256: 120e-3}
+    willing, others = decoding(0.9), decoding(0.9, count=30)
+    for each in others:
+        each.request = Request("r", (1, 2), speculate=False)
+    made = speculator(costs, CHEAP)
+    assert limits(made, [*willing, *decoding(0.0, count=3)])[0] > 0
+    made.padded = lambda num_sequences, num_drafts: num_sequences * (num_drafts + 1)
+    assert limits(made, [*willing, *others])[0] == 0
+    assert limits(made, willing)[0] > 0
+    made.set_limits(willing, other_tokens=7)
+    assert willing[0].draft_limit == 0
 
 
 def test_requests_can_decline_and_ends_are_respected() -> None:
