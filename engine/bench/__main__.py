@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from engine.bench.card import machine_card
-from engine.bench.gpu import BATCHES, PROMPT_LENGTHS, bench_shapes, write_lines
+from engine.bench.gpu import BATCHES, PROMPT_LENGTHS, bench_shapes
 from engine.bench.ladder import bench_ladder
 from engine.bench.ours import Run, run_ours
 from engine.bench.peer_server import ServerPeer
@@ -74,8 +74,9 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     gpu.add_argument("--peer-folders", type=Path, help="folders of config.json files named as the shapes, for vLLM")
     gpu.add_argument("--ladder", action="store_true", help="drive four tiers together with a Poisson mix")
     gpu.add_argument("--ladder-shapes", nargs=3, default=["3b-int4", "8b-int4", "70b-int4"], choices=sorted(SHAPES))
-    gpu.add_argument("--ladder-start-rate", type=float, default=20.0, help="requests a second of the first load")
-    gpu.add_argument("--ladder-seconds", type=float, default=20.0, help="length of each load in the ladder run")
+    gpu.add_argument("--ladder-start-rate", type=float, default=10.0, help="requests a second of the first load")
+    gpu.add_argument("--ladder-seconds", type=float, default=10.0, help="length of each load in the ladder run")
+    gpu.add_argument("--ladder-loads", type=int, default=8, help="most loads of each of the two mixes")
     args = parser.parse_args(argv)
     if args.peer == "vllm" and args.peer_folders is None:
         parser.error("--peer vllm needs --peer-folders: vLLM reads a shape's config.json from a folder")
@@ -86,10 +87,12 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
 
 def _on_gpu(args: argparse.Namespace) -> None:
     args.shapes = args.shapes or ([] if args.ladder else ["3b-int4", "8b-int4", "8b-bf16", "70b-int4"])
-    rows = bench_shapes(args) if args.shapes else []
+    if args.out is not None:
+        args.out.unlink(missing_ok=True)
+    if args.shapes:
+        bench_shapes(args)
     if args.ladder:
-        rows += bench_ladder(args)
-    write_lines(rows, args.out)
+        bench_ladder(args)
 
 
 def _bench_model(source: str, args: argparse.Namespace, read_gb_per_s: float) -> dict[str, object]:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from engine.bench.measures import SLACK
 from engine.config import EngineConfig, ModelConfig
 from engine.engine import Engine
 from engine.models.decoder import DecoderModel
@@ -37,6 +38,64 @@ class Countdown:
         self._done.wait()
         if self.error is not None:
             raise self.error
+
+
+class Reached:
+    """When all of some answers had a number of tokens.
+
+    Parameters
+    ----------
+    count : answers
+    marks : numbers of tokens to wait for
+    """
+
+    def __init__(self, count: int, marks: Sequence[int]) -> None:
+        self._left = dict.fromkeys(marks, count)
+        self._at_s: dict[int, float] = {}
+        self._done = threading.Event()
+        self.error: Exception | None = None
+
+    def note(self, before: int, after: int) -> None:
+        """An answer of ``before`` tokens has ``after``; called on the engine's thread alone."""
+        for mark in self._left:
+            if before < mark <= after:
+                self._left[mark] -= 1
+                if not self._left[mark]:
+                    self._at_s[mark] = time.perf_counter()
+        if not any(self._left.values()):
+            self._done.set()
+
+    def fail(self, error: Exception) -> None:
+        self.error = error
+        self._done.set()
+
+    def wait(self) -> dict[int, float]:
+        """When each mark was reached by all, seconds of the performance counter; raises what an answer ended with."""
+        self._done.wait()
+        if self.error is not None:
+            raise self.error
+        return self._at_s
+
+
+class Answer:
+    """One answer's sink."""
+
+    loop = None
+
+    def __init__(self, reached: Reached) -> None:
+        self._reached = reached
+        self._num_tokens = 0
+        self.ended = threading.Event()
+
+    def put(self, event: Event) -> None:
+        if isinstance(event, Ending):
+            if event.error is not None:
+                self._reached.fail(event.error)
+            self.ended.set()
+        else:
+            before = self._num_tokens
+            self._num_tokens += len(event.token_ids)
+            self._reached.note(before, self._num_tokens)
 
 
 class OurEngine:
@@ -75,15 +134,33 @@ class OurEngine:
 
     def serve(self, prompts: Sequence[Sequence[int]], num_output: int) -> float:
         """See :class:`engine.bench.measures.Contender`."""
+        requests = self._requests(prompts, num_output)
+        ended = Countdown(len(requests))
+        began_s = time.perf_counter()
+        self.engine.submit_all([(request, ended) for request in requests])
+        ended.wait()
+        return time.perf_counter() - began_s
+
+    def decode(self, prompts: Sequence[Sequence[int]], first: int, last: int) -> float:
+        """See :class:`engine.bench.measures.Contender`; every answer goes on until all have ``last`` tokens."""
+        requests = self._requests(prompts, last + SLACK)
+        reached = Reached(len(requests), (first, last))
+        answers = [Answer(reached) for _ in requests]
+        handles = self.engine.submit_all(list(zip(requests, answers, strict=True)))
+        try:
+            at_s = reached.wait()
+        finally:
+            for handle in handles:
+                self.engine.cancel(handle)
+            for answer in answers:
+                answer.ended.wait()
+        return at_s[last] - at_s[first]
+
+    def _requests(self, prompts: Sequence[Sequence[int]], num_output: int) -> list[Request]:
         sampling = SamplingParams(temperature=0.0, max_tokens=num_output, ignore_eos=True)
         requests = [Request(f"bench-{self._count + i}", tuple(p), sampling) for i, p in enumerate(prompts)]
         self._count += len(requests)
-        ended = Countdown(len(requests))
-        began_s = time.perf_counter()
-        for request in requests:
-            self.engine.submit(request, ended)
-        ended.wait()
-        return time.perf_counter() - began_s
+        return requests
 
     def __enter__(self) -> OurEngine:
         return self
@@ -122,6 +199,11 @@ class Vllm:
         began_s = time.perf_counter()
         self._llm.generate(inputs, params, use_tqdm=False)
         return time.perf_counter() - began_s
+
+    def decode(self, prompts: Sequence[Sequence[int]], first: int, last: int) -> float:
+        """See :class:`engine.bench.measures.Contender`: two runs, since it answers when all is done."""
+        short_s = self.serve(prompts, first)
+        return self.serve(prompts, last) - short_s
 
     def __enter__(self) -> Vllm:
         return self

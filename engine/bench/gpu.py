@@ -1,7 +1,7 @@
 """The engine on a GPU, shape by shape: latencies and rates beside the physical floors, with random weights.
 
-Definitions are those of :mod:`engine.bench.measures`; each figure is the median of ``--repeats`` passes after one that
-is not counted, with the least and the most beside it.
+Definitions are those of :mod:`engine.bench.measures`; each figure is the median of ``--repeats`` passes (fewer where
+one takes long), with the least, the most and their number beside it. Compiling and capturing come before, uncounted.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from engine.bench.card import machine_card
 from engine.bench.contenders import OurEngine, Vllm
 from engine.bench.floors import Ceilings, Costs, decode_floor_s, measure_ceilings, prefill_floor_s
 from engine.bench.measures import (
+    LONG,
     OUTPUT_TOKENS,
     PROMPT_TOKENS,
-    SHORT,
+    SLACK,
     Contender,
     Prompts,
     itl_s,
@@ -30,6 +31,8 @@ from engine.bench.measures import (
     prefill_rate,
     repeated,
     ttft_s,
+    warm_output,
+    warm_prefill,
 )
 from engine.bench.profile import profile_decode
 from engine.bench.shapes import SHAPES
@@ -47,19 +50,20 @@ AT_ONCE = {"70b-int4": 256}
 _MANY = 512
 
 
-def bench_shapes(args: argparse.Namespace) -> list[dict[str, Any]]:
+def bench_shapes(args: argparse.Namespace) -> None:
     """Measure every shape asked for; a failure is a row of its own and the rest goes on."""
     device = torch.device(args.device)
     ceilings = measure_ceilings(device)
     card = machine_card() | {"ceilings": ceilings.as_dict(), "seed": args.seed, "repeats": args.repeats}
     print(json.dumps(card), flush=True)
-    rows: list[dict[str, Any]] = [{"bench": "engine-gpu", "card": card}]
+    write_line({"bench": "engine-gpu", "card": card}, args.out)
+    rows: list[dict[str, Any]] = []
     for name in args.shapes:
         rows.append(_bench_shape(name, args, device, ceilings))
         print(json.dumps(rows[-1]), flush=True)
+        write_line(rows[-1], args.out)
         _free(device)
-    print_table(rows[1:])
-    return rows
+    print_table(rows)
 
 
 def _bench_shape(name: str, args: argparse.Namespace, device: torch.device, ceilings: Ceilings) -> dict[str, Any]:
@@ -96,27 +100,32 @@ def _load(config: ModelConfig, args: argparse.Namespace) -> DecoderModel | Paral
 
 
 def _kv_tokens(args: argparse.Namespace, many: int) -> int:
-    longest: int = max(*args.prompt_lengths, PROMPT_TOKENS + OUTPUT_TOKENS + SHORT)
-    return max(many * (PROMPT_TOKENS + OUTPUT_TOKENS + 32), 16 * 2048 + 1024, 2 * longest)
+    longest: int = max(*args.prompt_lengths, PROMPT_TOKENS + OUTPUT_TOKENS)
+    decoding: int = max(args.batches) * (PROMPT_TOKENS + LONG + SLACK + 16)
+    return max(many * (PROMPT_TOKENS + OUTPUT_TOKENS + 32), decoding, 16 * 2048 + 1024, 2 * longest)
 
 
 def _measure_all(contender: Contender, args: argparse.Namespace, many: int) -> dict[str, Any]:
     prompts = Prompts(contender.vocab_size, args.seed)
     found: dict[str, Any] = {}
 
-    def note(name: str, measure: Callable[[], float], scale: float) -> None:
+    def note(name: str, measure: Callable[[], float], scale: float, warm: int = 0) -> None:
         try:
-            found[name] = repeated(measure, args.repeats).scaled(scale)
+            found[name] = repeated(measure, args.repeats, warm=warm).scaled(scale)
         except Exception as error:  # one figure that cannot be had must not cost the others
             traceback.print_exc()
             found[name] = {"error": f"{type(error).__name__}: {error}"[:300]}
         print(f"  {name}: {found[name]}", flush=True)
 
     for batch in args.batches:
-        note(f"itl_ms_b{batch}", lambda batch=batch: itl_s(contender, prompts, batch), 1e3)  # type: ignore[misc]
+        texts = prompts.draw(batch, PROMPT_TOKENS)
+        note(f"itl_ms_b{batch}", lambda texts=texts: itl_s(contender, texts), 1e3)  # type: ignore[misc]
     for length in args.prompt_lengths:
-        note(f"ttft_ms_{length}", lambda length=length: ttft_s(contender, prompts, length), 1e3)  # type: ignore[misc]
+        # A step with prompts is compiled when it first comes, and captured when it comes again.
+        note(f"ttft_ms_{length}", lambda length=length: ttft_s(contender, prompts, length), 1e3, warm=2)  # type: ignore[misc]
+    warm_prefill(contender, prompts)
     note("prefill_tok_s", lambda: prefill_rate(contender, prompts), 1.0)
+    warm_output(contender, prompts, many)
     note(f"output_tok_s_n{many}", lambda: output_rate(contender, prompts, many), 1.0)
     return found
 
@@ -188,8 +197,9 @@ def _over(name: str, value: float, floor: float) -> float:
     return floor / value if name.endswith("tok_s") else value / floor
 
 
-def write_lines(rows: list[dict[str, Any]], out: Path | None) -> None:
-    """One JSON object a line."""
+def write_line(row: dict[str, Any], out: Path | None) -> None:
+    """Add one JSON object to a file of them, as soon as it is known."""
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        with out.open("a") as file:
+            file.write(json.dumps(row) + "\n")

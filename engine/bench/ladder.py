@@ -1,8 +1,10 @@
 """Four tiers on one device under a Poisson mix, beside everything on the top tier's model, at the same limits.
 
-Tiers: three shapes, and the third once more with drafts of the first. Each request has 512 tokens in and 128 out; the
-mix is 60 / 20 / 15 / 5 %. The drafter is right for a set share of tokens (see :mod:`engine.bench.chains`): stated, not
-measured. Loads rise until a limit breaks; the last load that held is the figure.
+Tiers: three shapes, and the third once more with drafts of the first, by the same engine. Each request has 512 tokens
+in and 128 out; the mix is 60 / 20 / 15 / 5 %. The drafter is right for a set share of tokens (see
+:mod:`engine.bench.chains`): stated, not measured. Every load is judged by two pairs of limits; for each pair the
+highest load that held counts. Arrivals are a Poisson process of a given number in a given time, the mix is met exactly,
+and every request of a load has ended before it is judged.
 """
 
 from __future__ import annotations
@@ -12,16 +14,20 @@ import json
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from engine.bench.chains import RESIDUAL_SCALE, successors, walk
+from engine.bench.gpu import write_line
 from engine.bench.measures import OUTPUT_TOKENS, PROMPT_TOKENS, Prompts
 from engine.bench.shapes import SHAPES
 from engine.config import EngineConfig
+from engine.device.runner import DeviceRunner
+from engine.device.sharing import DeviceShare
+from engine.device.warm import warm_up
 from engine.draft import Drafter
 from engine.drafters import model_drafter
 from engine.engine import Engine
@@ -32,12 +38,16 @@ from engine.request import Chunk, Ending, Event, Request, SamplingParams
 from engine.speculator import Speculator
 
 MIX = (0.60, 0.20, 0.15, 0.05)
+TOP_ONLY = (0.0, 0.0, 1.0, 0.0)
 ACCEPTANCE = 0.7
-# What a caller bears: nine of ten requests begin within the one and go on within the other.
-TTFT_LIMIT_S, ITL_LIMIT_S = 2.0, 0.1
-_GROWTH = 1.4
-_MAX_LOADS = 8
-_SHARES_OF_KV = (0.2, 0.2, 0.45, 0.15)
+# What a caller bears: nine of ten requests begin within the first (seconds) and go on within the second.
+LIMITS: Mapping[str, tuple[float, float]] = {"tight": (0.5, 0.05), "wide": (2.0, 0.1)}
+# vLLM 0.23 on an H200, everything on the 70B, 256 requests of this size at once: 1,025 output tokens a second.
+_PEER_RATE = 1025 / OUTPUT_TOKENS
+_GROWTH = 1.3
+# Of the memory for KV, by engine; tiers 3 and 4 are one.
+_SHARES_OF_KV = (0.2, 0.2, 0.6)
+_ENGINE_OF_TIER = (0, 1, 2, 2)
 # Thirty-two requests of the load at once.
 _DRAFTER_BLOCKS = 32 * 41
 
@@ -74,7 +84,7 @@ class Served:
 
 
 class FourTiers:
-    """The engines of a ladder; tiers 3 and 4 share weights, and the drafter is tier 1's."""
+    """The engines of a ladder; tiers 3 and 4 are requests to one of them, and the drafter has tier 1's weights."""
 
     def __init__(self, shapes: Sequence[str], device: torch.device, *, kv_bytes: int, seed: int) -> None:
         self.models: list[DecoderModel] = []
@@ -84,10 +94,10 @@ class FourTiers:
             walk(model, successors(model.config.vocab_size, agreement=agreement, seed=seed))
             self.models.append(model)
         self.vocab_size = self.models[0].config.vocab_size
-        by_tier = [*self.models, self.models[-1]]
-        self.engines = [self._engine(i, by_tier[i], int(kv_bytes * share)) for i, share in enumerate(_SHARES_OF_KV)]
+        share = DeviceShare()
+        self.engines = [self._engine(i, share, int(kv_bytes * part)) for i, part in enumerate(_SHARES_OF_KV)]
 
-    def _engine(self, index: int, model: DecoderModel, kv_bytes: int) -> Engine:
+    def _engine(self, index: int, share: DeviceShare, kv_bytes: int) -> Engine:
         config = EngineConfig(
             kv_cache_bytes=kv_bytes,
             context_length=1024,
@@ -96,8 +106,8 @@ class FourTiers:
             itl_target_s=0.05,
             max_waiting=1 << 20,
         )
-        speculator = Speculator(self._drafter(config)) if index == 3 else None
-        return Engine(model, config, speculator=speculator, name=f"tier-{index + 1}")
+        speculator = Speculator(self._drafter(config)) if index == 2 else None
+        return Engine(self.models[index], config, speculator=speculator, share=share, name=f"engine-{index + 1}")
 
     def _drafter(self, config: EngineConfig) -> Drafter:
         draft = self.models[0]
@@ -110,22 +120,35 @@ class FourTiers:
             max_sequences=config.max_num_seqs,
         )
 
+    def submit(self, request: Request, sink: Served) -> None:
+        """Send a request to the engine of its sink's tier."""
+        self.engines[_ENGINE_OF_TIER[sink.tier]].submit(request, sink)
+
+    def warm_up(self) -> None:
+        """Compile and capture what loads of this kind need."""
+        for engine in self.engines:
+            if isinstance(engine.core.runner, DeviceRunner):
+                warm_up(engine, temperatures=(0.0,))
+
     def close(self) -> None:
         for engine in self.engines:
             engine.close()
 
 
-def bench_ladder(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Run the mix and everything on tier 3; one row with both and their ratio."""
+def bench_ladder(args: argparse.Namespace) -> None:
+    """Run the mix and everything on tier 3; one row with both and their ratios."""
     device = torch.device(args.device)
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 1 << 28
     weights = 50e9 if "70b-int4" in args.ladder_shapes else 0
     tiers = FourTiers(args.ladder_shapes, device, kv_bytes=int(0.8 * (free - weights)), seed=args.seed)
     try:
-        for tier in range(4):
-            _run_load(tiers, [float(t == tier) for t in range(4)], rate=4.0, seconds=3.0, seed=args.seed)
-        mixed = _highest(tiers, MIX, args, start=args.ladder_start_rate)
-        top_only = _highest(tiers, (0.0, 0.0, 1.0, 0.0), args, start=args.ladder_start_rate / 6)
+        began_s = time.perf_counter()
+        tiers.warm_up()
+        for mix in (MIX, (0.0, 0.0, 0.0, 1.0)):
+            _run_load(tiers, mix, rate=args.ladder_start_rate / 2, seconds=args.ladder_seconds / 5, seed=args.seed + 1)
+        print(f"  warm after {time.perf_counter() - began_s:.1f} s", flush=True)
+        mixed = _search(tiers, MIX, args, start=args.ladder_start_rate)
+        top_only = _search(tiers, TOP_ONLY, args, start=args.ladder_start_rate / 5)
     finally:
         tiers.close()
     row = {
@@ -133,65 +156,116 @@ def bench_ladder(args: argparse.Namespace) -> list[dict[str, Any]]:
         "shapes": list(args.ladder_shapes),
         "mix": MIX,
         "set_acceptance": ACCEPTANCE,
-        "limits": {"ttft_p90_s": TTFT_LIMIT_S, "itl_p90_s": ITL_LIMIT_S},
+        "limits": {name: {"ttft_p90_s": ttft, "itl_p90_s": itl} for name, (ttft, itl) in LIMITS.items()},
         "ladder": mixed,
         "all_on_tier_3": top_only,
-        "ratio": _ratio(mixed, top_only),
+        "ratio": {name: _ratio(mixed, top_only, name) for name in LIMITS},
+        "ratio_to_peers_saturated_70b": {
+            name: None if rate is None else round(rate / _PEER_RATE, 2) for name, rate in mixed["best"].items()
+        },
     }
     print(json.dumps(row), flush=True)
-    return [row]
+    write_line(row, args.out)
 
 
-def _ratio(mixed: dict[str, Any], top_only: dict[str, Any]) -> float | None:
-    if not mixed["best"] or not top_only["best"]:
-        return None
-    return round(float(mixed["best"]["rate"]) / float(top_only["best"]["rate"]), 2)
+def _ratio(mixed: dict[str, Any], top_only: dict[str, Any], limits: str) -> float | None:
+    ours, alone = mixed["best"][limits], top_only["best"][limits]
+    return None if ours is None or alone is None else round(ours / alone, 2)
 
 
-def _highest(tiers: FourTiers, mix: Sequence[float], args: argparse.Namespace, *, start: float) -> dict[str, Any]:
-    """Raise the load by two fifths until a limit breaks, or halve it until they hold."""
+def _search(tiers: FourTiers, mix: Sequence[float], args: argparse.Namespace, *, start: float) -> dict[str, Any]:
+    """Raise the load from ``start`` until the wide limits break, then lower it until the tight ones have held."""
     loads: list[dict[str, Any]] = []
-    best: dict[str, Any] | None = None
+
+    def run(rate: float) -> list[str]:
+        loads.append(_run_load(tiers, mix, rate=rate, seconds=args.ladder_seconds, seed=args.seed))
+        print(f"  {rate:.1f}/s: {json.dumps(loads[-1])}", flush=True)
+        write_line({"bench": "engine-ladder-load", "mix": list(mix)} | loads[-1], args.out)
+        return list(loads[-1]["holds"])
+
     rate = start
-    for _ in range(_MAX_LOADS):
-        found = _run_load(tiers, mix, rate=rate, seconds=args.ladder_seconds, seed=args.seed)
-        loads.append(found)
-        print(f"  {rate:.1f}/s: {json.dumps(found)}", flush=True)
-        if found["holds"]:
-            best = found
-            rate *= _GROWTH
-        elif best is None:
-            rate /= 2
-        else:
-            break
-    return {"best": best, "loads": loads}
+    while len(loads) < args.ladder_loads and "wide" in run(rate):
+        rate *= _GROWTH
+    rate = start / _GROWTH
+    while len(loads) < args.ladder_loads and not all(_best(loads, name) for name in LIMITS):
+        run(rate)
+        rate /= _GROWTH
+    return {"best": {name: _best(loads, name) for name in LIMITS}, "loads": loads}
+
+
+def _best(loads: Sequence[dict[str, Any]], limits: str) -> float | None:
+    return max((float(load["rate"]) for load in loads if limits in load["holds"]), default=None)
+
+
+def _arrivals(rate: float, seconds: float, mix: Sequence[float], rng: random.Random) -> list[tuple[float, int]]:
+    """When which tier is asked: as many requests as the rate says, at independent uniform times."""
+    count = max(round(rate * seconds), 1)
+    bounds = [sum(mix[: tier + 1]) * count for tier in range(len(mix))]
+    tiers = [next(t for t, bound in enumerate(bounds) if i + 0.5 < bound + 1e-9) for i in range(count)]
+    rng.shuffle(tiers)
+    return list(zip(sorted(rng.uniform(0.0, seconds) for _ in range(count)), tiers, strict=True))
 
 
 def _run_load(tiers: FourTiers, mix: Sequence[float], *, rate: float, seconds: float, seed: int) -> dict[str, Any]:
-    """Send Poisson arrivals for a while, wait for all of them, and say how they fared."""
-    rng, prompts = random.Random(seed), Prompts(tiers.vocab_size, seed + round(rate * 1000))
-    arrivals, at = [], rng.expovariate(rate)
-    while at < seconds:
-        arrivals.append((at, rng.choices(range(4), mix)[0]))
-        at += rng.expovariate(rate)
+    """Send requests for a while, wait for all of them, and say how they fared."""
+    prompts = Prompts(tiers.vocab_size, seed + round(rate * 1000))
+    arrivals = _arrivals(rate, seconds, mix, random.Random(seed))
     texts = prompts.draw(len(arrivals), PROMPT_TOKENS)
     sampling = SamplingParams(temperature=0.0, max_tokens=OUTPUT_TOKENS, ignore_eos=True)
     served: list[Served] = []
+    late_s: list[float] = []
+    meter = HostMeter(tiers.engines)
     began_s = time.perf_counter()
     for index, ((at, tier), text) in enumerate(zip(arrivals, texts, strict=True)):
-        time.sleep(max(0.0, began_s + at - time.perf_counter()))
+        wait_s = began_s + at - time.perf_counter()
+        if wait_s > 0.0:
+            time.sleep(wait_s)
+            late_s.append(time.perf_counter() - began_s - at)
         sink = Served(tier, began_s + at)
         served.append(sink)
-        tiers.engines[tier].submit(Request(f"load-{rate}-{index}", tuple(text), sampling), sink)
+        request = Request(f"load-{rate}-{index}", tuple(text), sampling, speculate=tier == 3)
+        tiers.submit(request, sink)
     for sink in served:
         sink.done.wait()
-    return _report(served, time.perf_counter() - began_s, rate)
+    elapsed_s = time.perf_counter() - began_s
+    return _report(served, elapsed_s, len(arrivals) / seconds) | {"host": meter.read(elapsed_s, late_s)}
+
+
+class HostMeter:
+    """What the threads that step engines cost the host, from when this is made."""
+
+    def __init__(self, engines: Sequence[Engine]) -> None:
+        self._engines = engines
+        self._before = [self._now(engine) for engine in engines]
+        self._process_s = time.process_time()
+
+    def read(self, elapsed_s: float, late_s: Sequence[float]) -> dict[str, Any]:
+        """Cores used, and by engine the steps and milliseconds of host time a step.
+
+        ``late_s`` is by how much a thread that slept came late: beside the timer's own error, its wait for the
+        interpreter.
+        """
+        after = [self._now(engine) for engine in self._engines]
+        each = []
+        for (steps, cpu_s), (steps_before, cpu_before_s) in zip(after, self._before, strict=True):
+            count = max(steps - steps_before, 1)
+            each.append({"steps": count, "host_cpu_ms": round((cpu_s - cpu_before_s) / count * 1e3, 3)})
+        return {
+            "cores": round((time.process_time() - self._process_s) / elapsed_s, 3),
+            "late_p90_ms": round(_p90(late_s) * 1e3, 3) if late_s else None,
+            "engines": each,
+        }
+
+    @staticmethod
+    def _now(engine: Engine) -> tuple[int, float]:
+        assert engine.thread_id is not None
+        return engine.stats().num_steps, time.clock_gettime(time.pthread_getcpuclockid(engine.thread_id))
 
 
 def _report(served: list[Served], elapsed_s: float, rate: float) -> dict[str, Any]:
     errors = [s.ending.error for s in served if s.ending is not None and s.ending.error is not None]
-    if errors or not served:
-        return {"rate": rate, "holds": not errors, "errors": [str(e)[:200] for e in errors[:3]]}
+    if errors:
+        return {"rate": round(rate, 2), "holds": [], "errors": [str(e)[:200] for e in errors[:3]]}
     ttft, itl = _p90([s.ttft_s for s in served]), _p90([s.itl_s for s in served])
     per_tier = {}
     for tier in sorted({s.tier for s in served}):
@@ -205,8 +279,8 @@ def _report(served: list[Served], elapsed_s: float, rate: float) -> dict[str, An
         }
     return {
         "rate": round(rate, 2),
-        "requests_per_s": round(len(served) / elapsed_s, 2),
-        "holds": ttft <= TTFT_LIMIT_S and itl <= ITL_LIMIT_S,
+        "ended_per_s": round(len(served) / elapsed_s, 2),
+        "holds": [name for name, (ttft_s, itl_s) in LIMITS.items() if ttft <= ttft_s and itl <= itl_s],
         "ttft_p90_ms": round(ttft * 1e3, 1),
         "itl_p90_ms": round(itl * 1e3, 2),
         "device_s": round(sum(s.ending.compute_s for s in served if s.ending) / len(served), 5),

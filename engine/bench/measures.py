@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -12,6 +13,10 @@ PROMPT_TOKENS = 512
 SHORT, LONG = 8, 136
 PREFILL_PROMPTS, PREFILL_TOKENS = 16, 2048
 OUTPUT_TOKENS = 128
+# Tokens beyond the last that an answer may go on for, so that none ends while others are being timed.
+SLACK = 32
+# After so many seconds a figure has had passes enough.
+_LONG_S = 25.0
 
 
 class Contender(Protocol):
@@ -22,24 +27,29 @@ class Contender(Protocol):
     def serve(self, prompts: Sequence[Sequence[int]], num_output: int) -> float:
         """Write ``num_output`` tokens for each prompt, all submitted at once; seconds until the last is done."""
 
+    def decode(self, prompts: Sequence[Sequence[int]], first: int, last: int) -> float:
+        """Seconds from when every prompt's answer has ``first`` tokens until every one has ``last``."""
+
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The median of some passes, and how far they lay apart."""
+    """The median of some passes, how far they lay apart, and how many they were."""
 
     median: float
     least: float
     most: float
+    passes: int
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        return cls(median(values), min(values), max(values))
+        return cls(median(values), min(values), max(values), len(values))
 
     def scaled(self, factor: float) -> dict[str, float]:
         return {
             "median": round(self.median * factor, 4),
             "min": round(self.least * factor, 4),
             "max": round(self.most * factor, 4),
+            "passes": self.passes,
         }
 
 
@@ -55,22 +65,38 @@ class Prompts:
         return [[self._rng.randrange(self._vocab_size) for _ in range(num_tokens)] for _ in range(count)]
 
 
-def repeated(measure: Callable[[], float], repeats: int) -> Spread:
-    """One unmeasured pass, then ``repeats``."""
-    measure()
-    return Spread.of([measure() for _ in range(repeats)])
+def repeated(measure: Callable[[], float], repeats: int, *, warm: int = 0) -> Spread:
+    """``warm`` unmeasured passes, then ``repeats``, fewer where those done have taken long."""
+    for _ in range(warm):
+        measure()
+    began_s = time.perf_counter()
+    values = [measure()]
+    while len(values) < repeats and time.perf_counter() - began_s < _LONG_S:
+        values.append(measure())
+    return Spread.of(values)
 
 
-def itl_s(contender: Contender, prompts: Prompts, batch: int) -> float:
-    """(time for 136 tokens less time for 8) / 128, at ``batch`` prompts of 512 tokens."""
-    short = contender.serve(prompts.draw(batch, PROMPT_TOKENS), SHORT)
-    long = contender.serve(prompts.draw(batch, PROMPT_TOKENS), LONG)
-    return (long - short) / (LONG - SHORT)
+def itl_s(contender: Contender, texts: Sequence[Sequence[int]]) -> float:
+    """(when all have 136 tokens less when all have 8) / 128, at 512-token prompts.
+
+    Only decoding is timed, so passes may read the same prompts, and the first 8 tokens compile and capture.
+    """
+    return contender.decode(texts, SHORT, LONG) / (LONG - SHORT)
 
 
 def ttft_s(contender: Contender, prompts: Prompts, num_tokens: int) -> float:
     """Seconds to the first token of one prompt on an idle engine."""
     return contender.serve(prompts.draw(1, num_tokens), 1)
+
+
+def warm_prefill(contender: Contender, prompts: Prompts) -> None:
+    """A third of :func:`prefill_rate`: steps as large as its own."""
+    contender.serve(prompts.draw(PREFILL_PROMPTS // 3, PREFILL_TOKENS), 1)
+
+
+def warm_output(contender: Contender, prompts: Prompts, count: int) -> None:
+    """A short :func:`output_rate`: as many requests, few tokens."""
+    contender.serve(prompts.draw(count, 16), 4)
 
 
 def prefill_rate(contender: Contender, prompts: Prompts) -> float:

@@ -37,16 +37,21 @@ def test_every_figure_and_the_ladder_come_out(tmp_path: Path, capsys: pytest.Cap
     shape = "tiny-int4"
     main(
         f"--device cpu --shapes {shape} --batches 1 2 --prompt-lengths 32 --at-once 4 --repeats 1 --profile --ladder "
-        f"--ladder-shapes tiny-bf16 {shape} {shape} --ladder-seconds 0.3 --ladder-start-rate 200 --out {out}".split()
+        f"--ladder-shapes tiny-bf16 {shape} {shape} --ladder-seconds 0.5 --ladder-start-rate 16 --ladder-loads 2 "
+        f"--out {out}".split()
     )
-    card, row, ladder = (json.loads(line) for line in out.read_text().splitlines())
+    card, row, *loads, ladder = (json.loads(line) for line in out.read_text().splitlines())
     assert card["card"]["ceilings"]["read_bytes_per_s"] > 0
     assert set(row["ours"]) == {"itl_ms_b1", "itl_ms_b2", "ttft_ms_32", "prefill_tok_s", "output_tok_s_n4"}
     assert not any("error" in found for found in row["ours"].values())
     assert [found["batch"] for found in row["profile"]] == [1, 2]
     assert not any("error" in found for found in row["profile"])
-    assert ladder["ladder"]["loads"]
-    assert not any(load.get("errors") for load in ladder["ladder"]["loads"] + ladder["all_on_tier_3"]["loads"])
+    mixed, top_only = ladder["ladder"]["loads"], ladder["all_on_tier_3"]["loads"]
+    assert len(loads) == len(mixed) + len(top_only)
+    assert not any(load.get("errors") for load in loads)
+    assert set(mixed[0]["tiers"]) >= {"tier_1", "tier_2", "tier_3"}
+    assert set(top_only[0]["tiers"]) == {"tier_3"}
+    assert all(each["host_cpu_ms"] > 0 for each in mixed[0]["host"]["engines"])
     assert shape in capsys.readouterr().out
 
 
