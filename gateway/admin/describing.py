@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 class _Switches:
     kill_switch: bool = False
     tightened: Mapping[tuple[str, str], Mapping[int, float]] = field(default_factory=dict)
+    tightened_groups: Mapping[tuple[str, str], Mapping[str, Mapping[int, float]]] = field(default_factory=dict)
 
 
 def unopened_room(settings: Settings) -> AdminRoom:

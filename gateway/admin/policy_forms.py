@@ -47,7 +47,7 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any], where: str = ""
 
 def tightened_view(state: ControlState, name: str) -> dict[str, Any]:
     """Router's version -> tier -> what the monitor asks of it; under ``groups`` the same by tenant and domain."""
-    shown = tightening_as_dict({name: state.tightening.get(name, {})}).get(name, {})
+    shown: dict[str, Any] = tightening_as_dict({name: state.tightening.get(name, {})}).get(name, {})
     groups = groups_as_dict({name: state.groups.get(name, {})}).get(name, {})
     return shown | ({"groups": groups} if groups else {})
 

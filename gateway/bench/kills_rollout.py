@@ -23,7 +23,7 @@ from gateway.store.control import ControlStore
 REQUESTS = ("begin", "promote", "roll_back")
 STAGES = ("shadow 0%", "partial 10%", "partial 50%", "partial 100%")
 # A request for a change takes about so long; a step of the leader comes about so soon after its stage was seen.
-_REQUEST_S = 0.06
+_REQUEST_S = 0.15
 _STEP_S = 0.4
 _PATIENCE_S = 20.0
 _LOOK_S = 0.01
@@ -57,7 +57,7 @@ class Rollouts:
 
     async def come_to_a_moment(self, control: ControlStore) -> None:
         """Return at the moment of the kill; a request that is under way then is left to die with the server."""
-        moment = self._rng.choice((*REQUESTS, *STAGES, *STAGES))
+        moment = self._rng.choice((*REQUESTS, *REQUESTS, *STAGES))
         self.moments[moment] += 1
         canary = await _canary(control)
         if moment == "begin" and canary is not None:
