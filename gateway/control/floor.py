@@ -92,6 +92,7 @@ class Evidence:
     """Everything that findings rest on, for all policies together.
 
     ``groups`` are tenants and domains in doubt: their answers count only where they would still be the tier's.
+    ``versions`` are earlier versions of policies that count as the one in force.
     """
 
     rows: Sequence[CheckedRow]
@@ -99,6 +100,7 @@ class Evidence:
     drawn: Mapping[tuple[Key, bool], DrawnCount]
     gold: GoldCounts | None
     groups: GroupTightening = field(default_factory=dict)
+    versions: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
     def keeps(self, row: CheckedRow) -> bool:
         """Whether no group's doubt would move such a request up today."""

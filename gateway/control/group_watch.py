@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from gateway.config_sections import MonitorConfig
+from gateway.control.continuity import carried_traffic
 from gateway.control.floor import Evidence, released_level
 from gateway.control.groups import GroupTraffic, Scope, groups_to_judge, judge_groups, rows_of, single_out
 from gateway.control.plane import ControlPlane
@@ -53,7 +54,7 @@ class GroupWatch:
         """
         for scope in self._scopes():
             groups = groups_to_judge(evidence.rows, scope)
-            traffic = await self._traffic(groups, since)
+            traffic = carried_traffic(await self._traffic(groups, since), evidence.versions)
             asked = self._asked(scope)
             now = self._clock().isoformat()
             found = await asyncio.to_thread(single_out, scope, groups, evidence, traffic, asked, now)
@@ -74,7 +75,7 @@ class GroupWatch:
         found: list[dict[str, Any]] = []
         for scope in self._scopes():
             groups = groups_to_judge(evidence.rows, scope)
-            traffic = await self._traffic(groups, since)
+            traffic = carried_traffic(await self._traffic(groups, since), evidence.versions)
             asked = self._asked(scope)
             found += [
                 each.as_dict()

@@ -15,6 +15,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from gateway.config_sections import MonitorConfig
+from gateway.control.continuity import Continuity, carried
 from gateway.control.drift import DriftRule, DriftWatch, View, watch_drift
 from gateway.control.floor import (
     Evidence,
@@ -116,6 +117,7 @@ class Monitor:
         self._clock = clock
         self._top = len(plane.ladder)
         self._groups = GroupWatch(plane, reader, config, clock)
+        self._continuity = Continuity(plane)
         self._has_new = False
         self._floor_due_s = float("-inf")
 
@@ -339,7 +341,8 @@ class Monitor:
             since = min(row.created_at for row in rows)
         traffic, drawn = await self._reader.traffic(since), await self._reader.drawn(since)
         gold = await self._reader.gold(self._config.min_gold)
-        return Evidence(rows, traffic, drawn, gold, self._plane.state.groups), since
+        evidence = Evidence(rows, traffic, drawn, gold, self._plane.state.groups)
+        return await asyncio.to_thread(carried, evidence, await self._continuity.versions(traffic)), since
 
     async def _findings(self, evidence: Evidence) -> list[FloorFinding]:
         version = self._plane.routers.version
