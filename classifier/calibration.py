@@ -71,11 +71,11 @@ class CalibratorBank:
         return cls(platt, offsets, x, np.concatenate([c.y for c in calibrators]))
 
     def __call__(self, logits: Floats) -> Floats:
-        """One request's calibrated probabilities, float64 (num_outputs,)."""
+        """Calibrated probabilities of requests, float64 (n, num_outputs), as their log-odds."""
         p = sigmoid(self.platt[:, 0] * logits + self.platt[:, 1])
-        for output in np.flatnonzero(self.offsets[1:] > self.offsets[:-1]).tolist():
+        for output in (self.offsets[1:] > self.offsets[:-1]).nonzero()[0].tolist():
             knots = slice(self.offsets[output], self.offsets[output + 1])
-            p[output] = np.interp(logits[output], self.x[knots], self.y[knots])
+            p[:, output] = np.interp(logits[:, output], self.x[knots], self.y[knots])
         return p
 
     def unpack(self) -> tuple[Calibrator, ...]:

@@ -104,7 +104,7 @@ class EncodedRows:
         for raw, encoded in zip(rows.raw, self.encode(rows), strict=True):
             projected = encoded.sparse.values @ self.projection[encoded.sparse.buckets]
             found.append(readings(seen, raw, encoded, projected))
-        return np.stack(found)
+        return np.array(found)
 
 
 def _dense_block(encoded: Sequence[EncodedRow], vectors: NDArray[np.float32] | None) -> NDArray[np.float32]:

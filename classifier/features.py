@@ -8,14 +8,18 @@ measuring added: how many numbers there are and how large, what is quoted, liste
 from __future__ import annotations
 
 import math
+import re
+import string
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from classifier.lexicon import GROUP_NAMES, WORD_GROUPS
-from classifier.text import clip, words
+from classifier.text import MAX_WORD_CHARS, clip, words
 from classifier.types import RouterRequest
 
 HISTORY_PRIOR = 8.0
@@ -32,6 +36,12 @@ _PUNCTUATION: tuple[tuple[str, str], ...] = (
     ("num_quotes", "\"“”`'‘’"),
     ("num_lines", "\n"),
 )
+
+_MARK = re.compile("[" + re.escape("".join(characters for _, characters in _PUNCTUATION)) + "]")
+_MARK_COLUMN = {mark: column for column, (_, characters) in enumerate(_PUNCTUATION) for mark in characters}
+_QUESTION_MARKS, _BRACKETS = (_MARK_COLUMN[mark] for mark in "?(")
+_CLAUSES = tuple(GROUP_NAMES.index(name) for name in ("question", "condition", "sequence", "instruction"))
+_CAPITALS = string.ascii_uppercase.encode()
 
 TEXT_FEATURES: tuple[str, ...] = (
     "num_chars",
@@ -88,6 +98,18 @@ class Numbers:
         )
 
 
+@lru_cache(1 << 15)
+def _plain_word(token: str) -> tuple[str, tuple[int, ...], bool] | None:
+    """A word in lower case, its lexicon groups, whether it may name something; None for a number.
+
+    Remembered, because few words make up most of any text.
+    """
+    if token[0].isdecimal():
+        return None
+    lowered = token.lower()
+    return lowered, WORD_GROUPS.get(lowered, ()), lowered != token and len(token) > 1
+
+
 def _magnitude(token: str) -> float:
     """log10(1 + value) of a number token; separators other than a decimal point are dropped, huge ones saturate."""
     whole = token.partition(".")[0].replace(",", "").partition(":")[0].partition("/")[0]
@@ -107,33 +129,48 @@ def _word_features(tokens: Sequence[str], text: str) -> tuple[list[float], list[
     numbers: list[str] = []
     entities = 0
     for position, token in enumerate(tokens):
-        if token[0].isdecimal():
+        # A text may be one word; what is remembered must be short.
+        known = _plain_word(token) if len(token) <= MAX_WORD_CHARS else _plain_word.__wrapped__(token)
+        if known is None:
             numbers.append(token)
             continue
-        lowered = token.lower()
+        lowered, columns, is_name = known
         plain.append(lowered)
-        for column in WORD_GROUPS.get(lowered, ()):
+        for column in columns:
             group_counts[column] += 1.0
-        if position and lowered != token and len(token) > 1:
+        if is_name and position:
             entities += 1
     num_plain = max(len(plain), 1)
-    longest = max(map(len, plain), default=0)
+    lengths = list(map(len, plain))
     shape = [
-        sum(map(len, plain)) / num_plain,
-        math.log1p(longest),
+        sum(lengths) / num_plain,
+        math.log1p(max(lengths, default=0)),
         len(set(plain)) / num_plain,
         math.log1p(entities),
-        sum(map(str.isupper, text[:1024])) / max(len(text[:1024]), 1),
+        _capital_share(text[:1024]),
         0.0 if text.isascii() else sum(c > "\x7f" for c in text) / len(text),
     ]
     return shape, group_counts, numbers
 
 
-def _question_depth(group_counts: Sequence[float], punctuation: Mapping[str, int]) -> float:
+def _capital_share(text: str) -> float:
+    if text.isascii():
+        return (len(text) - len(text.encode().translate(None, _CAPITALS))) / max(len(text), 1)
+    return sum(map(str.isupper, text)) / len(text)
+
+
+def _punctuation(text: str) -> list[int]:
+    """How often each kind of mark occurs, in the order of ``_PUNCTUATION``."""
+    counts = [0] * len(_PUNCTUATION)
+    for mark, count in Counter(_MARK.findall(text)).items():
+        counts[_MARK_COLUMN[mark]] += count
+    return counts
+
+
+def _question_depth(group_counts: Sequence[float], punctuation: Sequence[int]) -> float:
     """How many things are asked on top of each other: questions, conditions, further steps, nested brackets."""
-    by_name = dict(zip(GROUP_NAMES, group_counts, strict=True))
-    clauses = by_name["question"] + by_name["condition"] + by_name["sequence"] + by_name["instruction"]
-    return math.log1p(clauses + punctuation["num_question_marks"] + punctuation["num_brackets"])
+    clauses = sum([group_counts[column] for column in _CLAUSES])
+    return math.log1p(clauses + punctuation[_QUESTION_MARKS] + punctuation[_BRACKETS])
 
 
 def text_features(request: RouterRequest, text: str, tokens: Sequence[str]) -> list[float]:
@@ -146,9 +183,9 @@ def text_features(request: RouterRequest, text: str, tokens: Sequence[str]) -> l
     tokens : ``words(text)``
     """
     shape, groups, numbers = _word_features(tokens, text)
-    punctuation = {name: sum(map(text.count, characters)) for name, characters in _PUNCTUATION}
-    total_chars = sum(len(content) for _, content in request.turns)
-    system_chars = sum(len(content) for role, content in request.turns if role in ("system", "developer"))
+    punctuation = _punctuation(text)
+    total_chars = sum([len(content) for _, content in request.turns])
+    system_chars = sum([len(content) for role, content in request.turns if role in ("system", "developer")])
     own_chars = len(request.text)
     return [
         math.log1p(own_chars),
@@ -160,8 +197,8 @@ def text_features(request: RouterRequest, text: str, tokens: Sequence[str]) -> l
         math.log1p(len(request.turns)),
         math.log1p(max(total_chars - own_chars - system_chars, 0)),
         math.log1p(system_chars),
-        *(math.log1p(count) for count in punctuation.values()),
-        *(math.log1p(count) for count in groups),
+        *map(math.log1p, punctuation),
+        *map(math.log1p, groups),
     ]
 
 

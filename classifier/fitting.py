@@ -18,7 +18,7 @@ from sklearn.linear_model import LogisticRegression
 
 from classifier.calibration import Calibrator
 from classifier.encoder import EncodedRow
-from classifier.heads import MAX_LOGIT, ForestHead, LinearHead, bounded_logit
+from classifier.heads import MAX_LOGIT, ForestHead, LinearHead
 from classifier.metrics import log_loss
 
 Floats = NDArray[np.float64]
@@ -29,6 +29,7 @@ DENSE_SHRINK = 0.1
 length and some fifty standard scores alike; the factor is folded into the stored weights."""
 
 MAX_DEPTH = 14
+_FOREST_ROWS = 256
 """A walk down all trees takes as many steps as the deepest has levels; beyond this depth nothing was gained."""
 
 
@@ -225,13 +226,9 @@ def _floor32(thresholds: Floats) -> NDArray[np.float32]:
 
 
 def forest_logits(head: ForestHead, features: NDArray[np.float32]) -> Floats:
-    """:meth:`ForestHead.logits` of many rows, float64 (n, num_outputs)."""
-    nodes = np.repeat(head.roots[None, :], len(features), axis=0)
-    rows = np.arange(len(features))[:, None]
-    for _ in range(head.depth):
-        nodes = head.child[nodes] + (features[rows, head.feature[nodes]] > head.threshold[nodes])
-    means = np.stack([head.value[leaves].mean(axis=0, dtype=np.float64) for leaves in nodes])
-    return bounded_logit(means)
+    """:meth:`ForestHead.logits` of many rows, float64 (n, num_outputs), in blocks that stay within the caches."""
+    blocks = [head.logits(features[start : start + _FOREST_ROWS]) for start in range(0, len(features), _FOREST_ROWS)]
+    return np.concatenate(blocks) if blocks else np.empty((0, head.value.shape[1]))
 
 
 def fit_calibrator(logits: Floats, target: Floats, weights: Floats, folds: NDArray[np.int64]) -> Calibrator:

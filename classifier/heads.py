@@ -25,8 +25,10 @@ def sigmoid(logits: NDArray[np.float64]) -> NDArray[np.float64]:
 def bounded_logit(probabilities: NDArray[np.float64]) -> NDArray[np.float64]:
     """Log-odds, held within ``MAX_LOGIT``."""
     low = 1 / (1 + np.exp(MAX_LOGIT))
-    p = np.clip(probabilities, low, 1 - low)
-    return np.log(p) - np.log1p(-p)
+    # numpy.clip, without the third of its time that goes into argument handling.
+    p = np.minimum(np.maximum(probabilities, low), 1 - low)
+    log_odds: NDArray[np.float64] = np.log(p) - np.log1p(-p)
+    return log_odds
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +48,9 @@ class LinearHead:
 
     def logits(self, dense: NDArray[np.float32], row: SparseRow) -> NDArray[np.float64]:
         """float64 (num_outputs,) for one request."""
-        total = row.values @ self.sparse.take(row.buckets, axis=0) + dense @ self.dense + self.bias
-        return np.clip(total.astype(np.float64), -MAX_LOGIT, MAX_LOGIT)
+        total = row.values.dot(self.sparse.take(row.buckets, axis=0)) + dense.dot(self.dense) + self.bias
+        bounded: NDArray[np.float64] = np.minimum(np.maximum(total.astype(np.float64), -MAX_LOGIT), MAX_LOGIT)
+        return bounded
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +78,23 @@ class ForestHead:
     depth: int
 
     def leaves(self, x: NDArray[np.float32]) -> NDArray[np.intp]:
-        """The leaf each tree puts one request in, intp (num_trees,)."""
-        node = self.roots
+        """The leaf each tree puts each request in, intp (n, num_trees), of features float32 (n, num_features)."""
+        flat = np.ascontiguousarray(x).ravel()
+        starts = np.arange(0, x.size, x.shape[1])[:, None]
+        node = np.broadcast_to(self.roots, (len(x), len(self.roots)))
         for _ in range(self.depth):
-            node = self.child.take(node) + (x.take(self.feature.take(node)) > self.threshold.take(node))
+            place = self.feature.take(node)
+            place += starts
+            further = flat.take(place) > self.threshold.take(node)
+            node = self.child.take(node)
+            node += further
         return node
 
+    def sums(self, x: NDArray[np.float32]) -> NDArray[np.float64]:
+        """What the trees say of each request, added up, float64 (n, num_outputs)."""
+        found: NDArray[np.float64] = np.add.reduce(self.value.take(self.leaves(x), axis=0), axis=1, dtype=np.float64)
+        return found
+
     def logits(self, x: NDArray[np.float32]) -> NDArray[np.float64]:
-        """float64 (num_outputs,), log-odds of the trees' mean for one request."""
-        return bounded_logit(self.value.take(self.leaves(x), axis=0).mean(axis=0, dtype=np.float64))
+        """float64 (n, num_outputs), log-odds of the trees' mean."""
+        return bounded_logit(self.sums(x) / len(self.roots))

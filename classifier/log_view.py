@@ -70,8 +70,8 @@ def sketch_names(num_components: int) -> tuple[str, ...]:
 
 
 def rounded_sketch(projected: NDArray[np.float32]) -> Floats:
-    """The sketch as it is stored, float64 (num_components,): what training reads is what serving used."""
-    rounded: Floats = np.round(np.asarray(projected, dtype=np.float64), SKETCH_DECIMALS).astype(np.float64)
+    """The sketch as it is stored, float64 of the same shape: what training reads is what serving used."""
+    rounded: Floats = np.asarray(projected, dtype=np.float64).round(SKETCH_DECIMALS)
     return rounded
 
 

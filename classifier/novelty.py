@@ -34,6 +34,7 @@ NUM_READINGS = 4
 _GRID = 257
 
 Floats = NDArray[np.float64]
+Readings = tuple[float, float, float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,10 @@ class SeenWords:
     words: NDArray[np.bool_]
     pairs: NDArray[np.bool_]
     prompts: NDArray[np.uint32]
+    _known: frozenset[int] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_known", frozenset(self.prompts.tolist()))
 
     @classmethod
     def fit(cls, rows: Sequence[RawRow]) -> SeenWords:
@@ -62,16 +67,14 @@ class SeenWords:
 
     def knows(self, row: RawRow) -> bool:
         """Whether the very same wording was there, case, spacing and the digits of figures aside."""
-        wanted = np.uint32(wording_hash(row))
-        place = int(np.searchsorted(self.prompts, wanted))
-        return place < len(self.prompts) and bool(self.prompts[place] == wanted)
+        return wording_hash(row) in self._known
 
     def unseen_shares(self, row: RawRow) -> tuple[float, float]:
         """Shares of the row's words and word pairs that never occurred; 0 where there are none."""
         shares = []
         for order, mark in enumerate((self.words, self.pairs), start=1):
             buckets = buckets_of(word_ngram_hashes(row.word_hashes, order), SEEN_BITS)
-            shares.append(1.0 - float(np.count_nonzero(mark[buckets])) / len(buckets) if len(buckets) else 0.0)
+            shares.append(1.0 - np.count_nonzero(mark.take(buckets)) / len(buckets) if len(buckets) else 0.0)
         return shares[0], shares[1]
 
 
@@ -81,8 +84,8 @@ def wording_hash(row: RawRow) -> int:
     return zlib.crc32(content.tobytes())
 
 
-def readings(seen: SeenWords, raw: RawRow, encoded: EncodedRow, projected: NDArray[np.float32]) -> Floats:
-    """The four readings of one request, float64 (4,), larger is more foreign.
+def readings(seen: SeenWords, raw: RawRow, encoded: EncodedRow, projected: NDArray[np.float32]) -> Readings:
+    """The four readings of one request, larger is more foreign.
 
     Parameters
     ----------
@@ -90,10 +93,12 @@ def readings(seen: SeenWords, raw: RawRow, encoded: EncodedRow, projected: NDArr
     raw, encoded : the request
     projected : float32 (k,), its TF-IDF row in the training subspace (orthonormal directions)
     """
-    energy = float(encoded.sparse.values @ encoded.sparse.values)
-    outside = 1.0 - min(float(projected @ projected) / energy, 1.0) if energy > 0 else 1.0
-    spread = float(np.sqrt(np.mean(encoded.dense * encoded.dense)))
-    return np.array([*seen.unseen_shares(raw), outside, spread])
+    values, dense = encoded.sparse.values, encoded.dense
+    energy = float(values.dot(values))
+    outside = 1.0 - min(float(projected.dot(projected)) / energy, 1.0) if energy > 0 else 1.0
+    # numpy.mean, without the arguments it has besides.
+    spread = float(np.sqrt(np.add.reduce(dense * dense) / np.float32(len(dense))))
+    return (*seen.unseen_shares(raw), outside, spread)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,15 +131,15 @@ class NoveltyScale:
         levels = _levels(len(held_out))
         grids = np.quantile(held_out, levels, axis=0).T
         scale = cls(grids, np.zeros(len(levels)), len(held_out))
-        combined = np.quantile([scale.combine(row) for row in held_out], levels)
+        combined = np.quantile([scale.combine(row) for row in held_out.tolist()], levels)
         return cls(grids, combined, len(held_out))
 
-    def combine(self, reading: Floats) -> float:
+    def combine(self, reading: Sequence[float]) -> float:
         """Fisher's sum of minus log tail shares."""
         grids = self._sorted[:NUM_READINGS]
-        return -sum(math.log(self._tail(g, r)) for g, r in zip(grids, reading.tolist(), strict=True))
+        return -sum([math.log(self._tail(grid, each)) for grid, each in zip(grids, reading, strict=True)])
 
-    def novelty(self, reading: Floats) -> float:
+    def novelty(self, reading: Sequence[float]) -> float:
         """0 (familiar) to almost 1 (foreign): one minus the conformal p-value."""
         return 1.0 - self._tail(self._sorted[NUM_READINGS], self.combine(reading))
 

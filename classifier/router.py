@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from classifier.artifact import RouterArtifact
 from classifier.calibration import CalibratorBank
 from classifier.confidence import AnswerConfidence
 from classifier.embedding import Embedder, embedder_for
-from classifier.encoder import Encoder, RawRow, append_embedding, read_request
+from classifier.encoder import Encoder, append_embedding, read_request
 from classifier.errors import ArtifactCorrupt, ArtifactUnsupported, EmbeddingError
 from classifier.features import feature_names
 from classifier.hashing import HashConfig
@@ -26,6 +26,8 @@ from classifier.novelty import NoveltyScale, SeenWords, readings
 from classifier.types import RouterRequest, Sufficiency, TierSufficiency
 
 Floats = NDArray[np.float64]
+# Requests whose trees are walked together: more would leave the caches.
+_TOGETHER = 256
 BUILTIN = Path(__file__).parent / "builtin" / "router.npz"
 
 
@@ -48,6 +50,26 @@ class Estimator:
     linear: LinearHead
     forest: ForestHead
     forest_weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What one request's text says: the little that its estimate rests on.
+
+    Attributes
+    ----------
+    raw : float32 (num_features,), as read
+    dense : float32 (num_dense,), in standard scores, with the embedding behind them
+    place : float32 (num_components,), in the training subspace
+    linear : float64 (num_outputs,), log-odds of the linear head
+    novelty : 0..1
+    """
+
+    raw: NDArray[np.float32]
+    dense: NDArray[np.float32]
+    place: NDArray[np.float32]
+    linear: Floats
+    novelty: float
 
 
 class ArtifactRouter:
@@ -153,12 +175,32 @@ class ArtifactRouter:
         EmbeddingError
             The router rests on an embedding and the source failed.
         """
-        vectors: Sequence[NDArray[np.float32] | None] = [None] * len(requests)
+        found: list[Sufficiency] = []
+        for start in range(0, len(requests), _TOGETHER):
+            found += self._predict(requests[start : start + _TOGETHER])
+        return found
+
+    def _predict(self, requests: Sequence[RouterRequest]) -> list[Sufficiency]:
+        """Texts are read one by one; what follows on from their few numbers is worked out for all at once."""
         started = time.perf_counter()
-        if self._embedder is not None and requests:
+        vectors: Sequence[NDArray[np.float32] | None] = [None] * len(requests)
+        if self._embedder is not None:
             vectors = list(self._embed(requests))
-        shared_s = (time.perf_counter() - started) / max(len(requests), 1)
-        return [self._predict_one(r, v, shared_s) for r, v in zip(requests, vectors, strict=True)]
+        reads = [self._read(request, vector) for request, vector in zip(requests, vectors, strict=True)]
+        estimates = self._estimates(reads)
+        latency_s = (time.perf_counter() - started) / len(requests)
+        return [
+            Sufficiency(
+                tiers=tuple(
+                    [TierSufficiency(tier, *both) for tier, both in enumerate(zip(right, good, strict=True), start=1)]
+                ),
+                features=features,
+                novelty=novelty,
+                router_version=self.version,
+                latency_s=latency_s,
+            )
+            for right, good, novelty, features in estimates
+        ]
 
     def _embed(self, requests: Sequence[RouterRequest]) -> NDArray[np.float32]:
         assert self._embedder is not None
@@ -168,47 +210,45 @@ class ArtifactRouter:
             raise EmbeddingError(f"The embedding source gave shape {vectors.shape}; the router expects {expected}.")
         return vectors
 
-    def _predict_one(self, request: RouterRequest, vector: NDArray[np.float32] | None, shared_s: float) -> Sufficiency:
-        started = time.perf_counter()
-        raw = read_request(request, self.num_tiers, self._hash_config)
-        logits, reading, projected = self._logits(raw, vector)
-        novelty = 0.0 if self._seen.knows(raw) else self._scale.novelty(reading)
-        right, good = self._calibrated(logits)
-        sketch = rounded_sketch(projected)
-        features = dict(zip(self._names, (*raw.dense.tolist(), *sketch.tolist()), strict=True))
-        if self._adjustment is not None:
-            features |= base_entries(right.tolist(), good.tolist(), novelty)
-            view = LogViews(
-                raw.dense[None], sketch.astype(np.float32)[None], right[None], good[None], np.array([novelty])
-            )
-            revised_right, revised_good, revised_novelty = self._adjustment(view)
-            right, good, novelty = revised_right[0], revised_good[0], float(revised_novelty[0])
-        return Sufficiency(
-            tiers=tuple(
-                TierSufficiency(tier, p_right, p_good)
-                for tier, (p_right, p_good) in enumerate(zip(right.tolist(), good.tolist(), strict=True), start=1)
-            ),
-            features=features,
-            novelty=novelty,
-            router_version=self.version,
-            latency_s=shared_s + time.perf_counter() - started,
-        )
-
-    def _logits(self, raw: RawRow, vector: NDArray[np.float32] | None) -> tuple[Floats, Floats, NDArray[np.float32]]:
-        """Log-odds before calibration, readings of novelty, and the place in the training subspace."""
+    def _read(self, request: RouterRequest, vector: NDArray[np.float32] | None) -> _Read:
         part = self._estimator
+        raw = read_request(request, self.num_tiers, self._hash_config)
         encoded = part.encoder.encode(raw)
         dense = encoded.dense if vector is None else append_embedding(encoded.dense, vector)
-        projected = encoded.sparse.values @ part.projection.take(encoded.sparse.buckets, axis=0)
-        linear = part.linear.logits(dense, encoded.sparse)
-        scaled = projected * part.component_scale
-        forest = part.forest.logits(np.concatenate([dense, scaled]))
-        mixed = part.forest_weight * forest + (1 - part.forest_weight) * linear
-        return mixed, readings(self._seen, raw, encoded, projected), scaled
+        projected = encoded.sparse.values.dot(part.projection.take(encoded.sparse.buckets, axis=0))
+        is_known = self._seen.knows(raw)
+        novelty = 0.0 if is_known else self._scale.novelty(readings(self._seen, raw, encoded, projected))
+        return _Read(
+            raw.dense, dense, projected * part.component_scale, part.linear.logits(dense, encoded.sparse), novelty
+        )
+
+    def _estimates(self, reads: Sequence[_Read]) -> Iterator[tuple[list[float], list[float], float, dict[str, float]]]:
+        """P(right) and P(as good as the top tier) per tier, novelty, and the features of each request."""
+        part = self._estimator
+        places = np.stack([read.place for read in reads])
+        forest = part.forest.logits(np.hstack([np.stack([read.dense for read in reads]), places]))
+        linear = np.stack([read.linear for read in reads])
+        right, good = self._calibrated(part.forest_weight * forest + (1 - part.forest_weight) * linear)
+        sketches = rounded_sketch(places)
+        rows = zip(reads, sketches.tolist(), right.tolist(), good.tolist(), strict=True)
+        for row, (read, sketch, p_right, p_good) in enumerate(rows):
+            features = dict(zip(self._names, (*read.raw.tolist(), *sketch), strict=True))
+            if self._adjustment is None:
+                yield p_right, p_good, read.novelty, features
+                continue
+            features |= base_entries(p_right, p_good, read.novelty)
+            one = slice(row, row + 1)
+            # One by one, so that what a request is told does not depend on who is asked about beside it.
+            view = LogViews(
+                read.raw[None], sketches[one].astype(np.float32), right[one], good[one], np.array([read.novelty])
+            )
+            revised_right, revised_good, revised_novelty = self._adjustment(view)
+            yield revised_right[0].tolist(), revised_good[0].tolist(), float(revised_novelty[0]), features
 
     def _calibrated(self, logits: Floats) -> tuple[Floats, Floats]:
         outputs = self._calibrators(logits)
-        right, good = outputs[: self.num_tiers], np.append(outputs[self.num_tiers :], 1.0)
+        right, good = outputs[:, : self.num_tiers], np.ones((len(logits), self.num_tiers))
+        good[:, :-1] = outputs[:, self.num_tiers :]
         return right, cohere(right, good) if self.artifact.metadata["is_binary"] else good
 
 
@@ -219,7 +259,7 @@ def cohere(right: Floats, good: Floats) -> Floats:
     one is not. Hence ``max(right_t, 1 - right_top) <= good_t <= right_t + 1 - right_top``. The last axis is the tier.
     """
     top_wrong = 1 - right[..., -1:]
-    return np.clip(good, np.maximum(right, top_wrong), np.minimum(right + top_wrong, 1.0))
+    return np.minimum(np.maximum(good, np.maximum(right, top_wrong)), np.minimum(right + top_wrong, 1.0))
 
 
 def _check_schema(artifact: RouterArtifact, path: Path | str) -> None:
