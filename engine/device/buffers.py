@@ -45,12 +45,16 @@ class HostFields:
     seeds: IntArray
     draw_positions: IntArray
     top_k: IntArray
+    lines: IntArray
     query_starts: NDArray[np.int32]
     context_lens: NDArray[np.int32]
     rejects: NDArray[np.int32]
     temperature: NDArray[np.float32]
     top_p: NDArray[np.float32]
     min_p: NDArray[np.float32]
+    presence: NDArray[np.float32]
+    frequency: NDArray[np.float32]
+    repetition: NDArray[np.float32]
 
 
 @dataclass(slots=True)
@@ -64,6 +68,7 @@ class DeviceFields:
     positions, slots : int64 (T,), see :class:`engine.models.fused.StepTensors`
     rows : int64 (R,), the tokens whose hidden states are drawn from
     seeds, draw_positions, top_k, temperature, top_p, min_p : (R,), see :class:`engine.kernels.sampling.SamplingTensors`
+    lines, presence, frequency, repetition : (R,), see :class:`engine.kernels.sampling.Penalties`
     query_starts, context_lens : int32 (S + 1,) and (S,)
     rejects : int32 (S,), 1 where drafts were drawn and are judged by rejection sampling
     """
@@ -76,12 +81,16 @@ class DeviceFields:
     seeds: Tensor
     draw_positions: Tensor
     top_k: Tensor
+    lines: Tensor
     query_starts: Tensor
     context_lens: Tensor
     rejects: Tensor
     temperature: Tensor
     top_p: Tensor
     min_p: Tensor
+    presence: Tensor
+    frequency: Tensor
+    repetition: Tensor
 
 
 # Kernels are compiled anew for pointers of another alignment, so every field starts on one of this many bytes.
@@ -91,8 +100,8 @@ _ALIGNMENT = 16
 def _places(shape: Shape) -> list[tuple[int, int, int]]:
     """First byte, end and item size of each field, in the order in which they are declared."""
     tokens, rows = shape.num_tokens, shape.num_rows
-    wide = [tokens] * 4 + [rows] * 4
-    narrow = [shape.num_sequences + 1, shape.num_sequences, shape.num_sequences, rows, rows, rows]
+    wide = [tokens] * 4 + [rows] * 5
+    narrow = [shape.num_sequences + 1, shape.num_sequences, shape.num_sequences] + [rows] * 6
     places, start = [], 0
     for count, size in [(count, 8) for count in wide] + [(count, 4) for count in narrow]:
         places.append((start, start + count * size, size))
@@ -100,8 +109,8 @@ def _places(shape: Shape) -> list[tuple[int, int, int]]:
     return places
 
 
-_HOST_TYPES = (np.int64,) * 8 + (np.int32,) * 3 + (np.float32,) * 3
-_DEVICE_TYPES = (torch.int64,) * 8 + (torch.int32,) * 3 + (torch.float32,) * 3
+_HOST_TYPES = (np.int64,) * 9 + (np.int32,) * 3 + (np.float32,) * 6
+_DEVICE_TYPES = (torch.int64,) * 9 + (torch.int32,) * 3 + (torch.float32,) * 6
 
 
 def host_fields(buffer: Tensor, shape: Shape) -> HostFields:

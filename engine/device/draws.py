@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from enum import Enum
 
 from engine.device.buffers import DeviceFields, HostFields
+from engine.device.reports import MOST_ALTERNATIVES
+from engine.device.seen import is_penalised
 from engine.errors import EngineError
 from engine.kernels.sampling import SamplingTensors
 from engine.request import SamplingParams
@@ -23,16 +27,35 @@ class Draws(Enum):
     BY_HOST = 3  # whatever the sampler can do; the host waits for the logits
 
 
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """What a step's draws on the device need beside; a step does for all rows what one of them needs.
+
+    Parameters
+    ----------
+    penalised : tokens seen so far count, see :mod:`engine.device.seen`
+    reported : log-probabilities are wanted, see :mod:`engine.device.reports`
+    """
+
+    penalised: bool = False
+    reported: bool = False
+
+    @classmethod
+    def of(cls, sequences: Iterable[Sequence]) -> Extras:
+        sequences = list(sequences)
+        return cls(
+            any(map(is_penalised, sequences)),
+            any(sequence.request.sampling.logprobs is not None for sequence in sequences),
+        )
+
+
 def needs_host(sequence: Sequence) -> bool:
     """Whether only the host's sampler can draw for a sequence, so that it must know the tokens before."""
     request, sampling = sequence.request, sequence.request.sampling
     return bool(
         request.masks
-        or sampling.logprobs is not None
         or sampling.logit_bias
-        or sampling.presence_penalty
-        or sampling.frequency_penalty
-        or sampling.repetition_penalty != 1.0
+        or (sampling.logprobs or 0) > MOST_ALTERNATIVES
         # One more than is needed: a token may be due.
         or sequence.num_output <= sampling.min_tokens > 0
     )
@@ -59,6 +82,9 @@ def put_row(host: HostFields, row: int, sequence: Sequence, position: int) -> No
     host.top_k[row] = sampling.top_k
     host.top_p[row] = sampling.top_p
     host.min_p[row] = sampling.min_p
+    host.presence[row] = sampling.presence_penalty
+    host.frequency[row] = sampling.frequency_penalty
+    host.repetition[row] = sampling.repetition_penalty
 
 
 def sampling_tensors(fields: DeviceFields, draws: Draws) -> SamplingTensors:
@@ -80,6 +106,9 @@ def put_padding(host: HostFields, first: int) -> None:
     host.top_k[first:] = 0
     host.top_p[first:] = 1.0
     host.min_p[first:] = 0.0
+    host.presence[first:] = 0.0
+    host.frequency[first:] = 0.0
+    host.repetition[first:] = 1.0
 
 
 def error_of(code: int) -> EngineError | None:

@@ -27,6 +27,8 @@ from engine.kv_cache import KVCache
 from engine.load.model import load_model
 from engine.models.decoder import DecoderModel
 from engine.request import FinishReason, Priority, Request, SamplingParams, Thinking
+from engine.runner import Flight, StepResult
+from engine.scheduler import StepPlan
 from engine.sink import QueueSink
 from engine.speculator import Speculator
 from tests.engine.checkpoints import make_reference, save_reference
@@ -72,6 +74,8 @@ def build(index: int, prompt: list[int], kind: str) -> Request:
         "filtered": SamplingParams(temperature=0.9, seed=2**63 + index, top_p=0.9, top_k=9, min_p=0.01, **shared),  # type: ignore[arg-type]
         "reported": SamplingParams(temperature=0.0, logprobs=2, **shared),  # type: ignore[arg-type]
         "penalised": SamplingParams(temperature=0.0, presence_penalty=1.0, repetition_penalty=1.2, **shared),  # type: ignore[arg-type]
+        "weighed": SamplingParams(temperature=0.9, seed=index, top_p=0.95, frequency_penalty=0.7, logprobs=3, **shared),  # type: ignore[arg-type]
+        "corrected": SamplingParams(temperature=0.7, seed=index, repetition_penalty=1.6, logprobs=0, **shared),  # type: ignore[arg-type]
         "scored": SamplingParams(max_tokens=0, prompt_logprobs=1),
         "held": SamplingParams(temperature=0.0, min_tokens=6, stop_token_ids=tuple(range(30)), max_tokens=10),
     }.get(kind, greedy)
@@ -82,11 +86,15 @@ def build(index: int, prompt: list[int], kind: str) -> Request:
         priority=Priority(index % 2),
         score_from=1 if kind == "scored" and len(prompt) > 1 else None,
         pooled=kind == "pooled",
-        thinking=Thinking(close_id=7, close_ids=(7, 9), max_tokens=3) if kind == "thinking" else None,
+        thinking={
+            "thinking": Thinking(close_id=7, close_ids=(7, 9), max_tokens=3),
+            "corrected": Thinking(close_id=7, close_ids=(7,), max_tokens=3),
+        }.get(kind),
     )
 
 
-KINDS = ("greedy", "scaled", "filtered", "reported", "penalised", "scored", "held", "pooled", "thinking")
+ON_DEVICE = ("greedy", "scaled", "filtered", "reported", "penalised", "weighed", "corrected", "thinking")
+KINDS = (*ON_DEVICE, "scored", "held", "pooled")
 prompts = st.lists(st.integers(3, 60), min_size=1, max_size=24)
 
 
@@ -173,6 +181,44 @@ def test_any_mixture_serves_each_as_the_plain_runner_does_alone(
             assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4)
         if kind == "pooled":
             assert result.ending.pooled == pytest.approx(expected.ending.pooled, abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", ON_DEVICE)
+def test_steps_are_launched_ahead_whatever_the_device_draws(models: list[DecoderModel], kind: str) -> None:
+    engine = make(models[0], "device")
+    in_flight = most = 0
+    launch, collect_step = engine.core.runner.launch, engine.core.runner.collect
+
+    def noting_launch(plan: StepPlan) -> Flight:
+        nonlocal in_flight, most
+        in_flight += bool(plan.items)
+        most = max(most, in_flight)
+        return launch(plan)
+
+    def noting_collect(flight: Flight) -> list[StepResult]:
+        nonlocal in_flight
+        in_flight -= 1
+        return collect_step(flight)
+
+    engine.core.runner.launch = noting_launch  # type: ignore[method-assign]
+    engine.core.runner.collect = noting_collect  # type: ignore[method-assign]
+    requests = [build(2 * index, [3 + index, 9, 4], kind) for index in range(3)]
+    results = serve(engine, requests)
+    assert most == 2
+    for request, result in zip(requests, results, strict=True):
+        assert result.token_ids == serve(make(models[0], "plain"), [request])[0].token_ids
+
+
+def test_more_penalised_sequences_than_lines_take_turns(models: list[DecoderModel]) -> None:
+    """Two fit a step, eight come at once and are preempted: lines change hands and are written anew."""
+    sizes = {"max_num_seqs": 2, "num_blocks": 9, "max_batch_tokens": 8}
+    engine = make(models[0], "device", **sizes)
+    requests = [build(2 * index, [3 + index, 9, 4, 5 + index, 6, 7], "weighed") for index in range(8)]
+    requests += [build(2 * index, [3 + index] * 9, "penalised") for index in range(4)]
+    for request, result in zip(requests, serve(engine, requests), strict=True):
+        alone = serve(make(models[0], "plain"), [request])[0]
+        assert result.token_ids == alone.token_ids
+        assert [token.rank for token in result.logprobs] == [token.rank for token in alone.logprobs]
 
 
 def test_a_twin_is_believed_and_a_worse_model_changes_nothing(models: list[DecoderModel]) -> None:
