@@ -11,9 +11,10 @@ from math import sqrt
 
 from backends.config import LocalModelConfig
 from backends.errors import BackendError, BackendUnavailable, ModelLoadError
-from backends.local_engine.build import Served, build
+from backends.local_engine.build import Served, build, close
 from backends.local_engine.call import Call
 from backends.local_engine.errors import translate
+from backends.local_engine.grouping import EngineGroup
 from backends.local_engine.prompt import PromptBuilder
 from backends.protocol import (
     Capability,
@@ -42,7 +43,7 @@ _NOTHING = engine_request.SamplingParams(max_tokens=0)
 
 
 class LocalBackend:
-    """A :class:`backends.protocol.Backend` over one engine.
+    """A :class:`backends.protocol.Backend` over one engine, which other models of the same weights may use too.
 
     ``GenerateRequest.extra`` may hold ``speculate`` (False turns drafting off), ``thinking_budget`` (most tokens of
     reasoning) and ``cache_salt`` (only requests with the same salt share prefix-cache blocks).
@@ -52,8 +53,7 @@ class LocalBackend:
     model_id : the served model's name
     config : path, sizes, thinking, speculation
     weights : shared with other tiers, so that a checkpoint is loaded once; None makes one of its own
-    drafter_path : path of the drafting model where ``config.drafter`` names another tier; None takes ``config.drafter``
-        as a path
+    group : the models of the engine, this one among them; None is this one alone, ``config.drafter`` being a path
     on_progress : called from a worker thread with a path and the share of it that is loaded
     """
 
@@ -63,15 +63,16 @@ class LocalBackend:
         config: LocalModelConfig,
         *,
         weights: WeightPool | None = None,
-        drafter_path: str | None = None,
+        group: EngineGroup | None = None,
         on_progress: Progress | None = None,
     ) -> None:
         self._model_id = model_id
         self._config = config
         self._weights = weights or WeightPool()
-        self._build = partial(
-            build, model_id, config, self._weights, drafter_path=drafter_path or config.drafter, on_progress=on_progress
-        )
+        self._group = group or EngineGroup.alone(model_id, config, config.drafter)
+        self._build = partial(build, self._group, self._weights, on_progress=on_progress)
+        self._drafts = config.speculation.mode != "off"
+        self._running: set[EngineSequence] = set()
         self._served: Served | None = None
         self._prompts: PromptBuilder | None = None
         self._starting = asyncio.Lock()
@@ -127,11 +128,11 @@ class LocalBackend:
         async with self._starting:
             if self._served is not None or self._closed:
                 return
-            served = await asyncio.to_thread(self._build)
+            served = await asyncio.to_thread(self._weights.engines.acquire, self._group, self._build)
             try:
                 await served.engine.run(_probe("warm-up"))
             except EngineError as error:
-                await self._let_go(served)
+                await self._let_go()
                 raise ModelLoadError(f"{self._model_id} was loaded but made no token: {error}") from error
             tokenizer = served.checkpoints[0].tokenizer
             self._prompts = PromptBuilder(self._model_id, tokenizer, thinking=self._config.thinking)
@@ -143,12 +144,12 @@ class LocalBackend:
         async with self._starting:
             served, self._served = self._served, None
             if served is not None:
-                await self._let_go(served)
+                for sequence in self._running:
+                    served.engine.cancel(sequence)
+                await self._let_go()
 
-    async def _let_go(self, served: Served) -> None:
-        await asyncio.to_thread(served.engine.close)
-        for checkpoint in served.checkpoints:
-            self._weights.release(checkpoint)
+    async def _let_go(self) -> None:
+        await asyncio.to_thread(self._weights.engines.release, self._group, partial(close, weights=self._weights))
 
     # Serving
 
@@ -169,6 +170,7 @@ class LocalBackend:
         except EngineError as error:
             raise translate(error, self._model_id) from error
         ended = False
+        self._running.add(sequence)
         try:
             if request.echo:
                 text = prompts.tokenizer.decode(prompt_ids) if request.prompt is None else request.prompt
@@ -177,6 +179,7 @@ class LocalBackend:
                 ended = isinstance(event, Finished)
                 yield event
         finally:
+            self._running.discard(sequence)
             if not ended and not call.failed:
                 engine.cancel(sequence)
                 await _send_bill(request, call, sequence)
@@ -193,8 +196,9 @@ class LocalBackend:
         # The engine looks for stop strings on its own thread, so that it stops with the token that completes one.
         stop_check = prompts.text_stream(request, prompt_ids, engine.eos_token_ids) if request.sampling.stop else None
         inner = prompts.to_engine(request, prompt_ids, context_length=engine.context_length, stop_check=stop_check)
-        if predicted is not None:
-            inner = dataclasses.replace(inner, prediction=predicted)
+        inner = dataclasses.replace(
+            inner, prediction=predicted, speculate=inner.speculate and self._drafts, model=self._model_id
+        )
         return Call(self._model_id, inner, AsyncSink(), text, prompts.tokenizer.bytes)
 
     async def count_tokens(self, request: GenerateRequest) -> int | None:
@@ -268,17 +272,18 @@ class LocalBackend:
         if self._served is None:
             return Load()
         stats = self._served.engine.stats()
+        running, waiting = self._served.engine.count(self._model_id)
         return Load(
-            running=stats.num_running,
-            waiting=stats.num_waiting,
+            running=running,
+            waiting=waiting,
             kv_free_fraction=stats.kv_free_fraction,
             predicted_wait_s=stats.predicted_wait_s,
-            acceptance_rate=stats.acceptance_rate,
+            acceptance_rate=stats.acceptance_rate if self._drafts else None,
         )
 
     async def _run(self, engine: Engine, request: engine_request.Request) -> Result:
         try:
-            return await engine.run(request)
+            return await engine.run(dataclasses.replace(request, model=self._model_id))
         except EngineError as error:
             raise translate(error, self._model_id, param="input") from error
 

@@ -14,6 +14,7 @@ from backends.config import (
     RemoteModelConfig,
     ReplayModelConfig,
 )
+from backends.local_engine.grouping import EngineGroup, engine_groups
 from backends.protocol import Backend
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def build_backends(
 ) -> dict[str, Backend]:
     """Build the backend of every served model, not started.
 
-    Local models share one pool, so that a checkpoint named twice is loaded once.
+    Local models share one pool, so that a checkpoint named twice is loaded once, and one engine where that is possible.
 
     Parameters
     ----------
@@ -43,8 +44,11 @@ def build_backends(
     devices : device's name → what its models share
     api_keys : served model's name → the secret its ``api_key_env`` named
     """
-    weights = _pool(models, devices)
-    return {name: _build(name, models, api_keys.get(name), weights, on_progress) for name in models}
+    weights, groups = _pool(models, devices), engine_groups(models)
+    return {
+        name: _build(name, config, api_keys.get(name), weights, groups.get(name), on_progress)
+        for name, config in models.items()
+    }
 
 
 def _pool(models: Mapping[str, ModelConfig], devices: Mapping[str, DeviceConfig]) -> WeightPool | None:
@@ -57,17 +61,16 @@ def _pool(models: Mapping[str, ModelConfig], devices: Mapping[str, DeviceConfig]
 
 def _build(
     name: str,
-    models: Mapping[str, ModelConfig],
+    config: ModelConfig,
     api_key: str | None,
     weights: WeightPool | None,
+    group: EngineGroup | None,
     on_progress: Progress | None,
 ) -> Backend:
-    config = models[name]
     if isinstance(config, LocalModelConfig):
         from backends.local import LocalBackend
 
-        drafter_path = drafter_path_of(config, models)
-        return LocalBackend(name, config, weights=weights, drafter_path=drafter_path, on_progress=on_progress)
+        return LocalBackend(name, config, weights=weights, group=group, on_progress=on_progress)
     if isinstance(config, RemoteModelConfig):
         from backends.remote.openai import OpenAIBackend
 
@@ -84,9 +87,3 @@ def _build_echo(name: str, config: EchoModelConfig) -> Backend:
 
     script = Script(text=config.text, first_delay_s=config.first_delay_s, token_delay_s=config.token_delay_s)
     return EchoBackend(name, script, context_length=config.context_length)
-
-
-def drafter_path_of(config: LocalModelConfig, models: Mapping[str, ModelConfig]) -> str | None:
-    """Return the checkpoint that drafts: that of the model ``drafter`` names, or ``drafter`` itself as a path."""
-    named = models.get(config.drafter) if config.drafter is not None else None
-    return named.path if isinstance(named, LocalModelConfig) else config.drafter

@@ -1,4 +1,4 @@
-"""Checkpoints in memory: each loaded once, however many tiers and drafters use it, and the GPU's stepping thread."""
+"""What models share: checkpoints, each loaded once, engines, a device's memory for KV, and the thread of a CPU."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import torch
 
 from backends.builtin.paths import model_dir
 from backends.config import CpuCompute, LoadFormat, device_key
 from backends.errors import ModelLoadError
+from backends.local_engine.shared import SharedEngines
 from engine.arena import Arena
+from engine.device.sharing import DeviceShare
 from engine.errors import LoadError, TokenizerError
 from engine.load.model import load_model
 from engine.load.source import resolve_checkpoint
@@ -54,12 +57,18 @@ class WeightPool:
     Parameters
     ----------
     kv_bytes : device's name → what its engines' keys and values may take together
+
+    Attributes
+    ----------
+    engines : those that several models use
     """
 
     def __init__(self, kv_bytes: Mapping[str, int] = MappingProxyType({})) -> None:
         self._kv_bytes = {device_key(name): num_bytes for name, num_bytes in kv_bytes.items()}
         self._arenas: dict[str, Arena] = {}
+        self._shares: dict[str, DeviceShare] = {}
         self._loop: StepLoop | None = None
+        self.engines: SharedEngines[Any] = SharedEngines()
         self._entries: dict[tuple[str | int, ...], _Entry] = {}
         self._lock = threading.Lock()
 
@@ -111,6 +120,14 @@ class WeightPool:
             if self._loop is None:
                 self._loop = StepLoop("engines", on_start=partial(torch.set_num_threads, threads))
             return self._loop
+
+    def share_for(self, device: str) -> DeviceShare | None:
+        """Where a GPU's engines make room for one another; None on a CPU, where they take turns."""
+        key = device_key(device)
+        if torch.device(device).type == "cpu" or key is None:
+            return None
+        with self._lock:
+            return self._shares.setdefault(key, DeviceShare())
 
     def arena_for(self, device: str) -> Arena | None:
         """The memory that a device's engines share, taken with the first; None where each has its own.

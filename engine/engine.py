@@ -223,6 +223,14 @@ class Engine:
             return step_s if running else 0.0
         return (waiting + 1) * (core.service_s.value or step_s) / max(running, 1)
 
+    def count(self, model: str) -> tuple[int, int]:
+        """Requests for one of the models served here, running and waiting."""
+        scheduler = self.scheduler
+        # A tuple is made of a list or a deque in one go, whatever its own thread does meanwhile.
+        arrived = [sequence for sequence, is_cancellation in tuple(self._inbox) if not is_cancellation]
+        waiting = (*tuple(scheduler.waiting), *arrived)
+        return _count(tuple(scheduler.running), model), _count(waiting, model)
+
     def stats(self) -> EngineStats:
         """A snapshot, in microseconds and without waiting for a step."""
         core, now = self.core, self.clock()
@@ -353,6 +361,10 @@ class Engine:
         for sequence in list(self.core.live.values()):
             if sequence.sink is sink:
                 self.core.cancel(sequence, [])
+
+
+def _count(sequences: tuple[Sequence, ...], model: str) -> int:
+    return sum(sequence.request.model == model for sequence in sequences)
 
 
 def collect(sink: QueueSink, timeout_s: float | None = None) -> Result:

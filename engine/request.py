@@ -155,7 +155,8 @@ class Request:
     ``pooled`` asks for the mean of the prompt's last hidden states. With ``max_tokens`` 0 nothing is generated.
     ``cache_salt`` keeps prefix-cache entries apart: only requests with the same salt share blocks.
     ``speculate`` False turns drafting off for this request. ``prediction`` is checked many tokens at a time; it changes
-    how fast the answer comes, never what it is.
+    how fast the answer comes, never what it is. ``model`` says for which of the models that an engine serves this is,
+    where statistics are asked for by model.
     """
 
     request_id: str
@@ -170,6 +171,7 @@ class Request:
     stop_check: StopCheck | None = None
     masks: tuple[LogitsMask, ...] = ()
     prediction: Prediction | None = None
+    model: str = ""
 
 
 @dataclass(frozen=True, slots=True)

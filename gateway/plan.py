@@ -17,6 +17,7 @@ from pathlib import Path
 
 from backends.config import LocalModelConfig, ModelConfig
 from backends.footprint import Footprint, footprint, read_shape, shape_of
+from backends.local_engine.grouping import engine_groups
 from engine.config import EngineConfig
 from engine.slabs import blocks_per_slab, slab_bytes_for
 from policies.ladder import Ladder
@@ -73,7 +74,8 @@ class PlannedTier:
     """One tier of a plan: its model, the checkpoint behind it, and its drafter's when it has one.
 
     ``checkpoint`` identifies the weights: tiers with the same one share them. A remote tier has no footprint.
-    ``context_length`` is the longest that it was configured to serve, None its model's own.
+    ``context_length`` is the longest that it was configured to serve, None its model's own. Tiers with the same
+    ``engine`` are served by one: they share its batch and its KV pool.
     """
 
     name: str
@@ -82,6 +84,7 @@ class PlannedTier:
     footprint: Footprint | None
     drafter: Footprint | None = None
     context_length: int | None = None
+    engine: str | None = None
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -91,7 +94,11 @@ class PlannedTier:
 
 @dataclass(frozen=True, slots=True)
 class TierPlan:
-    """What one tier takes and gets. ``weight_bytes`` is 0 where an earlier tier has loaded the same checkpoint."""
+    """What one tier takes and gets.
+
+    ``weight_bytes`` is 0 where an earlier tier has loaded the same checkpoint, ``guaranteed_slabs`` where the engine is
+    that of an earlier tier, which ``engine_of`` then names.
+    """
 
     tier: PlannedTier
     share: float
@@ -100,6 +107,7 @@ class TierPlan:
     kv_bytes: int
     num_kv_tokens: int
     concurrency: int
+    engine_of: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +184,8 @@ def make_plan(
         kv_bytes = num_slabs * slab_bytes
     demand = sum(share * tier.kv_bytes_per_token for share, tier in zip(shares, tiers, strict=True))
     planned = tuple(
-        _tier_plan(tier, share, weight, kv_bytes, demand, context_tokens, slab_bytes)
-        for tier, share, weight in zip(tiers, shares, weights, strict=True)
+        _tier_plan(tier, share, weight, kv_bytes, demand, context_tokens, slab_bytes, _engine_of(tiers, index))
+        for index, (tier, share, weight) in enumerate(zip(tiers, shares, weights, strict=True))
     )
     return Plan(
         device=device,
@@ -201,8 +209,8 @@ def reference_tiers() -> tuple[PlannedTier, ...]:
     return (
         PlannedTier("simple", "3b-int4", "3b-int4", small),
         PlannedTier("medium", "8b-int4", "8b-int4", medium),
-        PlannedTier("complex", "70b-int4", "70b-int4", large),
-        PlannedTier("expert", "70b-int4, thinking", "70b-int4", large, drafter=small),
+        PlannedTier("complex", "70b-int4", "70b-int4", large, engine="70b-int4"),
+        PlannedTier("expert", "70b-int4, thinking", "70b-int4", large, drafter=small, engine="70b-int4"),
     )
 
 
@@ -214,7 +222,9 @@ def planned_tiers(ladder: Ladder, models: Mapping[str, ModelConfig]) -> tuple[Pl
     ModelLoadError
         A local model's ``config.json`` cannot be read or is not served.
     """
-    return tuple(_planned(tier.name, tier.model, models) for tier in ladder)
+    groups = engine_groups(models)
+    engines = {name: group.members[0] for name, group in groups.items()}
+    return tuple(_planned(tier.name, tier.model, models, engines.get(tier.model)) for tier in ladder)
 
 
 def model_folder(path: str) -> Path:
@@ -226,7 +236,7 @@ def model_folder(path: str) -> Path:
     return Path(path).expanduser()
 
 
-def _planned(name: str, model: str, models: Mapping[str, ModelConfig]) -> PlannedTier:
+def _planned(name: str, model: str, models: Mapping[str, ModelConfig], engine: str | None) -> PlannedTier:
     config = models[model]
     if not isinstance(config, LocalModelConfig):
         return PlannedTier(name, model, f"{config.kind}:{model}", None)
@@ -236,7 +246,7 @@ def _planned(name: str, model: str, models: Mapping[str, ModelConfig]) -> Planne
         path = named.path if isinstance(named, LocalModelConfig) else config.drafter
         drafter = footprint(read_shape(model_folder(path)), config.dtype)
     own = footprint(read_shape(model_folder(config.path)), config.dtype)
-    return PlannedTier(name, model, config.path, own, drafter, config.context_length)
+    return PlannedTier(name, model, config.path, own, drafter, config.context_length, engine)
 
 
 def _normalised(shares: Sequence[float] | None, num_tiers: int) -> tuple[float, ...]:
@@ -274,6 +284,7 @@ def _tier_plan(
     demand: float,
     context_tokens: int,
     slab_bytes: int,
+    engine_of: str | None,
 ) -> TierPlan:
     per_token = tier.kv_bytes_per_token
     # Requests at once in the ratio of the shares: a tier's part of the memory is its part of the demand.
@@ -282,9 +293,16 @@ def _tier_plan(
     return TierPlan(
         tier=tier,
         share=share,
-        guaranteed_slabs=_guaranteed_slabs(tier, slab_bytes),
+        guaranteed_slabs=0 if engine_of else _guaranteed_slabs(tier, slab_bytes),
         weight_bytes=weight_bytes,
         kv_bytes=own_bytes,
         num_kv_tokens=num_tokens,
         concurrency=num_tokens // context_tokens,
+        engine_of=engine_of,
     )
+
+
+def _engine_of(tiers: Sequence[PlannedTier], index: int) -> str | None:
+    """The earlier tier whose engine serves a tier too."""
+    engine = tiers[index].engine
+    return next((tier.name for tier in tiers[:index] if engine is not None and tier.engine == engine), None)

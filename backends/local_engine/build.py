@@ -9,6 +9,7 @@ import torch
 
 from backends.config import LocalModelConfig
 from backends.errors import ModelLoadError
+from backends.local_engine.grouping import EngineGroup
 from backends.weights import Checkpoint, Progress, WeightPool
 from engine.arena import Arena
 from engine.config import EngineConfig
@@ -33,21 +34,15 @@ class Served:
     checkpoints: tuple[Checkpoint, ...]
 
 
-def build(
-    model_id: str,
-    config: LocalModelConfig,
-    weights: WeightPool,
-    *,
-    drafter_path: str | None,
-    on_progress: Progress | None,
-) -> Served:
-    """Load what a table names and start its engine; blocks for as long as reading the files takes.
+def build(group: EngineGroup, weights: WeightPool, *, on_progress: Progress | None) -> Served:
+    """Load what a group's table names and start its engine; blocks for as long as reading the files takes.
 
     Raises
     ------
     ModelLoadError
         The checkpoint, its drafter or its KV cache cannot be loaded; says which file or how many bytes.
     """
+    model_id, config, drafter_path = group.members[0], group.config, group.drafter_path
     device = pick_device(config.device)
     acquire = partial(
         weights.acquire,
@@ -75,6 +70,7 @@ def build(
             eos_token_ids=checkpoints[0].tokenizer.eos_token_ids,
             loop=weights.loop_for(device, config.threads or 1),
             speculator=drafter and Speculator(drafter, max_draft_tokens=config.speculation.max_draft_tokens),  # type: ignore[arg-type]
+            share=weights.share_for(device),
             name=model_id,
         )
         _warm_up(engine)
@@ -85,6 +81,13 @@ def build(
             raise
         raise ModelLoadError(f"{model_id} cannot be served: {error}") from error
     return Served(engine, tuple(checkpoints))
+
+
+def close(served: Served, weights: WeightPool) -> None:
+    """End what the engine runs and give back its checkpoints; blocks for a step at most."""
+    served.engine.close()
+    for checkpoint in served.checkpoints:
+        weights.release(checkpoint)
 
 
 def _warm_up(engine: Engine) -> None:

@@ -121,8 +121,13 @@ def _print(made: Plan) -> None:
         f"weights {_gb(made.weight_bytes)} + reserve {_gb(made.reserve_bytes)} + KV {_gb(made.kv_bytes)}; "
         f"{made.concurrency:,} requests of {made.context_tokens:,} tokens at once"
     )
+    for each in made.tiers:
+        if each.engine_of is not None:
+            print(f"{each.tier.name} is served by the engine of {each.engine_of}: one batch, one KV pool")
     if made.is_shared:
-        guaranteed = ", ".join(f"{each.guaranteed_slabs:,} to {each.tier.name}" for each in made.tiers)
+        guaranteed = ", ".join(
+            f"{each.guaranteed_slabs:,} to {each.tier.name}" for each in made.tiers if each.engine_of is None
+        )
         print(
             f"KV shared in {made.num_slabs:,} slabs of {_gb(made.slab_bytes)}; guaranteed, for one whole context each: "
             f"{guaranteed}; by demand: {max(made.num_slabs - made.guaranteed_slabs, 0):,}"
@@ -174,6 +179,7 @@ def _as_json(made: Plan) -> dict[str, object]:
                 "num_kv_tokens": each.num_kv_tokens,
                 "concurrency": each.concurrency,
                 "guaranteed_slabs": each.guaranteed_slabs,
+                "engine_of": each.engine_of,
             }
             for each in made.tiers
         ],

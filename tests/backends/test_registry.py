@@ -8,9 +8,10 @@ import threading
 from pathlib import Path
 
 from backends.config import EchoModelConfig, LocalModelConfig, RemoteModelConfig, ReplayModelConfig, SpeculationConfig
+from backends.local_engine.grouping import drafter_path_of
 from backends.protocol import Backend, Finished, FinishReason, GenerateRequest, Message, SamplingParams, TokenDelta
 from backends.provider.server import ProviderServer
-from backends.registry import build_backends, drafter_path_of
+from backends.registry import build_backends
 from backends.replay import AnswerRecord
 from backends.testing import Script
 

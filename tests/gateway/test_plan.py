@@ -117,8 +117,9 @@ def test_shared_memory_is_planned_in_slabs_with_a_context_for_each() -> None:
     assert plan.fits
     assert (plan.slab_bytes, plan.num_slabs) == (280 << 18, 75 * 10**9 // (280 << 18))
     assert plan.kv_bytes == plan.num_slabs * plan.slab_bytes
-    # 256 blocks of 16 tokens each, 40, 35 and 14 a slab.
-    assert [tier.guaranteed_slabs for tier in plan.tiers] == [7, 8, 19, 19]
+    # 256 blocks of 16 tokens each, 40, 35 and 14 a slab; the last two tiers are served by one engine.
+    assert [tier.guaranteed_slabs for tier in plan.tiers] == [7, 8, 19, 0]
+    assert [tier.engine_of for tier in plan.tiers] == [None, None, None, "complex"]
 
 
 def test_shared_memory_that_does_not_fit_or_holds_no_context_for_each_is_refused() -> None:
@@ -148,6 +149,7 @@ def test_a_configuration_is_planned_from_its_files(tmp_path: Path) -> None:
     plan = plan_of(planned, GIB, context=128)
     assert plan.fits
     assert [tier.weight_bytes > 0 for tier in plan.tiers] == [True, False, False]
+    assert [tier.engine_of for tier in plan.tiers] == [None, "a", None]
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"architectures": ["GPT2LMHeadModel"]}', "[" * 100_000])
