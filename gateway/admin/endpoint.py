@@ -95,6 +95,7 @@ class AdminEndpoint:
             raw=raw,
             if_match=self._tag(request),
             trail=trail,
+            is_gone=request.is_disconnected,
         )
 
     def _tag(self, request: Request) -> str | None:

@@ -32,6 +32,10 @@ class Field:
 Fields = Mapping[str, Field]
 
 
+async def _never() -> bool:
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class Bytes:
     """A body that is no JSON, of at most so many bytes."""
@@ -56,6 +60,7 @@ class Asked:
     by : who asks, for the rows it changes
     path, query, body : by name; a body of bytes is ``raw``
     if_match : the entity tag the change rests on; empty when the thing must not be there yet, None when not said
+    is_gone : whether the caller has left; asked by work that takes long
     """
 
     by: str
@@ -65,6 +70,7 @@ class Asked:
     raw: bytes = b""
     if_match: str | None = None
     trail: Trail = field(default_factory=lambda: Trail())
+    is_gone: Callable[[], Awaitable[bool]] = _never
 
 
 @dataclass(slots=True)

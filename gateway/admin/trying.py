@@ -1,12 +1,12 @@
-"""``POST /what-if``: the trial of a policy over HTTP, away from the event loop and within its time."""
+"""``POST /what-if``: the trial of a policy over HTTP, in a process of its own and within its time."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from gateway import fields
 from gateway.admin import schemas
@@ -16,16 +16,18 @@ from gateway.admin.policy_forms import checked_policy
 from gateway.admin.policy_schema import policy_schema
 from gateway.admin.requests import FILTERS
 from gateway.admin.rooms import Rooms
-from gateway.admin.what_if import WhatIf
-from gateway.errors import NotFound
+from gateway.admin.trial import Trial, try_apart
+from gateway.errors import ClientGone, NotFound
 from gateway.fields import lets_through
 from gateway.ids import uuid7
 from gateway.loading import complete_policies
 from gateway.store.admin_queries import RequestFilter
 from policies.policy import Policy
 
-# Rows are decoded on the event loop: so few at a time that nobody waits for it.
-_PAGE = 100
+T = TypeVar("T")
+
+# How often it is looked whether the caller still waits.
+_LOOK_S = 0.2
 _FILTERS = ("tenant", "key_id", "since", "until")
 
 
@@ -39,6 +41,8 @@ class TrialPages:
 
     def __init__(self, rooms: Rooms) -> None:
         self._rooms = rooms
+        # A second trial waits for its turn: the processor belongs to live requests first.
+        self._one_at_a_time = asyncio.Lock()
 
     def operations(self) -> list[Operation]:
         admin = self._rooms.settings.admin
@@ -70,22 +74,26 @@ class TrialPages:
     async def try_policy(self, asked: Asked) -> Reply:
         started_s = time.monotonic()
         policy = self._policy(asked.body)
-        trial = WhatIf(policy, self._rooms.catalog, started_s + self._rooms.settings.admin.what_if_timeout_s)
-        is_complete = await self._run(trial, asked.body)
-        found = await asyncio.to_thread(trial.report)
+        which = RequestFilter(policy=asked.body["decided_by"], **{name: asked.body[name] for name in _FILTERS})
+        timeout_s = self._rooms.settings.admin.what_if_timeout_s
+        trial = Trial(policy, self._rooms.catalog.ladder, which, asked.body["last"], timeout_s)
+        found = await while_awaited(self._try(trial), asked.is_gone)
         evaluation_id = uuid7()
         report = {
             "object": "suffice.what_if",
             "evaluation_id": evaluation_id,
             "policy": {"name": policy.name, "version": policy.version},
             "router_version": self._rooms.plane.routers.version,
-            "complete": is_complete,
             "seconds": round(time.monotonic() - started_s, 3),
         } | found
         subject = f"{policy.name}@{policy.version}"
         entry = audited(asked, f"what-if {subject}", None, {"evaluation_id": evaluation_id})
         await self._rooms.writes.insert_evaluation(evaluation_id, datetime.now(UTC), "whatif", subject, report, entry)
         return Reply(report)
+
+    async def _try(self, trial: Trial) -> dict[str, Any]:
+        async with self._one_at_a_time:
+            return await try_apart(trial, self._rooms.settings.database)
 
     def _policy(self, body: Mapping[str, Any]) -> Policy:
         """The policy to try, completed as it would be if it served."""
@@ -97,19 +105,20 @@ class TrialPages:
         policy = checked_policy(name, body["policy"], catalog.ladder, where="policy.")
         return complete_policies({name: policy}, self._rooms.plane.routers.serving.router)[name]
 
-    async def _run(self, trial: WhatIf, body: Mapping[str, Any]) -> bool:
-        which = RequestFilter(policy=body["decided_by"], **{name: body[name] for name in _FILTERS})
-        left, before_id = body["last"], None
-        while left > 0:
-            if trial.is_over():
-                return False
-            records = await self._rooms.queries.requests(which, limit=min(_PAGE, left), before_id=before_id)
-            if not records:
-                return True
-            rows = await self._rooms.queries.verdicts([record.request_id for record in records])
-            verdicts = {row["request_id"]: (row["p_good"], row["inclusion_probability"]) for row in rows}
-            if not await asyncio.to_thread(trial.add, records, verdicts):
-                return False
-            left -= len(records)
-            before_id = records[-1].request_id
-        return True
+
+async def while_awaited(work: Coroutine[Any, Any, T], is_gone: Callable[[], Awaitable[bool]]) -> T:
+    """The result of some work, as long as its caller waits for it; cancelled when the caller leaves.
+
+    Raises
+    ------
+    ClientGone
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        while not (await asyncio.wait([task], timeout=_LOOK_S))[0]:
+            if await is_gone():
+                raise ClientGone("The client left before its trial was at an end.")
+        return task.result()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
