@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from classifier.types import Router, RouterRequest, Sufficiency
@@ -22,6 +23,9 @@ _MAX_THREADS = 2
 _SAMPLE = RouterRequest((("user", "How many letters has the word estimate?"),))
 
 
+_FAILED = "the router failed; the policy plays safe"
+
+
 def make_threads() -> ThreadPoolExecutor:
     """Threads for predictions that are too long for the event loop's own."""
     return ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="suffice-router")
@@ -29,6 +33,9 @@ def make_threads() -> ThreadPoolExecutor:
 
 class Predictor:
     """One router, or none. ``predict`` gives None where no estimate can be had; the policy then plays safe.
+
+    Requests that come in one turn of the event loop are estimated together, which a router does for less than one by
+    one. Nothing waits for company: the next turn of the loop is the batch's.
 
     Parameters
     ----------
@@ -42,6 +49,7 @@ class Predictor:
         self._timeout_s = timeout_s
         self._mean_cpu_s = 0.0
         self._threads = threads or make_threads()
+        self._waiting: list[tuple[RouterRequest, asyncio.Future[Sufficiency | None]]] = []
 
     @property
     def version(self) -> str:
@@ -53,8 +61,8 @@ class Predictor:
             return
         loop = asyncio.get_running_loop()
         try:
-            await loop.run_in_executor(self._threads, self._timed, self.router, _SAMPLE)
-            _, self._mean_cpu_s = await loop.run_in_executor(self._threads, self._timed, self.router, _SAMPLE)
+            await loop.run_in_executor(self._threads, self._timed, self.router, [_SAMPLE])
+            _, self._mean_cpu_s = await loop.run_in_executor(self._threads, self._timed, self.router, [_SAMPLE])
         except Exception:
             _log.exception("the router failed on a sample; requests it fails on are routed without an estimate")
 
@@ -64,28 +72,61 @@ class Predictor:
         if router is None or not turns:
             return None
         request = RouterRequest(turns)
+        loop = asyncio.get_running_loop()
+        if self._mean_cpu_s < _INLINE_CPU_S and sum([len(text) for _, text in turns]) < _INLINE_CHARS:
+            answer: asyncio.Future[Sufficiency | None] = loop.create_future()
+            if not self._waiting:
+                loop.call_soon(self._answer_waiting, router)
+            self._waiting.append((request, answer))
+            return await answer
         try:
-            if self._mean_cpu_s < _INLINE_CPU_S and sum([len(text) for _, text in turns]) < _INLINE_CHARS:
-                estimate, cpu_s = self._timed(router, request)
-            else:
-                work = asyncio.get_running_loop().run_in_executor(self._threads, self._timed, router, request)
-                estimate, cpu_s = await asyncio.wait_for(work, self._timeout_s)
+            work = loop.run_in_executor(self._threads, self._timed, router, [request])
+            (estimate,), cpu_s = await asyncio.wait_for(work, self._timeout_s)
         except TimeoutError:
             _log.warning("no estimate within %g s; the policy plays safe", self._timeout_s)
             return None
         except Exception:
             # A router is foreign code to the request: whatever it raises, the request is served without it.
-            _log.exception("the router failed; the policy plays safe")
+            _log.exception(_FAILED)
             return None
         self._mean_cpu_s += _NEWEST * (cpu_s - self._mean_cpu_s)
         return estimate
 
+    def _answer_waiting(self, router: Router) -> None:
+        """Estimate for all who wait and still want to know."""
+        waiting, self._waiting = self._waiting, []
+        waiting = [each for each in waiting if not each[1].done()]
+        if not waiting:
+            return
+        requests = [request for request, _ in waiting]
+        try:
+            found: Sequence[Sufficiency | None]
+            found, cpu_s = self._timed(router, requests)
+            if len(found) != len(requests):
+                raise ValueError(f"the router gave {len(found)} estimates for {len(requests)} requests")
+        except Exception:
+            # Whose text it was is not known, and one request's must not be another's loss.
+            found = [_alone(router, request) for request in requests]
+        else:
+            self._mean_cpu_s += _NEWEST * (cpu_s / len(waiting) - self._mean_cpu_s)
+        for (_, answer), estimate in zip(waiting, found, strict=True):
+            answer.set_result(estimate)
+
     @staticmethod
-    def _timed(router: Router, request: RouterRequest) -> tuple[Sufficiency, float]:
+    def _timed(router: Router, requests: list[RouterRequest]) -> tuple[list[Sufficiency], float]:
         begun_s = time.thread_time()
-        estimate = router.predict([request])[0]
-        return estimate, time.thread_time() - begun_s
+        return router.predict(requests), time.thread_time() - begun_s
 
     def close(self) -> None:
         """Let the threads go; a prediction that runs ends unheard."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _alone(router: Router, request: RouterRequest) -> Sufficiency | None:
+    """One request's estimate, or None: whatever a router raises, the request is served without it."""
+    try:
+        (estimate,) = router.predict([request])
+        return estimate
+    except Exception:
+        _log.exception(_FAILED)
+        return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -133,6 +134,34 @@ async def test_a_slow_router_is_moved_off_the_event_loop_and_timed() -> None:
     await impatient.warm_up()
     assert await impatient.predict(turns) is None
     impatient.close()
+
+
+async def test_what_comes_together_is_estimated_together() -> None:
+    asked: list[int] = []
+
+    class Picky(FixedRouter):
+        def predict(self, requests: Sequence[RouterRequest]) -> list[Sufficiency]:
+            asked.append(len(requests))
+            if any(request.text == "bad" for request in requests):
+                raise ValueError("a text it cannot read")
+            # One estimate too few where "few" is among them.
+            return super().predict([request for request in requests if request.text != "few"])
+
+    predictor = Predictor(Picky(0.5, 0.5), timeout_s=10)
+
+    async def ask(*texts: str) -> list[bool]:
+        found = await asyncio.gather(*(predictor.predict((("user", text),)) for text in texts))
+        return [each is not None for each in found]
+
+    assert await ask("one", "two", "three") == [True] * 3
+    assert asked == [3]
+    assert await ask("one", "bad", "three") == [True, False, True], "one request's fault is its own"
+    assert await ask("one", "few", "three") == [True, False, True]
+    gone = asyncio.create_task(ask("one"))
+    await asyncio.sleep(0)
+    gone.cancel()
+    assert await ask("two") == [True], "who left is not waited for"
+    predictor.close()
 
 
 async def test_a_model_without_thinking_is_not_told_to_think(tmp_path: Path) -> None:
