@@ -177,12 +177,13 @@ class SharedFields:
 
     def refuse_unsupported(self, body: Mapping[str, Any]) -> None:
         """Refuse what would change the answer's meaning and cannot be done; what changes nothing is tolerated."""
-        for key, changes_nothing in _UNSUPPORTED.items():
-            if key in body and body[key] is not None and not changes_nothing(body[key]):
+        for key, value in body.items():
+            if value is None:
+                continue
+            if key in _UNSUPPORTED and not _UNSUPPORTED[key](value):
                 raise UnsupportedOption(f"'{key}' is not supported yet with this value; leave it out.", param=key)
-        for key, check in _WITHOUT_EFFECT.items():
-            if body.get(key) is not None:
-                check(body[key], key)
+            if key in _WITHOUT_EFFECT:
+                _WITHOUT_EFFECT[key](value, key)
 
     def properties(self, *, may_be_empty: bool = False) -> dict[str, fields.Schema]:
         """The JSON Schema of every field that is read here, by name."""

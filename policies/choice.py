@@ -89,11 +89,7 @@ def candidate_costs_usd(candidates: Ladder, facts: RequestFacts, policy: Policy,
 
 def usable_estimates(facts: RequestFacts) -> dict[int, TierEstimate]:
     """Estimates by tier, without those that are not probabilities."""
-    return {
-        each.tier: each
-        for each in facts.estimates
-        if all(math.isfinite(p) and 0.0 <= p <= 1.0 for p in (each.p_right, each.p_as_good))
-    }
+    return {each.tier: each for each in facts.estimates if 0.0 <= each.p_right <= 1.0 and 0.0 <= each.p_as_good <= 1.0}
 
 
 def _by_mode(candidates: Ladder, facts: RequestFacts, policy: Policy, ladder: Ladder) -> Choice:

@@ -20,6 +20,8 @@ def permitted_tiers(overrides: Overrides, policy: Policy, ladder: Ladder) -> Lad
     ConflictingLimits
         Nothing is left; names the fields that exclude each other.
     """
+    if overrides.tier is overrides.min_tier is overrides.max_tier is None and not policy.allowed_tiers:
+        return ladder
     _check_known(overrides, ladder)
     low = overrides.min_tier if overrides.min_tier is not None else ladder[0].index
     high = overrides.max_tier if overrides.max_tier is not None else ladder[-1].index
@@ -58,7 +60,7 @@ def fitting_tiers(facts: RequestFacts, permitted: Ladder) -> Ladder:
         return permitted
     # Without a limit of its own a request needs room for one token at least.
     needed = facts.num_prompt_tokens + (facts.max_tokens if facts.max_tokens is not None else 1)
-    fitting = tuple(tier for tier in permitted if tier.context_length is None or tier.context_length >= needed)
+    fitting = tuple([tier for tier in permitted if tier.context_length is None or tier.context_length >= needed])
     if not fitting:
         longest = max(tier.context_length for tier in permitted if tier.context_length is not None)
         raise NoTierFits(facts.num_prompt_tokens, facts.max_tokens, longest)
@@ -73,7 +75,7 @@ def available_tiers(facts: RequestFacts, fitting: Ladder) -> Ladder:
     NoTierAvailable
         All of them are down or full.
     """
-    available = tuple(tier for tier in fitting if tier.index not in facts.unavailable)
+    available = tuple([tier for tier in fitting if tier.index not in facts.unavailable])
     if not available:
         raise NoTierAvailable(tier.index for tier in fitting)
     return available
@@ -91,7 +93,7 @@ def prompt_tiers(facts: RequestFacts, policy: Policy, available: Ladder) -> Ladd
 
 def indexes(tiers: Sequence[Tier]) -> tuple[int, ...]:
     """The numbers of some tiers."""
-    return tuple(tier.index for tier in tiers)
+    return tuple([tier.index for tier in tiers])
 
 
 def _check_known(overrides: Overrides, ladder: Ladder) -> None:

@@ -45,6 +45,8 @@ def expected_cost_usd(tier: Tier, facts: RequestFacts, policy: Policy) -> Decima
     if facts.max_tokens is not None:
         num_output_tokens = min(num_output_tokens, facts.max_tokens)
     price = price_usd(tier, facts.num_prompt_tokens or 0, num_output_tokens)
+    if not policy.wait_cost_per_s_usd:
+        return price
     return price + policy.wait_cost_per_s_usd * Decimal(repr(facts.expected_wait_s.get(tier.index, 0.0)))
 
 

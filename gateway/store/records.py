@@ -30,7 +30,8 @@ class Attempt:
     cost_nano_usd: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# Not frozen: each of fifty fields would be set at four times the price, and a request makes one of these.
+@dataclass(slots=True, kw_only=True)
 class RequestRecord:
     """One finished request, whatever its ending: enough to replay the decision and to price another one.
 

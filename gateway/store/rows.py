@@ -23,6 +23,8 @@ Row = tuple[Any, ...]
 EncodeTime = Callable[[datetime], Any]
 
 _NANO = Decimal(10) ** 9
+_SQLITE_TIME_CHARS = len("2026-01-31 12:00:00.000000")
+_JSON_OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 _ANSWERED = frozenset({FinishReason.STOP, FinishReason.LENGTH, FinishReason.TOOL_CALLS})
 
 
@@ -63,7 +65,7 @@ def clean_text(text: str) -> str:
 
 def sqlite_time(moment: datetime) -> str:
     """The text that SQLAlchemy writes for a datetime in SQLite, so that both ways of writing agree."""
-    return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f")
+    return moment.astimezone(UTC).isoformat(" ", "microseconds")[:_SQLITE_TIME_CHARS]
 
 
 def postgres_time(moment: datetime) -> datetime:
@@ -198,17 +200,17 @@ def _optional(text: str | None) -> str | None:
 
 def to_json(value: Any) -> str:
     """JSON text; NaN and infinity become null, keys become text, unusable characters are mended."""
-    if isinstance(value, Mapping):
-        if not value:
-            return "{}"
+    if isinstance(value, Mapping | list | tuple) and not value:
+        return "{}" if isinstance(value, Mapping) else "[]"
+    if not isinstance(value, dict) and isinstance(value, Mapping):
         value = dict(value)
     try:
-        encoded = orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY)
+        encoded = orjson.dumps(value, option=_JSON_OPTIONS)
     except TypeError:
-        encoded = orjson.dumps(_clean(value), option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY)
+        encoded = orjson.dumps(_clean(value), option=_JSON_OPTIONS)
     if b"\\u0000" in encoded:
         # PostgreSQL's jsonb has no NUL.
-        encoded = orjson.dumps(_clean(value), option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY)
+        encoded = orjson.dumps(_clean(value), option=_JSON_OPTIONS)
     return encoded.decode()
 
 
