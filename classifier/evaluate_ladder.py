@@ -16,7 +16,7 @@ from classifier.evaluation import Judged, length_estimates
 from classifier.graded import GradedTable
 from classifier.metrics import bootstrap_interval
 from classifier.pair_model import MIN_ROWS
-from classifier.pair_rows import Floats, Ints
+from classifier.pair_rows import Floats, Ints, PromptCounts
 from classifier.score_model import ScoreModel
 
 HELD_SHARES = (0.95, 0.97, 0.99)
@@ -32,8 +32,12 @@ class LadderEstimates:
     weights: Mapping[str, float]
 
 
-def estimate_ladder(train: GradedTable, test: GradedTable, *, seed: int) -> LadderEstimates:
+def estimate_ladder(
+    train: GradedTable, test: GradedTable, *, seed: int, counts: PromptCounts | None = None
+) -> LadderEstimates:
     """Fit on one table, estimate another; groups they share are left out of training.
+
+    ``counts`` are those of both tables' prompts, made here when not given.
 
     Raises
     ------
@@ -43,7 +47,8 @@ def estimate_ladder(train: GradedTable, test: GradedTable, *, seed: int) -> Ladd
     apart = train.without_overlap(test)
     if len(apart) < MIN_ROWS:
         raise TrainingError(f"{len(apart)} training prompts share no group with the test set; {MIN_ROWS} are needed.")
-    model = ScoreModel(apart.rows, seed=seed)
+    counts = counts or PromptCounts((*apart.rows.prompts, *test.rows.prompts))
+    model = ScoreModel(apart.rows, counts, seed=seed)
     scores, similarity = model.estimates(test.rows.prompts)
     return LadderEstimates(scores, similarity < model.least_similarity, model.weights)
 
@@ -61,9 +66,10 @@ def cross_estimate_ladder(table: GradedTable, *, seed: int) -> LadderEstimates:
         raise TrainingError("The prompts carry no fold numbers; give different folders for --train and --test.")
     scores, foreign = np.zeros(table.rows.scores.shape), np.zeros(len(table), dtype=np.bool_)
     total: dict[str, float] = {}
+    counts = PromptCounts(table.rows.prompts)
     for fold in folds:
         inside, outside = np.flatnonzero(table.folds != fold), np.flatnonzero(table.folds == fold)
-        found = estimate_ladder(table.take(inside), table.take(outside), seed=seed)
+        found = estimate_ladder(table.take(inside), table.take(outside), seed=seed, counts=counts)
         scores[outside], foreign[outside] = found.scores, found.is_foreign
         for name, weight in found.weights.items():
             total[name] = total.get(name, 0.0) + weight / len(folds)

@@ -17,7 +17,7 @@ from classifier.curves import pair_curve
 from classifier.errors import TrainingError
 from classifier.metrics import bootstrap_interval
 from classifier.pair_model import MIN_ROWS, PairModel
-from classifier.pair_rows import Floats, Ints, PairRows
+from classifier.pair_rows import Floats, Ints, PairRows, PromptCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +137,10 @@ class Estimated:
     weights: dict[str, float]
 
 
-def estimate(train: PairTable, test: PairTable, *, seed: int) -> Estimated:
+def estimate(train: PairTable, test: PairTable, *, seed: int, counts: PromptCounts | None = None) -> Estimated:
     """Fit on one table, estimate another; groups they share are left out of training.
+
+    ``counts`` are those of both tables' prompts, made here when not given.
 
     A prompt is foreign when its nearest training prompt is less similar than that of all but 5 % of left-out training
     prompts; the safe choice for it is the strong model.
@@ -148,7 +150,8 @@ def estimate(train: PairTable, test: PairTable, *, seed: int) -> Estimated:
         raise TrainingError(
             f"{len(apart.rows)} training pairs share no group with the test set; {MIN_ROWS} are needed."
         )
-    model = PairModel(apart.rows, seed=seed)
+    counts = counts or PromptCounts((*apart.rows.prompts, *test.rows.prompts))
+    model = PairModel(apart.rows, counts, seed=seed)
     gains, similarity = model.gains(test.rows.prompts)
     return Estimated(gains, similarity < model.least_similarity, model.weights)
 
@@ -165,8 +168,9 @@ def cross_estimate(table: PairTable, *, seed: int) -> Estimated:
         raise TrainingError("The prompts carry no fold numbers; give different folders for --train and --test.")
     gains, foreign = np.zeros(len(table.rows)), np.zeros(len(table.rows), dtype=np.bool_)
     total: dict[str, float] = {}
+    counts = PromptCounts(table.rows.prompts)
     for inside, outside in _fold_rows(table.folds):
-        found = estimate(table.take(inside), table.take(outside), seed=seed)
+        found = estimate(table.take(inside), table.take(outside), seed=seed, counts=counts)
         # Each fold's model has a scale of its own.
         spread = float(found.gains.std()) or 1.0
         gains[outside] = (found.gains - found.gains.mean()) / spread
@@ -183,12 +187,12 @@ def learning_curve(table: PairTable, sizes: Sequence[int], *, seed: int) -> list
     route by, which is chance.
     """
     found: list[dict[str, Any]] = [{"num_labels": 0, "apgr": 0.5}]
-    rng = np.random.default_rng(seed)
+    rng, counts = np.random.default_rng(seed), PromptCounts(table.rows.prompts)
     for size in sizes:
         gains = np.zeros(len(table.rows))
         for inside, outside in _fold_rows(table.folds):
             some = inside[np.sort(rng.permutation(len(inside))[:size])]
-            guess = estimate(table.take(some), table.take(outside), seed=seed).gains
+            guess = estimate(table.take(some), table.take(outside), seed=seed, counts=counts).gains
             gains[outside] = (guess - guess.mean()) / (float(guess.std()) or 1.0)
         curve = pair_curve(gains, table.rows.weak, table.rows.strong)
         found.append({"num_labels": min(size, len(inside)), "apgr": _number(curve.apgr)})

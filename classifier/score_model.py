@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from classifier.pair_rows import Floats, Ints, PairEncoder, Views
+from classifier.pair_rows import Floats, Ints, PairEncoder, PromptCounts, Views
 
 NUM_NEIGHBOURS = 60
 HELD_SHARE = 0.2
@@ -54,11 +54,11 @@ class Voters:
     """Every view's estimator, fitted on the same rows: logistic regressions on words, ridge on words and characters,
     trees on directions of the training set, neighbours, and the subject a prompt seems to belong to."""
 
-    def __init__(self, rows: ScoreRows, seed: int) -> None:
+    def __init__(self, rows: ScoreRows, counts: PromptCounts, seed: int) -> None:
         from sklearn.ensemble import ExtraTreesRegressor
         from sklearn.linear_model import Ridge
 
-        self.encode = PairEncoder(rows.prompts, seed)
+        self.encode = PairEncoder(rows.prompts, counts, seed)
         views = self.encode(rows.prompts)
         self._scores = rows.scores
         self._known = views.everything
@@ -69,19 +69,21 @@ class Voters:
         self._trees = trees.fit(views.compact, rows.scores)
         self._subjects = _Subjects(views, rows) if len(set(rows.domains)) > 1 else None
 
-    def votes(self, views: Views) -> dict[str, Floats]:
-        """Estimated score of every model by each view, float64 (n, num_models)."""
+    def votes(self, views: Views) -> tuple[dict[str, Floats], Floats]:
+        """Estimated score of every model by each view, float64 (n, num_models), and similarity to the nearest
+        training prompt (0..1), float64 (n,)."""
+        near, similarity = self._neighbours(views)
         found = {
             "logistic": np.column_stack([each(_beside(views.words, views)) for each in self._logistic]),
             "ridge": self._ridge.predict(_beside(views.everything, views)),
             "trees": self._trees.predict(views.compact),
-            "neighbours": self.neighbours(views)[0],
+            "neighbours": near,
         }
         if self._subjects is not None:
             found["subjects"] = self._subjects.scores(views)
-        return found
+        return found, similarity
 
-    def neighbours(self, views: Views) -> tuple[Floats, Floats]:
+    def _neighbours(self, views: Views) -> tuple[Floats, Floats]:
         """Scores among the nearest training prompts, and similarity to the very nearest (0..1)."""
         num_rows, count = views.everything.shape[0], min(NUM_NEIGHBOURS, self._known.shape[0] - 1)
         scores, nearest = np.zeros((num_rows, self._scores.shape[1])), np.zeros(num_rows)
@@ -102,6 +104,7 @@ class ScoreModel:
     Parameters
     ----------
     rows : graded prompts
+    counts : of these prompts, and of all that will be estimated
     seed : of the left-out part and the trees
 
     Attributes
@@ -110,24 +113,24 @@ class ScoreModel:
     least_similarity : to the nearest training prompt; what is below it is foreign
     """
 
-    def __init__(self, rows: ScoreRows, *, seed: int) -> None:
+    def __init__(self, rows: ScoreRows, counts: PromptCounts, *, seed: int) -> None:
         held = held_out(rows.groups, seed)
-        first = Voters(rows.take(np.flatnonzero(~held)), seed)
-        views = first.encode(rows.take(np.flatnonzero(held)).prompts)
-        votes, scores = first.votes(views), rows.scores[held]
-        self.least_similarity = float(np.quantile(first.neighbours(views)[1], FOREIGN_QUANTILE))
+        first = Voters(rows.take(np.flatnonzero(~held)), counts, seed)
+        votes, similarity = first.votes(first.encode(rows.take(np.flatnonzero(held)).prompts))
+        scores = rows.scores[held]
+        self.least_similarity = float(np.quantile(similarity, FOREIGN_QUANTILE))
         self.weights = {
             name: float(np.mean([earned(vote[:, k], scores[:, k]) for k in range(scores.shape[1])]))
             for name, vote in votes.items()
         }
         self._lines = _lines(_mean_vote(votes, self.weights), scores)
-        self._voters = Voters(rows, seed)
+        self._voters = Voters(rows, counts, seed)
 
     def estimates(self, prompts: Sequence[str]) -> tuple[Floats, Floats]:
         """Scores to be expected, float64 (n, num_models), and similarity to the nearest training prompt, (n,)."""
-        views = self._voters.encode(prompts)
-        mean = _mean_vote(self._voters.votes(views), self.weights)
-        return np.clip(mean * self._lines[0] + self._lines[1], 0.0, 1.0), self._voters.neighbours(views)[1]
+        votes, similarity = self._voters.votes(self._voters.encode(prompts))
+        mean = _mean_vote(votes, self.weights)
+        return np.clip(mean * self._lines[0] + self._lines[1], 0.0, 1.0), similarity
 
 
 def held_out(groups: Ints, seed: int) -> NDArray[np.bool_]:
