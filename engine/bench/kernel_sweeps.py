@@ -11,24 +11,25 @@ from torch import Tensor
 from engine.bench.kernel_cases import BLOCK_SIZE, INT4_BYTES, Shape, attention_case, copies_of, time_us
 from engine.kernels.cuda_int4 import (
     EXCLUSIVE_KIB,
+    FEW_ROWS,
     SHARED_KIB,
     StreamConfig,
-    dequantized_linear,
     int4_linear_cuda,
 )
+from engine.kernels.cuda_int4_many import CUTS, many_linear
 from engine.kernels.fused import rms_norm, rope_and_write_kv, rope_tables, silu_and_mul
 from engine.kernels.int4 import Int4Weight
 from engine.kernels.paged_attention import paged_attention
 
 
 def sweep_int4(shape: Shape, rows: tuple[int, ...]) -> Iterator[dict[str, object]]:
-    """Every cut of the streaming INT4 kernel: what the defaults of ``StreamConfig`` were chosen by."""
+    """Every cut of the INT4 kernels: what ``StreamConfig``'s defaults and ``CUTS``' figures were chosen by."""
     for name, (n, k) in shape.matrices.items():
         weights = [Int4Weight.random(n, k, device="cuda") for _ in range(copies_of(INT4_BYTES * n * k))]
         for m in rows:
             x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
             line: dict[str, object] = {"model": shape.name, "kernel": name, "rows": m}
-            if m <= 512:
+            if m <= FEW_ROWS:
                 for tiles, per_sm, kib in ((1, 2, 112), (2, 2, 112), (2, 1, 112), (2, 1, 220)):
                     config = StreamConfig(tiles, per_sm, kib)
                     key = f"t{tiles}b{per_sm}s{kib}"
@@ -36,10 +37,10 @@ def sweep_int4(shape: Shape, rows: tuple[int, ...]) -> Iterator[dict[str, object
                         time_us([partial(int4_linear_cuda, x, w, None, config) for w in weights]),
                         1,
                     )
-            if m >= 64:
-                for mib in (64, 2048):
-                    line[f"dequant{mib}"] = round(
-                        time_us([partial(dequantized_linear, x, w, None, mib << 20) for w in weights]),
+            else:
+                for cut in CUTS:
+                    line[f"t{cut.tiles}b{cut.blocks}"] = round(
+                        time_us([partial(many_linear, x, w, None, cut) for w in weights]),
                         1,
                     )
             yield line

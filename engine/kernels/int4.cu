@@ -4,7 +4,7 @@
 // The copy engine brings weights in the order in which lanes want them, so two of them cost one shift, one lop3 and one
 // subtraction: a nibble under the exponent of 128 (bfloat16) or 1024 (float16) is 128 + code, and less 128 + zero it is the
 // exact integer. Scales multiply the float32 sums of a group. One warp of a thread block copies, the others multiply: up to
-// 16 rows by mma.m16n8k16 with activations in registers, beyond by wgmma with activations in shared memory.
+// 16 rows by mma.m16n8k16 with activations in registers, then by wgmma with activations in shared memory.
 //
 // Work is cut into units of RT * 128 rows x 128 inputs, and every thread block takes an equal run of consecutive units, so
 // all finish together whatever the shape ("stream-K", Osama et al. 2023, section 4). A row block whose units fell to several
@@ -168,9 +168,9 @@ DEVICE void multiply_unit(float (&acc)[RT][NT][4], const u8 *stage) {
 #else
 DEVICE void multiply_unit(float (&acc)[RT][NT][4], const u8 *stage) {
     constexpr int PARTS = RT * GROUPS, STEPS = 8 / GROUPS; // a part is one group of one row tile, a step 16 inputs
-    // Two parts in flight, one being unpacked while the other is multiplied, where registers allow.
-    constexpr int DEPTH = NT == 4 && PARTS > 1 ? 2 : 1;
+    constexpr int DEPTH = PARTS > 1 ? 2 : 1; // parts in flight, one being unpacked while the other is multiplied
     const Weights weights(stage);
+    const u32 x = describe(stage + CODE_BYTES);
     float sum[DEPTH][NT][4] = {};
     u32 scale[DEPTH][2];
 #pragma unroll
@@ -188,7 +188,7 @@ DEVICE void multiply_unit(float (&acc)[RT][NT][4], const u8 *stage) {
 #pragma unroll
             for (int k = 0; k < STEPS; k++) {
                 const int at = group * STEPS + k;
-                multiply_group(sum[slot], a[k], stage + CODE_BYTES + at / 4 * HALF_BYTES + at % 4 * 32);
+                multiply_group(sum[slot], a[k], x + (at / 4 * HALF_BYTES + at % 4 * 32 >> 4));
             }
             group_commit();
         }
@@ -239,12 +239,12 @@ DEVICE void join(const Problem &p, float (&acc)[RT][NT][4], int row_block, const
             for (int i = 0; i < 4; i++) part.at[i] = acc[rt][nt][i];
             mine[(rt * NT + nt) * THREADS] = part;
         }
-    sync_some(THREADS);
+    sync_some(1, THREADS);
     if (threadIdx.x == 0) {
         is_last = arrive_and_see(p.arrived + row_block) == last - first;
         if (is_last) p.arrived[row_block] = 0;
     }
-    sync_some(THREADS);
+    sync_some(1, THREADS);
     if (!is_last) return;
 #pragma unroll
     for (int rt = 0; rt < RT; rt++)
@@ -337,43 +337,5 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, MIN_BLOCKS) int4_line
                     for (int i = 0; i < 4; i++) acc[rt][nt][i] = 0.0f;
             u = 0, row_block++, begins = true;
         }
-    }
-}
-
-// Write blocks [first, first + gridDim.y) of 128 rows out as halves (rows, K), for the library's matrix product.
-extern "C" __global__ void __launch_bounds__(THREADS) int4_dequantize(const u8 *codes, const u8 *scales, u16 *weight, int N,
-                                                                      int K, int U, int first) {
-    __shared__ Words tile[WARPS][256]; // 16 rows x 128 halves each
-    release_dependents();
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const size_t unit = static_cast<size_t>(first + blockIdx.y) * U + blockIdx.x;
-    const Words *from = reinterpret_cast<const Words *>(codes + (unit * WARPS + warp) * TILE_BYTES);
-    Words words[2] = {from[lane], from[32 + lane]};
-    wait_for_inputs();
-#pragma unroll
-    for (int k = 0; k < 8; k++) { // 16 inputs each
-        int group = k / (8 / GROUPS);
-        const u32 *scale_words =
-            reinterpret_cast<const u32 *>(scales + (unit * GROUPS + group) * 512 + warp * 64 + g * 8);
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            int h = i & 1, b = i >> 1, row = g + 8 * h;
-            u32 scale_word = scale_words[h], word = words[k / 4].at[k % 4] >> (4 * i);
-            float scale = __uint_as_float(scale_word & ~15u);
-            int zero = static_cast<int>(scale_word & 15u);
-            u32 pair = round_pair(static_cast<float>(static_cast<int>(word & 15u) - zero) * scale,
-                                  static_cast<float>(static_cast<int>(word >> 16 & 15u) - zero) * scale);
-            int piece = k * 2 + b; // of 8 halves
-            tile[warp][row * 16 + (piece ^ (row & 7))].at[t] = pair;
-        }
-    }
-    __syncwarp();
-    const int column = blockIdx.x * 128 + (lane % 16) * 8;
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        int row = i * 2 + lane / 16, n = blockIdx.y * 128 + warp * 16 + row;
-        if (first * 128 + n < N && column < K)
-            *reinterpret_cast<Words *>(weight + static_cast<size_t>(n) * K + column) =
-                tile[warp][row * 16 + ((lane % 16) ^ (row & 7))];
     }
 }

@@ -17,8 +17,11 @@ DEVICE void barrier_init(u64 *barrier, u32 arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
 
-DEVICE void barrier_arrive(u64 *barrier) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+DEVICE void barrier_arrive(u64 *barrier, bool is_due = true) {
+    asm volatile("{\n.reg .pred due;\nsetp.ne.u32 due, %1, 0;\n@due mbarrier.arrive.shared::cta.b64 _, [%0];\n}" ::"r"(
+                     shared_address(barrier)),
+                 "r"(static_cast<u32>(is_due))
+                 : "memory");
 }
 
 DEVICE void barrier_arrive_expect(u64 *barrier, u32 bytes) {
@@ -57,11 +60,27 @@ DEVICE void copy_box(void *shared, const TensorMap *map, int column, int row, u6
                  : "memory");
 }
 
+// The other way; what lies outside the matrix is not written. The bytes may be overwritten once no more than so many
+// later batches are being read.
+DEVICE void store_box(const TensorMap *map, int column, int row, const void *shared) {
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];\n"
+                 "cp.async.bulk.commit_group;" ::"l"(map),
+                 "r"(column), "r"(row), "r"(shared_address(shared))
+                 : "memory");
+}
+template <int PENDING> DEVICE void store_wait() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
+}
+
 // Ordinary writes to shared memory and barrier inits, before the copy engine uses them.
 DEVICE void fence_for_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// A barrier among the first `threads` of a thread block.
-DEVICE void sync_some(int threads) { asm volatile("bar.sync 1, %0;" ::"r"(threads) : "memory"); }
+// A barrier, one of 15, among so many threads of a thread block.
+DEVICE void sync_some(int which, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(which), "r"(threads) : "memory"); }
+
+// Give registers of this warpgroup back, or take some that others gave.
+template <int COUNT> DEVICE void keep_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT)); }
+template <int COUNT> DEVICE void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT)); }
 
 // Programmatic dependent launch: let the next kernel start, and wait for what the last one wrote.
 DEVICE void release_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
@@ -71,6 +90,13 @@ DEVICE void load_matrices(u32 (&out)[4], const void *shared) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
                  : "r"(shared_address(shared))
+                 : "memory");
+}
+
+// Four 8 x 8 matrices of halves, each turned over its diagonal.
+DEVICE void store_turned(void *shared, u32 m0, u32 m1, u32 m2, u32 m3) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(shared)),
+                 "r"(m0), "r"(m1), "r"(m2), "r"(m3)
                  : "memory");
 }
 
@@ -88,45 +114,57 @@ DEVICE void multiply(float (&acc)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 }
 
 // The same by a warpgroup: 4 warps with 16 rows each, all columns at once, b in shared memory as copy_box leaves it with
-// its swizzle of 128 bytes: 64 inputs a row. `b` points at the rows' first 16 inputs of those wanted. Asynchronous: see
-// group_begin, group_commit, group_wait.
-DEVICE u64 describe(const void *b) {
-    // Address, stride of 1024 bytes between groups of 8 rows, swizzle mode 1; all in units of 16 bytes.
-    return (shared_address(b) & 0x3FFFFu) >> 4 | static_cast<u64>(1) << 16 | static_cast<u64>(1024 >> 4) << 32 |
-           static_cast<u64>(1) << 62;
-}
+// its swizzle of 128 bytes: 64 inputs a row. Asynchronous: see group_begin, group_commit, group_wait.
+//
+// What names b is the low word of a descriptor: the address of the rows' first 16 inputs of those wanted, in units of 16
+// bytes, so that it can be counted on. The high word says a stride of 1024 bytes between groups of 8 rows, swizzle mode 1.
+DEVICE u32 describe(const void *b) { return (shared_address(b) & 0x3FFFFu) >> 4 | 1u << 16; }
 
 #if IS_BF16
 #define GROUP_TYPES ".f32.bf16.bf16"
 #else
 #define GROUP_TYPES ".f32.f16.f16"
 #endif
-#define SUM4(i) "+f"(acc[i][0]), "+f"(acc[i][1]), "+f"(acc[i][2]), "+f"(acc[i][3])
+#define SUM4_OF(sum) "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+#define SUM4(i) SUM4_OF(acc[i])
 #define SUM16(i) SUM4(i), SUM4(i + 1), SUM4(i + 2), SUM4(i + 3)
 
-DEVICE void multiply_group(float (&acc)[4][4], const u32 (&a)[4], const void *b) {
-    asm volatile("wgmma.mma_async.sync.aligned.m64n32k16" GROUP_TYPES
-                 " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, {%16, %17, %18, %19}, %20, 1, 1, 1, 0;"
+DEVICE void multiply_group(float (&acc)[4][4], const u32 (&a)[4], u32 b) {
+    asm volatile("{\n.reg .b64 b;\nmov.b64 b, {%20, 0x40000040};\nwgmma.mma_async.sync.aligned.m64n32k16" GROUP_TYPES
+                 " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+                 "{%16, %17, %18, %19}, b, 1, 1, 1, 0;\n}"
                  : SUM16(0)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(describe(b)));
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b));
 }
 
-DEVICE void multiply_group(float (&acc)[8][4], const u32 (&a)[4], const void *b) {
-    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16" GROUP_TYPES
-                 " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, "
-                 "%23, %24, %25, %26, %27, %28, %29, %30, %31}, {%32, %33, %34, %35}, %36, 1, 1, 1, 0;"
+DEVICE void multiply_group(float (&acc)[8][4], const u32 (&a)[4], u32 b) {
+    asm volatile("{\n.reg .b64 b;\nmov.b64 b, {%36, 0x40000040};\nwgmma.mma_async.sync.aligned.m64n64k16" GROUP_TYPES
+                 " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, "
+                 "%21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+                 "{%32, %33, %34, %35}, b, 1, 1, 1, 0;\n}"
                  : SUM16(0), SUM16(4)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(describe(b)));
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b));
 }
 
-DEVICE void multiply_group(float (&acc)[16][4], const u32 (&a)[4], const void *b) {
-    asm volatile("wgmma.mma_async.sync.aligned.m64n128k16" GROUP_TYPES
-                 " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, "
-                 "%23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, "
-                 "%44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-                 "{%64, %65, %66, %67}, %68, 1, 1, 1, 0;"
+DEVICE void multiply_group(float (&acc)[12][4], const u32 (&a)[4], u32 b) {
+    asm volatile("{\n.reg .b64 b;\nmov.b64 b, {%52, 0x40000040};\nwgmma.mma_async.sync.aligned.m64n96k16" GROUP_TYPES
+                 " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, "
+                 "%21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, "
+                 "%40, %41, %42, %43, %44, %45, %46, %47}, "
+                 "{%48, %49, %50, %51}, b, 1, 1, 1, 0;\n}"
+                 : SUM16(0), SUM16(4), SUM16(8)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b));
+}
+
+DEVICE void multiply_group(float (&acc)[16][4], const u32 (&a)[4], u32 b) {
+    asm volatile("{\n.reg .b64 b;\nmov.b64 b, {%68, 0x40000040};\nwgmma.mma_async.sync.aligned.m64n128k16" GROUP_TYPES
+                 " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, "
+                 "%21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, "
+                 "%40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, "
+                 "%59, %60, %61, %62, %63}, "
+                 "{%64, %65, %66, %67}, b, 1, 1, 1, 0;\n}"
                  : SUM16(0), SUM16(4), SUM16(8), SUM16(12)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(describe(b)));
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b));
 }
 
 // Registers written before are seen by the multiplications after; those sent since the last commit are one batch; wait
@@ -137,6 +175,14 @@ template <int PENDING> DEVICE void group_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
+// After a wait: keeps the compiler from reading sums before it.
+template <int ROWS, int COLUMNS> DEVICE void settle(float (&acc)[ROWS][COLUMNS][4]) {
+#pragma unroll
+    for (int r = 0; r < ROWS; r++)
+#pragma unroll
+        for (int c = 0; c < COLUMNS; c++) asm volatile("" : SUM4_OF(acc[r][c])::"memory");
+}
+
 // Two halves at once: a - b.
 DEVICE u32 subtract_pair(u32 a, u32 b) {
     u32 out;
@@ -144,6 +190,17 @@ DEVICE u32 subtract_pair(u32 a, u32 b) {
     asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(out) : "r"(a), "r"(b));
 #else
     asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(out) : "r"(a), "r"(b));
+#endif
+    return out;
+}
+
+// Two halves at once: a * b.
+DEVICE u32 multiply_pair(u32 a, u32 b) {
+    u32 out;
+#if IS_BF16
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(out) : "r"(a), "r"(b));
+#else
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(out) : "r"(a), "r"(b));
 #endif
     return out;
 }
@@ -182,6 +239,16 @@ DEVICE int arrive_and_see(int *counter) {
     int before;
     asm volatile("atom.add.acq_rel.gpu.global.s32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
     return before;
+}
+
+// Say that what this thread block's threads wrote before a barrier is there; hear it.
+DEVICE void release_add(int *counter, int count) {
+    asm volatile("red.add.release.gpu.global.s32 [%0], %1;" ::"l"(counter), "r"(count) : "memory");
+}
+DEVICE int load_acquired(const int *counter) {
+    int out;
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(out) : "l"(counter) : "memory");
+    return out;
 }
 
 // Past L1, which does not see what other multiprocessors wrote.

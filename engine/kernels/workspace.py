@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# The most that a launch of int4.cu puts aside: per multiprocessor two thread blocks of 256 threads, each with two parts
-# of 16 sums of 4 floats a thread.
-PARTIAL_BYTES_PER_SM = 2 * 256 * 2 * 16 * 16
+# The most that a launch puts aside: int4.cu per multiprocessor two thread blocks of 256 threads, each with two parts of
+# 8 sums of 4 floats a thread, int4_many.cu one with one part of 32.
+PARTIAL_BYTES_PER_SM = 256 * 32 * 16
 NUM_COUNTERS = 1 << 16
 
 _local = threading.local()

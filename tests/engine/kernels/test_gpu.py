@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels import cuda_int4, sampling
+from engine.kernels.cuda_int4_many import CUTS, Cut, many_linear
 from engine.kernels.fp8 import Fp8Weight, fp8_linear, fp8_linear_reference, quantize_rows, quantize_rows_reference
 from engine.kernels.fused import (
     rms_norm,
@@ -23,6 +24,7 @@ from engine.kernels.fused import (
 from engine.kernels.int4 import Int4Weight, int4_linear, int4_linear_reference
 from engine.kernels.paged_attention import paged_attention, paged_attention_reference
 from engine.kernels.sampling import NOT_FINITE, SamplingTensors, sample, sample_reference
+from engine.kernels.workspace import workspace_of
 from tests.engine.kernels.cases import PagedCase, generator, paged_case, random_quant, relative_error
 
 pytestmark = [
@@ -44,7 +46,7 @@ def int4_case(n: int, k: int, group: int, *, ordered: bool = False) -> Int4Weigh
 
 
 @pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize("rows", [1, 2, 7, 8, 9, 16, 17, 33, 64, 65, 128, 150, 300])
+@pytest.mark.parametrize("rows", [1, 2, 7, 8, 9, 16, 17, 32, 33, 64, 65, 128, 193, 511])
 @pytest.mark.parametrize(("n", "k", "group"), [(128, 128, 128), (520, 1000, 64), (384, 2048, 32), (5120, 3072, 128)])
 def test_int4_linear(n: int, k: int, group: int, rows: int, dtype: torch.dtype) -> None:
     weight = int4_case(n, k, group)
@@ -52,9 +54,34 @@ def test_int4_linear(n: int, k: int, group: int, rows: int, dtype: torch.dtype) 
     bias = randn(n, dtype=dtype, seed=3) if rows % 2 else None
     exact = int4_linear_reference(x.double(), weight, None if bias is None else bias.double())
     # Beyond the streaming kernel the weights themselves are rounded to halves.
-    tolerance = ROUNDING[dtype] * (1.0 if rows <= cuda_int4.SLICE_ROWS else 2.0)
+    tolerance = ROUNDING[dtype] * (1.0 if rows <= cuda_int4.FEW_ROWS else 2.0)
     for _ in range(3):  # a race would not fail every time
         assert relative_error(int4_linear(x, weight, bias), exact) < tolerance
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("rows", [33, 100, 257, 1000, 2048])
+@pytest.mark.parametrize("cut", CUTS, ids=lambda cut: f"{cut.tiles}x{cut.blocks}")
+@pytest.mark.parametrize(("n", "k", "group"), [(40, 1032, 64), (384, 8192, 32), (5120, 3072, 128)])
+def test_int4_linear_of_many_rows(n: int, k: int, group: int, cut: Cut, rows: int, dtype: torch.dtype) -> None:
+    weight = int4_case(n, k, group)
+    x = randn(rows, k, dtype=dtype, seed=rows)
+    bias = randn(n, dtype=dtype, seed=3) if rows % 2 else None
+    exact = int4_linear_reference(x.double(), weight, None if bias is None else bias.double())
+    first = many_linear(x, weight, bias, cut)
+    assert relative_error(first, exact) < 2 * ROUNDING[dtype]
+    for _ in range(5):  # who comes first to a sum does not matter
+        assert torch.equal(many_linear(x, weight, bias, cut), first)
+    assert not workspace_of(x.device).counters.any()
+
+
+def test_int4_rows_have_the_same_bits_among_as_many() -> None:
+    weight = int4_case(3072, 3072, 128)
+    x = randn(128, 3072, dtype=torch.bfloat16)
+    for least, most in ((33, 64), (65, 96), (97, 128)):
+        whole = int4_linear(x[:most], weight)
+        for rows in (least, most - 1):
+            assert torch.equal(int4_linear(x[:rows], weight), whole[:rows])
 
 
 @pytest.mark.parametrize("row_tiles", [1, 2])
@@ -65,14 +92,14 @@ def test_int4_rows_have_the_same_bits_in_any_batch(
 ) -> None:
     weight = int4_case(4096, 4096, 128)
     config = cuda_int4.StreamConfig(row_tiles, blocks_per_sm, shared_kib, early)
-    x = randn(64, 4096, dtype=torch.bfloat16)
+    x = randn(32, 4096, dtype=torch.bfloat16)
     whole = cuda_int4.int4_linear_cuda(x, weight, None, config)
     assert relative_error(whole, int4_linear_reference(x.double(), weight)) < ROUNDING[torch.bfloat16]
     few = cuda_int4.int4_linear_cuda(x[:16], weight, None, config)
     assert relative_error(few, int4_linear_reference(x[:16].double(), weight)) < ROUNDING[torch.bfloat16]
-    for first, last in ((0, 1), (3, 8), (1, 12), (30, 62), (0, 40), (13, 64)):
+    for first, last in ((0, 1), (3, 8), (1, 12), (1, 31), (0, 20), (13, 32)):
         part = cuda_int4.int4_linear_cuda(x[first:last], weight, None, config)
-        assert torch.equal(part, (few if last <= 16 else whole)[first:last])
+        assert torch.equal(part, (few if last - first <= 16 else whole)[first:last])
 
 
 def test_int4_linear_with_ordered_inputs() -> None:
@@ -82,11 +109,14 @@ def test_int4_linear_with_ordered_inputs() -> None:
         assert relative_error(int4_linear(x, weight), int4_linear_reference(x.double(), weight)) < 4e-3
 
 
-@pytest.mark.parametrize("k", [100, 512])
-def test_int4_linear_in_what_the_kernel_does_not_take(k: int) -> None:
-    weight = int4_case(40, k, k if k == 100 else 128)
-    dtype = torch.float32 if k == 512 else torch.bfloat16
-    x = randn(5, k, dtype=dtype)
+@pytest.mark.parametrize(("rows", "n", "k"), [(5, 40, 100), (5, 40, 512), (70, 36, 512), (0, 40, 512)])
+def test_int4_linear_in_what_the_kernels_do_not_take(rows: int, n: int, k: int) -> None:
+    weight = int4_case(n, k, k if k == 100 else 128)
+    dtype = torch.float32 if n == 40 and k == 512 else torch.bfloat16
+    x = randn(rows, k, dtype=dtype)
+    if rows == 0:
+        assert int4_linear(x, weight).shape == (0, n)
+        return
     assert relative_error(int4_linear(x, weight), int4_linear_reference(x.double(), weight)) < 4e-3
 
 

@@ -1,0 +1,151 @@
+"""4-bit weights times many rows: how ``int4_many.cu`` cuts the work, and its launch."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.kernels.int4 import ROWS, Int4Weight
+from engine.kernels.nvrtc import Kernel, describe_matrix, load_kernel
+from engine.kernels.workspace import workspace_of
+
+SOURCE = "int4_many.cu"
+THREADS = 3 * 128
+MAX_STAGES = 8
+SHARED_BYTES = 227 << 10  # all that a thread block may have
+BOX_ROWS = 32
+BOXES_BYTES = 4 * 128 * BOX_ROWS  # results on their way out
+CONTROL_BYTES = 256  # at least a ``Control`` of that many stages
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What a thread block holds at once, and what that takes on an H200.
+
+    Parameters
+    ----------
+    tiles : of 8 activation rows
+    blocks : of 128 weight rows
+    unit_us : to multiply 128 inputs
+    join_us : to leave a sum to another thread block, or to add what another left
+    """
+
+    tiles: int
+    blocks: int
+    unit_us: float
+    join_us: float
+
+
+# Fitted to 350 timings of the matrices of 3B, 8B and 70B at 64 to 2,048 rows (``--sweep int4``): a plan chosen by them
+# takes 0.5 % longer than the best on average, 7 % at worst.
+CUTS = (Cut(16, 2, 1.6, 5.2), Cut(12, 2, 1.33, 3.9), Cut(8, 2, 1.09, 3.3), Cut(16, 1, 0.865, 3.3))
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A product's cut: ``tiles`` of it, the first ``whole`` of which no two of ``grid`` thread blocks share."""
+
+    cut: Cut
+    x_tiles: int
+    tiles: int
+    whole: int
+    grid: int
+    us: float
+
+
+class _Problem(ctypes.Structure):
+    # As in int4_many.cu.
+    _fields_ = (
+        *((name, ctypes.c_byte * 128) for name in ("x", "y")),
+        *((name, ctypes.c_void_p) for name in ("codes", "scales", "bias", "partials", "states")),
+        *((name, ctypes.c_int) for name in ("N", "U", "B", "x_tiles", "tiles", "whole")),
+    )
+
+
+def many_linear(x: Tensor, weight: Int4Weight, bias: Tensor | None = None, cut: Cut | None = None) -> Tensor:
+    """``x @ W.T + bias`` through weights rounded to ``x``'s dtype, summed in float32.
+
+    Parameters
+    ----------
+    x : (M, K) halves in the layout's input order; the address a multiple of 16, K and N multiples of 8
+    cut : one of ``CUTS``; None takes that of :func:`choose_plan`
+    """
+    device = x.get_device()
+    out = torch.empty(x.shape[0], weight.out_features, dtype=x.dtype, device=x.device)
+    blocks, units = weight.codes.shape[:2]
+    plan = choose_plan(x.shape[0], blocks, units, num_multiprocessors(device), cut)
+    workspace = workspace_of(x.device)
+    problem = _Problem(
+        _map(x, 8 * plan.cut.tiles),
+        _map(out, BOX_ROWS),
+        weight.codes.data_ptr(),
+        weight.scales.data_ptr(),
+        None if bias is None else bias.data_ptr(),
+        workspace.partials.data_ptr(),
+        workspace.counters.data_ptr(),
+        weight.out_features,
+        units,
+        blocks,
+        plan.x_tiles,
+        plan.tiles,
+        plan.whole,
+    )
+    kernel = _kernels(weight.groups_per_unit, x.dtype == torch.bfloat16, device)[plan.cut]
+    kernel.launch((plan.grid, 1), THREADS, [problem], torch.cuda.current_stream(device).cuda_stream, early=True)
+    return out
+
+
+@functools.lru_cache(maxsize=4096)
+def choose_plan(rows: int, blocks: int, units: int, multiprocessors: int, cut: Cut | None = None) -> Plan:
+    """The plan that should end soonest for ``rows`` activation rows and ``blocks`` x ``units`` of weights."""
+    cuts = CUTS if cut is None else (cut,)
+    return min((plan_cut(each, rows, blocks, units, multiprocessors) for each in cuts), key=lambda plan: plan.us)
+
+
+def plan_cut(cut: Cut, rows: int, blocks: int, units: int, multiprocessors: int) -> Plan:
+    """Split the last tiles where summing them costs less than thread blocks that idle."""
+    x_tiles = -(-rows // (8 * cut.tiles))
+    tiles = x_tiles * -(-blocks // cut.blocks)
+    grid = min(multiprocessors, tiles * units)
+    rounds, left = divmod(tiles, grid)
+    whole = tiles if left == 0 else max(0, rounds - 1) * grid
+    owners = 1 + grid / max(tiles - whole, 1)  # of a split tile: one more than its length in shares, about
+    split_us = tiles * units / grid * cut.unit_us + math.ceil(math.log2(owners)) * cut.join_us
+    whole_us = (rounds + (left > 0)) * units * cut.unit_us
+    if whole_us <= split_us:
+        return Plan(cut, x_tiles, tiles, tiles, min(multiprocessors, tiles), whole_us)
+    return Plan(cut, x_tiles, tiles, whole, grid, split_us)
+
+
+@functools.cache
+def _kernels(groups: int, is_bf16: bool, device: int) -> dict[Cut, Kernel]:
+    """The programs for all ``CUTS``, compiled at once: row counts come unforeseen, in the midst of serving."""
+    kernels: dict[Cut, Kernel] = {}
+    for cut in CUTS:
+        stages, shared = shared_bytes(cut, groups)
+        defines = {"NT": cut.tiles, "RT": cut.blocks, "STAGES": stages, "GROUPS": groups, "IS_BF16": int(is_bf16)}
+        kernels[cut] = load_kernel(SOURCE, "int4_many", tuple(defines.items()), shared, device)
+    return kernels
+
+
+def shared_bytes(cut: Cut, groups: int) -> tuple[int, int]:
+    """Stages of the ring, and shared memory in all. A stage: codes, activations, scales (``STAGE_BYTES``)."""
+    used = cut.blocks * (64 * ROWS + 512 * groups) + 8 * cut.tiles * 256
+    per_stage = -(-used // 1024) * 1024
+    stages = min(MAX_STAGES, (SHARED_BYTES - BOXES_BYTES - CONTROL_BYTES) // per_stage)
+    return stages, stages * per_stage + BOXES_BYTES + CONTROL_BYTES
+
+
+def _map(matrix: Tensor, box_rows: int) -> ctypes.Array[ctypes.c_byte]:
+    described = describe_matrix(matrix.data_ptr(), *matrix.shape, str(matrix.dtype), box_rows)
+    return (ctypes.c_byte * 128).from_buffer_copy(described)
+
+
+@functools.cache
+def num_multiprocessors(device: int) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)

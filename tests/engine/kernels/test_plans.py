@@ -1,0 +1,57 @@
+"""How many-row products are cut: every output once, within the scratch memory, and the same for as many rows."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.kernels.cuda_int4_many import CUTS, SHARED_BYTES, Cut, Plan, choose_plan, plan_cut, shared_bytes
+from engine.kernels.workspace import NUM_COUNTERS, PARTIAL_BYTES_PER_SM
+
+Product = tuple[int, int, int, int]
+# Activation rows, blocks and units of weights, multiprocessors.
+SHAPES = st.tuples(st.integers(33, 4096), st.integers(1, 500), st.integers(1, 240), st.integers(1, 160))
+
+
+@given(SHAPES, st.sampled_from(CUTS))
+def test_a_plan_covers_the_product_and_keeps_every_thread_block_busy(shape: Product, cut: Cut) -> None:
+    rows, blocks, units, multiprocessors = shape
+    plan = plan_cut(cut, *shape)
+    assert plan.x_tiles * 8 * cut.tiles >= rows > (plan.x_tiles - 1) * 8 * cut.tiles
+    assert plan.tiles // plan.x_tiles * cut.blocks >= blocks
+    assert 0 < plan.grid <= multiprocessors
+    split = plan.tiles - plan.whole
+    # A thread block without a unit of its own would name no owner, and one that misses a round would wait for none.
+    assert split == 0 or (split * units >= plan.grid and plan.whole % plan.grid == 0)
+
+
+@given(SHAPES)
+def test_of_the_cuts_the_soonest_is_chosen(shape: Product) -> None:
+    assert choose_plan(*shape).us == min(plan_cut(cut, *shape).us for cut in CUTS)
+
+
+@pytest.mark.parametrize(("least", "most"), [(33, 64), (65, 96), (97, 128)])
+def test_as_many_rows_are_cut_alike(least: int, most: int) -> None:
+    def plans(rows: int) -> list[Plan]:
+        return [choose_plan(rows, blocks, units, 132) for blocks in (24, 64, 448) for units in (24, 64, 224)]
+
+    for rows in range(least, most):
+        assert plans(rows) == plans(most)
+
+
+def test_a_large_product_is_split_where_a_last_round_would_idle_most() -> None:
+    cut = CUTS[0]
+    assert plan_cut(cut, 512, 80, 64, 132).whole < plan_cut(cut, 512, 80, 64, 132).tiles == 160  # 1.2 rounds
+    assert plan_cut(cut, 512, 64, 64, 132).whole == plan_cut(cut, 512, 64, 64, 132).tiles == 128  # nearly one
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_every_cut_fits_the_chip_and_the_workspace(cut: Cut, groups: int) -> None:
+    stages, shared = shared_bytes(cut, groups)
+    assert stages >= 3
+    assert shared <= SHARED_BYTES
+    sums = 8 * cut.tiles * 128 * cut.blocks * 4
+    assert sums <= PARTIAL_BYTES_PER_SM
+    assert NUM_COUNTERS >= 2 * 132  # two teams a thread block
