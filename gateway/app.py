@@ -111,7 +111,6 @@ def create_app(
     )
 
 
-class _Parts:
 class _Application(Starlette):
     """Starlette, with a way past its layers for the busiest paths, whose endpoints answer for all their errors.
 
@@ -131,6 +130,7 @@ class _Application(Starlette):
         await (endpoint or super().__call__)(scope, receive, send)
 
 
+class _Parts:
     """What lives as long as the application."""
 
     def __init__(
