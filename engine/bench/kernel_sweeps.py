@@ -61,7 +61,7 @@ def sweep_layer(shape: Shape, rows: tuple[int, ...]) -> Iterator[dict[str, objec
     weights = [
         {name: Int4Weight.random(n, k, device="cuda") for name, (n, k) in shape.matrices.items()} for _ in range(4)
     ]
-    for m in (m for m in rows if m <= 64):
+    for m in (m for m in rows if m <= FEW_ROWS):
         line: dict[str, object] = {"model": shape.name, "kernel": "layer", "rows": m}
         for name, config in starts.items():
             line[name] = round(time_us([partial(_layer_step(shape, m, config), each) for each in weights]), 1)
