@@ -31,6 +31,8 @@ class TrainingTable:
     window : what the rows are and when they were seen, for the artifact's card
     typical : bool (n,), rows that novelty is measured against; None for all. Rows added to teach rare things are not
         typical: each is unlike all others, and would make everything foreign look usual
+    as_good : float64 (n, num_tiers - 1), P(as good as the top tier) where answers were compared with each other, NaN
+        where not; None where two scores decide
 
     Raises
     ------
@@ -45,6 +47,7 @@ class TrainingTable:
     label_source: str = "reference"
     window: str = ""
     typical: NDArray[np.bool_] | None = None
+    as_good: NDArray[np.float64] | None = None
 
     def __post_init__(self) -> None:
         n = len(self.requests)
@@ -56,9 +59,11 @@ class TrainingTable:
         for name, array in (("groups", self.groups), ("weights", self.weights), ("typical", typical)):
             if array.shape != (n,):
                 raise TrainingError(f"{name} has shape {array.shape}; expected ({n},).")
-        known = self.scores[~np.isnan(self.scores)]
-        if len(known) == 0 or known.min() < 0 or known.max() > 1:
-            raise TrainingError("scores must be known for some rows and lie between 0 and 1.")
+        _check_range("scores", self.scores)
+        if self.as_good is not None:
+            if self.as_good.shape != (n, self.num_tiers - 1):
+                raise TrainingError(f"as_good has shape {self.as_good.shape}; expected ({n}, {self.num_tiers - 1}).")
+            _check_range("as_good", self.as_good)
         if typical.sum() < MIN_ROWS:
             raise TrainingError(f"{typical.sum()} typical rows are too few to measure novelty against.")
         if not (np.isfinite(self.weights).all() and self.weights.min() > 0):
@@ -71,7 +76,9 @@ class TrainingTable:
 
     @property
     def is_binary(self) -> bool:
-        """Whether every known score is exactly 0 or 1."""
+        """Whether every known score is exactly 0 or 1, and nothing but scores says what is as good."""
+        if self.as_good is not None:
+            return False
         known = self.scores[~np.isnan(self.scores)]
         return bool(np.isin(known, (0.0, 1.0)).all())
 
@@ -81,6 +88,8 @@ class TrainingTable:
         First P(right) of each tier, then P(as good as the top tier) of each tier below the top; NaN where a score that
         it needs is unknown.
         """
+        if self.as_good is not None:
+            return np.hstack([self.scores, self.as_good])
         top = self.scores[:, -1:]
         below = self.scores[:, :-1]
         as_good = np.where(np.isnan(below) | np.isnan(top), np.nan, (below >= top - 1e-9).astype(np.float64))
@@ -97,6 +106,7 @@ class TrainingTable:
         label_source: str = "reference",
         window: str = "",
         typical: NDArray[np.bool_] | None = None,
+        as_good: NDArray[np.float64] | None = None,
     ) -> TrainingTable:
         """A table with the usual groups (same wording) and equal weights where none are given."""
         return cls(
@@ -107,7 +117,14 @@ class TrainingTable:
             label_source,
             window,
             typical,
+            as_good,
         )
+
+
+def _check_range(name: str, values: NDArray[np.float64]) -> None:
+    known = values[~np.isnan(values)]
+    if len(known) == 0 or known.min() < 0 or known.max() > 1:
+        raise TrainingError(f"{name} must be known for some rows and lie between 0 and 1.")
 
 
 def group_by_wording(requests: Sequence[RouterRequest]) -> NDArray[np.int64]:

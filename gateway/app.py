@@ -45,6 +45,7 @@ from gateway.ids import uuid7
 from gateway.learn.schedule import RetrainSchedule
 from gateway.metrics import Gauges, Metrics
 from gateway.pages import Pages, error_response, fixed, guarded
+from gateway.prefill import PrefillReader
 from gateway.rates.opening import make_rates
 from gateway.recording import Recorder
 from gateway.request_log import RequestLog
@@ -179,7 +180,9 @@ class _Parts:
         self.catalog = Catalog(ladder, policies[settings.policy.name], policies, self.backends)
         recorder = self.recorder = Recorder(settings.config_hash, settings.log.prompts, self.store.digest)
         sampler = Sampler(ladder, settings.log.prompts, self._rng, enabled=settings.verification.enabled)
-        routers = self._routers = RouterSet(self._router, timeout_s=settings.router.timeout_s)
+        routers = self._routers = RouterSet(
+            self._router, timeout_s=settings.router.timeout_s, reader=PrefillReader.of(ladder, self.backends)
+        )
         sessions = Sessions(self.store)
         request_log = RequestLog(settings.log)
         self.service = Service(

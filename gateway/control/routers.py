@@ -10,6 +10,7 @@ from typing import Any
 from classifier.types import Router, Sufficiency
 from gateway.exchange import Exchange
 from gateway.predictor import Predictor, make_threads
+from gateway.prefill import PrefillReader
 from policies.policy import Policy
 from policies.rollout import takes_new
 
@@ -39,9 +40,11 @@ class RouterSet:
     ----------
     serving : the router of most requests
     timeout_s : a prediction later than this counts as missing
+    reader : of tier 1's states, where they can be had
     """
 
-    def __init__(self, serving: Router | None, *, timeout_s: float) -> None:
+    def __init__(self, serving: Router | None, *, timeout_s: float, reader: PrefillReader | None = None) -> None:
+        self.reader = reader
         self._timeout_s = timeout_s
         self._threads: ThreadPoolExecutor = make_threads()
         self.serving = Slot(self.make_predictor(serving))
@@ -50,7 +53,7 @@ class RouterSet:
 
     def make_predictor(self, router: Router | None) -> Predictor:
         """A predictor on the threads that all routers share."""
-        return Predictor(router, timeout_s=self._timeout_s, threads=self._threads)
+        return Predictor(router, timeout_s=self._timeout_s, threads=self._threads, reader=self.reader)
 
     def replace(self, serving: Slot, canary: Slot | None, canary_share: float) -> None:
         """Use these from now on. Predictions under way end with the router they began with."""

@@ -131,7 +131,8 @@ class Shadow:
             return None
         loop = asyncio.get_running_loop()
         try:
-            estimate = await loop.run_in_executor(self._thread, _predict, slot.router, seen.turns)
+            request = await slot.predictor.read(RouterRequest(seen.turns))
+            estimate = await loop.run_in_executor(self._thread, _predict, slot.router, request)
             tier = self._would_be(slot, seen, estimate)
         except PolicyError:
             return None
@@ -163,5 +164,5 @@ class Shadow:
             _log.warning("%d shadow decisions were not kept at %s: %s", len(batch), datetime.now(UTC), problem)
 
 
-def _predict(router: Router, turns: tuple[tuple[str, str], ...]) -> Sufficiency:
-    return router.predict([RouterRequest(turns)])[0]
+def _predict(router: Router, request: RouterRequest) -> Sufficiency:
+    return router.predict([request])[0]

@@ -1,13 +1,14 @@
 """A candidate for the serving router's place: fitted on one part of the log, to be judged on another.
 
 Two families compete. An *adjustment* of the base router is learnt from what every row keeps, texts or not, and heals
-with some hundred checks. A *refit* starts anew from the texts, where retention kept enough of them. Whichever tells
-good answers from bad ones better on the newest part of the training rows is the candidate.
+with some hundred checks. A *refit* starts anew from the texts, where retention kept enough of them, once for every
+source of features there is. Whichever tells good answers from bad ones better on checked answers that its fits had not
+seen is the candidate.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +17,12 @@ from numpy.typing import NDArray
 
 from classifier.adjusting import Adjusted, fit_adjustment
 from classifier.artifact import RouterArtifact
+from classifier.embedding import Embedder
 from classifier.metrics import log_loss, roc_auc
 from classifier.router import ArtifactRouter
 from gateway.learn.decision import derive, labelled_traffic, thinned
+from gateway.learn.refit import Refit, Source, can_refit, fit_refits, known_requests, predict
+from gateway.learn.replay import Estimates
 from gateway.learn.rows import LearningTable
 from policies.ladder import Ladder
 
@@ -35,22 +39,46 @@ class Candidate:
     ----------
     artifact : with its card inside
     kind : how it was made
+    reads_text : its estimates of logged requests need their prompts
+    embedder : what else it reads of them
     """
 
     artifact: RouterArtifact
     kind: str
+    reads_text: bool = False
+    embedder: Embedder | None = None
+
+    def judged_rows(self, table: LearningTable) -> LearningTable:
+        """The rows that it can be judged on."""
+        return table.take(np.flatnonzero(table.has_text)) if self.reads_text else table
+
+    def estimates(self, table: LearningTable) -> Estimates:
+        """What it would have said of :meth:`judged_rows`."""
+        if self.reads_text:
+            return predict(self.artifact, known_requests(table), self.embedder)
+        return Estimates(*ArtifactRouter(self.artifact).revise(table.views))
 
 
 def fit_candidate(
-    table: LearningTable, serving: ArtifactRouter, ladder: Ladder, *, seed: int, window: str, step: Step
+    table: LearningTable,
+    judge: LearningTable,
+    serving: ArtifactRouter,
+    ladder: Ladder,
+    *,
+    sources: Sequence[Source] = (),
+    seed: int,
+    window: str,
+    step: Step,
 ) -> Candidate:
-    """Adjust the serving router's base to the checked answers of a table.
+    """Fit adjustments of the serving router's base, and refits where texts allow; give the best.
 
     Parameters
     ----------
     table : training rows, none of those it will be judged on
+    judge : the rows it will be judged on; only whether their texts are known is looked at
     serving : the router that serves; its base stays, its own adjustment is replaced
     ladder : for costs
+    sources : of further features for refits; one that cannot be had is left out, and the card says why
     window : what the rows are, for the card
     step : progress
 
@@ -60,14 +88,75 @@ def fit_candidate(
         Too few checked answers.
     """
     step("fit", 0.4)
-    rows = table.checked()
-    found = fit_adjustment(rows, serving.space, seed=seed)
+    adjusted = fit_adjustment(table.checked(), serving.space, seed=seed)
+    described, refit = _summary(table, adjusted, seed, window), None
+    if can_refit(table, judge):
+        step("refit", 0.45)
+        refits, refused = fit_refits(table, serving, sources, seed=seed, window=window)
+        refit = min(refits, key=lambda each: each.loss)
+        described["log_loss_left_out"] |= {each.kind: round(each.loss, 5) for each in refits}
+        described["sources_left_out"] = refused
     step("derive thresholds", 0.6)
-    base = base_arrays(serving.artifact)
-    described = _described(serving, table, found, seed, window)
-    plain = RouterArtifact.create({**base, **found.adjustment.arrays()}, described)
-    decision = derive(_traffic(plain, table, found, ladder, seed), serving.decision)
-    return Candidate(plain.with_metadata(decision=decision), found.kind)
+    if refit is None or refit.loss >= _adjusted_loss(table, adjusted, refit):
+        return _adjusted_candidate(table, serving, adjusted, ladder, described | {"kind": adjusted.kind}, seed)
+    return _refit_candidate(table, serving, refit, ladder, described | {"kind": refit.kind}, seed)
+
+
+def _adjusted_loss(table: LearningTable, adjusted: Adjusted, refit: Refit) -> float:
+    """Of the adjustment, on the very answers that the refit's loss is of."""
+    checked = np.flatnonzero(table.is_checked)
+    guess, labels = adjusted.left_out[np.searchsorted(checked, refit.rows)], table.labels[refit.rows]
+    known = ~np.isnan(labels)
+    return log_loss(guess[known], labels[known])
+
+
+def _adjusted_candidate(
+    table: LearningTable,
+    serving: ArtifactRouter,
+    adjusted: Adjusted,
+    ladder: Ladder,
+    described: Mapping[str, Any],
+    seed: int,
+) -> Candidate:
+    kept = {name: value for name, value in serving.artifact.metadata.items() if name not in _REPLACED}
+    metadata = {**kept, "base": serving.base_version, "parent": serving.version, "adjustment": described}
+    plain = RouterArtifact.create({**base_arrays(serving.artifact), **adjusted.adjustment.arrays()}, metadata)
+    right, good, _ = ArtifactRouter(plain).revise(table.views)
+    good[np.flatnonzero(table.is_checked), :-1] = adjusted.left_out
+    decision = _decision(table, right, good, serving, ladder, seed)
+    return Candidate(plain.with_metadata(decision=decision), adjusted.kind)
+
+
+def _refit_candidate(
+    table: LearningTable,
+    serving: ArtifactRouter,
+    refit: Refit,
+    ladder: Ladder,
+    described: Mapping[str, Any],
+    seed: int,
+) -> Candidate:
+    # From the oldest row that was fitted on: of a stretch of time, all checked rows count or none.
+    rows = np.flatnonzero(table.has_text & (np.arange(len(table)) >= refit.rows[0]))
+    part, is_fitted = table.take(rows), table.is_checked[rows]
+    right, good = (np.empty((len(rows), table.num_tiers)) for _ in range(2))
+    right[is_fitted], good[is_fitted] = refit.right, refit.good
+    others = np.flatnonzero(~is_fitted)
+    said = predict(refit.artifact, known_requests(part.take(others)), refit.embedder)
+    right[others], good[others] = said.right, said.good
+    decision = _decision(part, right, good, serving, ladder, seed)
+    artifact = refit.artifact.with_metadata(decision=decision, refit=dict(described))
+    return Candidate(artifact, refit.kind, reads_text=True, embedder=refit.embedder)
+
+
+def _decision(
+    table: LearningTable, right: Floats, good: Floats, serving: ArtifactRouter, ladder: Ladder, seed: int
+) -> dict[str, Any]:
+    """What policies need, from graded traffic whose estimates had not seen its labels."""
+    kept = thinned(table, seed)
+    return derive(labelled_traffic(table.take(kept), right[kept], good[kept], ladder), serving.decision)
+
+
+_REPLACED = ("decision", "note")
 
 
 def base_arrays(artifact: RouterArtifact) -> dict[str, NDArray[Any]]:
@@ -75,33 +164,17 @@ def base_arrays(artifact: RouterArtifact) -> dict[str, NDArray[Any]]:
     return {name: array for name, array in artifact.arrays.items() if not name.startswith("adjust_")}
 
 
-def _traffic(plain: RouterArtifact, table: LearningTable, found: Adjusted, ladder: Ladder, seed: int) -> Any:
-    """Graded traffic whose estimates had not seen its labels."""
-    right, good, _ = ArtifactRouter(plain).revise(table.views)
-    checked = np.flatnonzero(table.is_checked)
-    good[checked, :-1] = found.left_out
-    kept = thinned(table, seed)
-    return labelled_traffic(table.take(kept), right[kept], good[kept], ladder)
-
-
-def _described(
-    serving: ArtifactRouter, table: LearningTable, found: Adjusted, seed: int, window: str
-) -> dict[str, Any]:
+def _summary(table: LearningTable, adjusted: Adjusted, seed: int, window: str) -> dict[str, Any]:
     rows = table.checked()
-    metadata = {name: value for name, value in serving.artifact.metadata.items() if name not in ("decision", "note")}
-    metadata["base"] = serving.base_version
-    metadata["parent"] = serving.version
-    metadata["adjustment"] = {
-        "kind": found.kind,
+    return {
         "window": window,
         "seed": seed,
         "num_rows": len(rows),
         "num_labels": rows.num_labels,
         "num_requests": table.num_requests,
         "num_left_out": table.num_other,
-        "log_loss_left_out": {kind: round(loss, 5) for kind, loss in found.losses.items()},
+        "log_loss_left_out": {kind: round(loss, 5) for kind, loss in adjusted.losses.items()},
     }
-    return metadata
 
 
 def held_out_metrics(

@@ -13,11 +13,13 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import insert, update
 
+from classifier.embedding import PrefillEmbedder, SentenceTransformerEmbedder
 from classifier.errors import TrainingError
 from classifier.router import ArtifactRouter
 from gateway.control.errors import Conflict
@@ -30,11 +32,13 @@ from gateway.ids import uuid7
 from gateway.learn.candidate import Candidate, fit_candidate, held_out_metrics
 from gateway.learn.errors import NothingToLearn, RetrainRefused
 from gateway.learn.evaluate import Comparison, Contender, compare
+from gateway.learn.refit import Source
 from gateway.learn.replay import Estimates
 from gateway.learn.rows import LearningTable
 from gateway.learn.runs import LEASE, RunStore
 from gateway.learn.split import split_rows
 from gateway.learn.table import TableSpec, read_table
+from gateway.learn.texts import with_requests, with_states
 from gateway.loading import complete_policies, load_router
 from gateway.policy_body import from_body
 from gateway.store.control import ControlStore
@@ -47,6 +51,7 @@ from policies.pricing import price_usd
 from policies.promotion import PromotionRule
 
 if TYPE_CHECKING:
+    from gateway.config_sections import LearningConfig
     from gateway.settings import Settings
 
 _log = logging.getLogger("suffice.learn")
@@ -198,6 +203,11 @@ async def _work(settings: Settings, store: Store, wish: Wish, report: Report, no
     )
     report("read the log", 0.0)
     table = await read_table(store, spec, lambda done: report("read the log", 0.35 * done))
+    if settings.log.prompts == "full":
+        table = await with_requests(store, table)
+        if config.prefill_probe and table.has_text.any():
+            report("read the prompts", 0.35)
+            table = await with_states(settings, table)
     return await asyncio.to_thread(_fit_and_judge, settings, scene, table, wish, report)
 
 
@@ -213,12 +223,21 @@ def _fit_and_judge(settings: Settings, scene: _Scene, table: LearningTable, wish
     train, judge = table.take(parts.train), table.take(parts.judge)
     window = _window(table, parts.protocol)
     try:
-        candidate = fit_candidate(train, scene.serving, settings.ladder, seed=wish.seed, window=window, step=report)
+        candidate = fit_candidate(
+            train,
+            judge,
+            scene.serving,
+            settings.ladder,
+            sources=_sources(config),
+            seed=wish.seed,
+            window=window,
+            step=report,
+        )
     except TrainingError as error:
         raise NothingToLearn(str(error)) from error
     report("judge", 0.8)
-    fitted = ArtifactRouter(candidate.artifact)
-    estimates = {"candidate": Estimates(*fitted.revise(judge.views)), "serving": _serving(scene, judge)}
+    fitted, judge = ArtifactRouter(candidate.artifact), candidate.judged_rows(judge)
+    estimates = {"candidate": candidate.estimates(judge), "serving": _serving(scene, judge)}
     comparison = compare(
         judge,
         Contender(estimates["candidate"], complete_policies(scene.policies, fitted)),
@@ -237,6 +256,12 @@ def _fit_and_judge(settings: Settings, scene: _Scene, table: LearningTable, wish
 
 def _serving(scene: _Scene, table: LearningTable) -> Estimates:
     return Estimates(*scene.serving.revise(table.views))
+
+
+def _sources(config: LearningConfig) -> list[Source]:
+    """What a refit may read besides the text."""
+    found: list[Source] = [PrefillEmbedder] if config.prefill_probe else []
+    return [*found, partial(SentenceTransformerEmbedder, config.encoder)] if config.encoder else found
 
 
 def _window(table: LearningTable, protocol: str) -> str:

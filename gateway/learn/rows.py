@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from classifier.checked import CheckedRows
 from classifier.log_view import LogViews
+from classifier.types import RouterRequest
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -57,6 +58,7 @@ class LearningTable:
     overrides : n mappings, what the request asked for
     num_requests : requests of the log that the frame stands for
     num_other : checked requests left out, since a router of another base, or none, had estimated them
+    requests : n prompts as the router read them, None where none was kept; None as a whole where none was looked for
     """
 
     request_ids: tuple[str, ...]
@@ -76,6 +78,7 @@ class LearningTable:
     overrides: tuple[Mapping[str, Any], ...]
     num_requests: int
     num_other: int
+    requests: tuple[RouterRequest | None, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.request_ids)
@@ -88,6 +91,13 @@ class LearningTable:
     def is_checked(self) -> NDArray[np.bool_]:
         """Rows with at least one label, bool (n,)."""
         return np.asarray((~np.isnan(self.labels)).any(axis=1), dtype=np.bool_)
+
+    @property
+    def has_text(self) -> NDArray[np.bool_]:
+        """Rows whose prompt is known, bool (n,)."""
+        if self.requests is None:
+            return np.zeros(len(self), dtype=np.bool_)
+        return np.array([each is not None for each in self.requests], dtype=np.bool_)
 
     @property
     def lengths(self) -> Floats:
@@ -115,6 +125,7 @@ class LearningTable:
             tuple(self.overrides[i] for i in rows),
             self.num_requests,
             self.num_other,
+            None if self.requests is None else tuple(self.requests[i] for i in rows),
         )
 
     def weights(self) -> Floats:

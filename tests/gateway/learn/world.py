@@ -38,8 +38,11 @@ FAMILIES = {
     "hard": ("integral", "theorem", "lemma", "topology", "proof", "manifold"),
     # Never seen when the router was fitted; its words look easy.
     "new": ("ferry", "harbour", "lantern", "colour", "sailor", "name"),
+    # Never seen either, and alike in everything but their words.
+    "oaks": ("oak", "elm", "fir", "yew", "bay", "ivy"),
+    "owls": ("owl", "emu", "fox", "yak", "bat", "imp"),
 }
-P_CHEAP_GOOD = {"easy": 0.97, "hard": 0.1, "new": 0.97}
+P_CHEAP_GOOD = {"easy": 0.97, "hard": 0.1, "new": 0.97, "oaks": 0.97, "owls": 0.1}
 UP_CHANCE, DOWN_CHANCE = 0.5, 0.5
 
 

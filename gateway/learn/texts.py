@@ -1,0 +1,83 @@
+"""Prompts that retention kept, read back as the router saw them when it decided.
+
+A prompt is stored as one text, ``role: content`` a message. A message whose own lines look like that could be read as
+several, so what comes out is held against the log row: number of turns and length of the last user turn must agree.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from backends.protocol import Priority
+from classifier.features import TEXT_FEATURES
+from classifier.types import RouterRequest
+from gateway.learn.rows import LearningTable
+from gateway.learn.table import read_texts
+from gateway.loading import make_backends
+from gateway.prefill import PrefillReader, ReadsPrompts
+from gateway.store.store import Store
+
+if TYPE_CHECKING:
+    from gateway.settings import Settings
+
+MAX_TEXTS = 20_000
+"""Texts beyond the newest so many are left out: what they hold in memory is then bounded by some 100 MB."""
+
+_ROLE = re.compile(r"^(system|developer|user|assistant|tool): ", re.MULTILINE)
+_NUM_CHARS, _NUM_TURNS = TEXT_FEATURES.index("num_chars"), TEXT_FEATURES.index("num_turns")
+_TOLERANCE = 1e-5
+
+
+def request_of(text: str) -> RouterRequest:
+    """A stored prompt as turns; a text that begins with no role is one user turn."""
+    starts = list(_ROLE.finditer(text))
+    if not starts or starts[0].start():
+        return RouterRequest((("user", text),))
+    ends = [each.start() - 1 for each in starts[1:]] + [len(text)]
+    return RouterRequest(tuple((each.group(1), text[each.end() : end]) for each, end in zip(starts, ends, strict=True)))
+
+
+async def with_requests(store: Store, table: LearningTable) -> LearningTable:
+    """The table with the kept prompts of its newest rows; None where none was kept or it is not what the row says.
+
+    Raises
+    ------
+    StoreUnavailable and its kinds
+    """
+    newest = range(max(len(table) - MAX_TEXTS, 0), len(table))
+    texts = await read_texts(store, [table.request_ids[row] for row in newest])
+    found: list[RouterRequest | None] = [None] * len(table)
+    for row in newest:
+        text = texts.get(table.request_ids[row])
+        request = None if text is None else request_of(text)
+        if request is not None and _agrees(request, table.views.dense[row]):
+            found[row] = request
+    return replace(table, requests=tuple(found))
+
+
+async def with_states(settings: Settings, table: LearningTable) -> LearningTable:
+    """The same table, its prompts with tier 1's states, from a copy of tier 1's model of this process's own.
+
+    Raises
+    ------
+    BackendError
+        The model cannot be loaded, or cannot read a prompt.
+    """
+    backend = make_backends(settings)[settings.ladder[0].model]
+    assert isinstance(backend, ReadsPrompts), "settings ask for a local tier 1"
+    await backend.start()
+    try:
+        read = await PrefillReader(backend, Priority.BACKGROUND).read_all(table.requests or ())
+    finally:
+        await backend.close()
+    return replace(table, requests=read)
+
+
+def _agrees(request: RouterRequest, dense: Sequence[float] | np.ndarray) -> bool:
+    seen = np.log1p([len(request.text), len(request.turns)])
+    return bool(np.allclose(seen, [dense[_NUM_CHARS], dense[_NUM_TURNS]], rtol=_TOLERANCE))
