@@ -18,11 +18,9 @@ from pathlib import Path
 from backends.config import LocalModelConfig, ModelConfig
 from backends.footprint import Footprint, footprint, read_shape, shape_of
 from backends.local_engine.grouping import engine_groups
-from engine.config import EngineConfig
-from engine.slabs import blocks_per_slab, slab_bytes_for
+from backends.local_engine.slab_plan import slabs_for, slabs_in
 from policies.ladder import Ladder
 
-BLOCK_SIZE = EngineConfig().block_size
 GIB = 2**30
 GB = 10**9
 
@@ -178,8 +176,7 @@ def make_plan(
     is_shared = kv_bytes is not None
     if kv_bytes is None:
         kv_bytes = max(left, 0)
-    slab_bytes = slab_bytes_for(kv_bytes)
-    num_slabs = kv_bytes // slab_bytes
+    slab_bytes, num_slabs = slabs_in(kv_bytes)
     if is_shared:
         kv_bytes = num_slabs * slab_bytes
     demand = sum(share * tier.kv_bytes_per_token for share, tier in zip(shares, tiers, strict=True))
@@ -271,9 +268,8 @@ def _guaranteed_slabs(tier: PlannedTier, slab_bytes: int) -> int:
     """Slabs of one whole context; a drafter is guaranteed none."""
     if tier.footprint is None:
         return 0
-    per_slab = blocks_per_slab(slab_bytes, tier.footprint.kv_bytes_per_token * BLOCK_SIZE)
-    num_blocks = -(-(tier.context_length or tier.footprint.context_length) // BLOCK_SIZE)
-    return -(-num_blocks // max(per_slab, 1))
+    num_tokens = tier.context_length or tier.footprint.context_length
+    return slabs_for(num_tokens, tier.footprint.kv_bytes_per_token, slab_bytes)
 
 
 def _tier_plan(
