@@ -74,7 +74,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     gpu.add_argument("--peer-folders", type=Path, help="folders of config.json files named as the shapes, for vLLM")
     gpu.add_argument("--ladder", action="store_true", help="drive four tiers together with a Poisson mix")
     gpu.add_argument("--ladder-shapes", nargs=3, default=["3b-int4", "8b-int4", "70b-int4"], choices=sorted(SHAPES))
-    gpu.add_argument("--ladder-start-rate", type=float, default=10.0, help="requests a second of the first load")
+    gpu.add_argument("--ladder-start-rate", type=float, default=15.0, help="requests a second of the first load")
     gpu.add_argument("--ladder-seconds", type=float, default=10.0, help="length of each load in the ladder run")
     gpu.add_argument("--ladder-loads", type=int, default=8, help="most loads of each of the two mixes")
     args = parser.parse_args(argv)
