@@ -12,7 +12,7 @@ from gateway.admin.endpoint import audited
 from gateway.admin.operation import Asked, Field, Fields, Operation, Reply
 from gateway.admin.paging import PAGING, page_reply
 from gateway.admin.rooms import Monitor, Rooms
-from gateway.admin.views import alert_view, plain
+from gateway.admin.views import alert_view, moment, plain, usd_of_nano
 from gateway.control.errors import Conflict
 from gateway.errors import NotFound, NotHere
 from gateway.store.admin_writes import Edit
@@ -72,6 +72,24 @@ class ReportPages:
                 summary="Whether the rate of needed upgrades has risen, for policies, domains and tenants.",
                 handler=self.drift,
                 returns=schemas.ANY_OBJECT,
+            ),
+            Operation(
+                method="GET",
+                path="/reports/verification",
+                name="report_verification",
+                summary="What checking costs, against what serving costs and what it may cost.",
+                handler=self.verification,
+                returns=schemas.shape(
+                    serving_cost_usd=schemas.USD,
+                    verification_cost_usd=schemas.USD,
+                    share=schemas.optional(schemas.NUMBER),
+                    max_share=schemas.NUMBER,
+                    checks=schemas.ANY_OBJECT,
+                ),
+                query={
+                    "since": Field(fields.moment, "Of requests accepted at or after this moment."),
+                    "until": Field(fields.moment, "Of requests accepted before this moment."),
+                },
             ),
             Operation(
                 method="GET",
@@ -142,6 +160,24 @@ class ReportPages:
 
     async def drift(self, asked: Asked) -> Reply:
         return Reply(await self._monitor().drift_report())
+
+    async def verification(self, asked: Asked) -> Reply:
+        window = asked.query["since"], asked.query["until"]
+        queries = self._rooms.queries
+        served, checked = await queries.serving_cost(*window), await queries.verification_cost(*window)
+        config = self._rooms.settings.verification
+        return Reply(
+            {
+                "object": "suffice.verification_report",
+                "since": moment(window[0]),
+                "until": moment(window[1]),
+                "serving_cost_usd": usd_of_nano(served),
+                "verification_cost_usd": usd_of_nano(checked),
+                "share": checked / served if served else None,
+                "max_share": config.max_cost_share,
+                "checks": await queries.checks_by_status(*window),
+            }
+        )
 
     async def evaluations(self, asked: Asked) -> Reply:
         equal = {"kind": asked.query["kind"], "subject": asked.query["subject"]}

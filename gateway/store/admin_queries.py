@@ -139,13 +139,21 @@ class AdminQueries:
         return await self._rows(statement)
 
     async def verification_cost(self, since: datetime | None, until: datetime | None) -> int:
-        """Nano-dollars spent on checks that ended in this time."""
-        statement = select(func.coalesce(func.sum(verifications.c.cost_nano_usd), 0).label("cost"))
-        if since is not None:
-            statement = statement.where(verifications.c.created_at >= since)
-        if until is not None:
-            statement = statement.where(verifications.c.created_at < until)
-        return int((await self._rows(statement))[0]["cost"])
+        """Nano-dollars spent on checks of requests of this time."""
+        spent = func.coalesce(func.sum(verifications.c.cost_nano_usd), 0).label("cost")
+        return int((await self._rows(_within(select(spent), verifications, since, until)))[0]["cost"])
+
+    async def serving_cost(self, since: datetime | None, until: datetime | None) -> int:
+        """Nano-dollars spent on requests of this time: by device seconds where measured, else by the price table."""
+        each = func.coalesce(requests.c.measured_cost_nano_usd, requests.c.cost_nano_usd)
+        spent = func.coalesce(func.sum(each), 0).label("cost")
+        return int((await self._rows(_within(select(spent), requests, since, until)))[0]["cost"])
+
+    async def checks_by_status(self, since: datetime | None, until: datetime | None) -> dict[str, int]:
+        """How many checks of requests of this time wait, run, are done or came to nothing."""
+        counted = select(verifications.c.status, func.count().label("num")).group_by(verifications.c.status)
+        rows = await self._rows(_within(counted, verifications, since, until))
+        return {str(row["status"]): int(row["num"]) for row in rows}
 
     # ---- plain listings
 
@@ -228,3 +236,10 @@ class AdminQueries:
         if self._store.dialect == "sqlite":
             return func.strftime("%Y-%m-%d", requests.c.created_at)
         return func.to_char(func.timezone("UTC", requests.c.created_at), "YYYY-MM-DD")
+
+
+def _within(statement: Select[Any], table: Table, since: datetime | None, until: datetime | None) -> Select[Any]:
+    """Only what is of this time; None is without end."""
+    if since is not None:
+        statement = statement.where(table.c.created_at >= since)
+    return statement if until is None else statement.where(table.c.created_at < until)

@@ -9,6 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from gateway.store.records import VerificationJob
 from gateway.store.verifications import NOTHING, CheckResult, QueueState, Spent
+from gateway.verify.budget import Ledger
 
 
 class VerificationMetrics:
@@ -18,6 +19,7 @@ class VerificationMetrics:
         self.verdicts: Counter[tuple[str, str, str]] = Counter()
         self.endings: Counter[str] = Counter()
         self.spent = NOTHING
+        self.ledger = Ledger()
         self.state = QueueState()
         self.oldest_s = 0.0
         self.throttle = 1.0
@@ -44,6 +46,11 @@ class VerificationMetrics:
         yield CounterMetricFamily("suffice_verification_cost_usd", "Cost of checks.", value=float(self.spent.cost_usd))
         yield CounterMetricFamily(
             "suffice_verification_compute_seconds", "Device seconds of checks.", value=self.spent.compute_s
+        )
+        hour_usd, served_usd = self.ledger.hour.cost_usd, self.ledger.served_hour_usd
+        share = float(hour_usd / served_usd) if served_usd else 0.0
+        yield GaugeMetricFamily(
+            "suffice_verification_cost_share", "Cost of checks against that of serving, in the last hour.", share
         )
         jobs = GaugeMetricFamily("suffice_verification_jobs", "Checks waiting and under way.", labels=["status"])
         jobs.add_metric(["queued"], self.state.num_queued)

@@ -139,6 +139,7 @@ class VerificationWorker:
             await self._queue.spent_since(now - _DAY),
             await self._queue.served_since(now - _HOUR),
         )
+        self.metrics.ledger = self._ledger
         await self._glance()
         self._has_looked.set()
 
@@ -330,5 +331,5 @@ class VerificationWorker:
         )
 
     def _note_spent(self, spent: Spent) -> None:
-        self._ledger = self._ledger.plus(spent)
+        self._ledger = self.metrics.ledger = self._ledger.plus(spent)
         self.metrics.note_spent(spent)

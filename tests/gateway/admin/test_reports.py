@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
+
+import pytest
+from sqlalchemy import update
 
 from gateway.ids import uuid7
 from gateway.store.control_records import Alert
+from gateway.store.tables import verifications
 from tests.gateway.admin.kit import Admin, administered
 from tests.gateway.admin.test_log import check, put, record
 
@@ -34,6 +40,35 @@ async def test_checks_are_listed_and_filtered(tmp_path: Path, database_url: str)
         for report in ("floor", "drift"):
             assert isinstance(await admin.get(f"/reports/{report}"), dict)
         await admin.error("GET", "/evaluations/none", 404, "not_found")
+
+
+async def test_the_cost_of_checking_stands_against_that_of_serving(tmp_path: Path, database_url: str) -> None:
+    checking = {"verification__enabled": True, "verification__worker": False}
+    async with administered(tmp_path, database__url=database_url, **checking) as admin:
+        assert (await admin.get("/reports/verification"))["share"] is None, "nothing was served"
+        priced = record(cost_usd=Decimal("0.004"), created_at=datetime(2026, 1, 1, tzinfo=UTC))
+        measured = record(cost_usd=Decimal(5), measured_cost_usd=Decimal("0.006"))
+        await put(admin, priced, measured)
+        await check(admin, measured.request_id, 0.9, 0.05)
+        async with admin.gateway.parts.store.transaction() as connection:
+            await connection.execute(update(verifications).values(cost_nano_usd=300_000))
+        found = await admin.get("/reports/verification")
+        assert (found["serving_cost_usd"], found["verification_cost_usd"]) == ("0.01", "0.0003")
+        assert found["share"] == pytest.approx(0.03)
+        assert found["max_share"] == admin.gateway.settings.verification.max_cost_share
+        assert found["checks"] == {"done": 1}
+        late = await admin.get("/reports/verification?since=2026-02-01T00:00:00Z")
+        assert late["share"] == pytest.approx(0.05)
+        early = await admin.get("/reports/verification?until=2026-02-01T00:00:00Z")
+        assert (early["share"], early["checks"]) == (0.0, {})
+        worker = admin.gateway.parts.verifier
+        await worker.look()
+        shares = re.findall(r"^suffice_verification_cost_share (.+)$", (await metrics(admin)), re.MULTILINE)
+        assert [float(each) for each in shares] == [pytest.approx(0.05)]
+
+
+async def metrics(admin: Admin) -> str:
+    return (await admin.gateway.client.get("/metrics")).text
 
 
 async def test_an_alert_is_resolved_once(tmp_path: Path, database_url: str) -> None:
