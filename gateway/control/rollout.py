@@ -113,7 +113,7 @@ class RolloutDriver:
             after = await self._fed(state, row)
         before = state.rollout
         if (after.rollout.stage, after.rollout.step) == (before.stage, before.step):
-            await self._plane.store.save_rollout(row.rollout_id, after.as_dict(), self._clock())
+            await self._plane.store.save_rollout(row.rollout_id, after.as_dict(), self._clock(), lease)
             return
         await self._move(canary, after, lease)
 

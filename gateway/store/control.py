@@ -55,10 +55,12 @@ class ControlTransaction:
         await self.connection.execute(statement.on_conflict_do_update(index_elements=["name"], set_=raised))
 
     async def holds(self, lease: Lease) -> bool:
-        """Whether nobody else has taken this lease since."""
+        """Whether nobody else has taken this lease since, nor can before this transaction ends."""
         held = leases.c
         is_same = (held.name == lease.name) & (held.token == lease.token) & (held.holder == lease.holder)
-        return (await self.connection.execute(select(held.name).where(is_same))).first() is not None
+        # SQLite has one writer at a time, and refuses to write on what it read before another one's commit.
+        wanted = select(held.name).where(is_same).with_for_update(read=True)
+        return (await self.connection.execute(wanted)).first() is not None
 
     async def audit(self, entry: AuditEntry) -> None:
         """Write what was done beside what it did."""
@@ -141,11 +143,12 @@ class ControlStore:
             found = await connection.execute(select(rollouts).order_by(rollouts.c.started_at.desc()).limit(limit))
             return [_rollout(row) for row in found.mappings()]
 
-    async def save_rollout(self, rollout_id: str, state: Mapping[str, Any], now: datetime) -> None:
-        """Keep where a rollout stands within its stage; nothing that servers need to be told of."""
+    async def save_rollout(self, rollout_id: str, state: Mapping[str, Any], now: datetime, lease: Lease) -> None:
+        """Keep where a rollout stands within its stage, of which no server is told; nothing once the lease is lost."""
         async with self.store.transaction() as connection:
-            wanted = update(rollouts).where(rollouts.c.rollout_id == rollout_id)
-            await connection.execute(wanted.values(state=dict(state), updated_at=now))
+            if await ControlTransaction(connection, self.store.dialect, 0, now).holds(lease):
+                wanted = update(rollouts).where(rollouts.c.rollout_id == rollout_id)
+                await connection.execute(wanted.values(state=dict(state), updated_at=now))
 
     async def add_shadow_decisions(self, decisions: Sequence[ShadowDecision]) -> None:
         """Keep what a router in shadow would have done; a request counts once."""

@@ -11,7 +11,7 @@ from sqlalchemy import select
 
 from gateway.control.changes import Audit
 from gateway.control.errors import Conflict, LeaseLost, UnknownVersion
-from gateway.control.state import CLOSED, ControlState
+from gateway.control.state import CLOSED, ControlState, Tightened
 from gateway.control.writes import ControlWriter
 from gateway.ids import uuid7
 from gateway.store.control import ControlStore
@@ -232,6 +232,29 @@ async def test_a_late_leader_changes_nothing(store: Store) -> None:
         await writer.tighten("default", None, {1: 0.9}, "late", by="monitor", lease=old)
     assert await state_of(store) == before
     assert await writer.tighten("default", None, {1: 0.9}, "in time", by="monitor", lease=new)
+    doubt = {"tenant:a": {1: Tightened(CLOSED, "doubt", NOW.isoformat())}}
+    with pytest.raises(LeaseLost):
+        await writer.set_groups("default", None, doubt, by="monitor", lease=old)
+    await writer.set_groups("default", None, doubt, by="monitor", lease=new)
+    assert (await state_of(store)).tightened_groups("default", None) == doubt
+    await writer.release_policy("default", by="ada")
+    state = await state_of(store)
+    assert (state.tightening, state.groups) == ({}, {})
+
+
+async def test_a_late_leader_does_not_take_a_rollout_back(store: Store) -> None:
+    writer, control = await configured(store), ControlStore(store)
+    leases = LeaseStore(store)
+    old = await leases.acquire("leader", "a", 0.0)
+    new = await leases.acquire("leader", "b", 60)
+    assert old is not None
+    assert new is not None
+    await writer.add_router(router("r2"), b"bytes", by="x")
+    rollout_id = await writer.start_rollout("r2", by="ada")
+    await control.save_rollout(rollout_id, {"n": 2}, NOW, new)
+    await control.save_rollout(rollout_id, {"n": 1}, NOW, old)
+    (row,) = await rows(store, rollouts)
+    assert row["state"] == {"n": 2}
 
 
 async def test_a_change_is_told_after_its_commit_and_not_without(store: Store) -> None:
