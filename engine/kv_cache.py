@@ -85,9 +85,9 @@ def plan_kv(
 class KVCache:
     """The keys and values of one model's blocks; who owns a block is not known here.
 
-    One tensor, (num_blocks, num_layers, block_size, 2, num_kv_heads, head_dim): a block is one contiguous run of
-    bytes, so that models of other shapes can lay their blocks over the same memory. Keys come first in the axis of
-    two, and are stored after RoPE.
+    In memory of its own each layer is one run of blocks. In memory that models of other shapes use too, each block is
+    one run of layers, so that a block takes a place of its own whatever the model. Keys come first in the axis of two,
+    and are stored after RoPE.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ class KVCache:
 
     Attributes
     ----------
-    layers : one view per layer, (num_blocks, block_size, 2, num_kv_heads, head_dim), a block strided
+    layers : one view per layer, (num_blocks, block_size, 2, num_kv_heads, head_dim), where shared with a block strided
     slots : one view per layer, (rows, 2 * num_kv_heads, head_dim): one row is one token's keys, then its values; which
         row is a token's, :meth:`rows_of` says
     kv_bytes, block_bytes : of all blocks, and of one
@@ -111,24 +111,26 @@ class KVCache:
         device: torch.device | str = "cpu",
         storage: Tensor | None = None,
     ) -> None:
-        shape = (num_blocks, config.num_layers, block_size, 2, config.num_kv_heads, config.head_dim)
+        num_layers, shape = config.num_layers, (block_size, 2, config.num_kv_heads, config.head_dim)
         self.num_blocks = num_blocks
         self.block_size = block_size
         # Told of cleared blocks: a pool cut over several devices has parts elsewhere.
         self.on_clear: Callable[[list[int]], None] | None = None
         self.dtype = dtype
         self.device = torch.device(device)
+        self.block_bytes = num_layers * prod(shape) * dtype.itemsize
+        self.kv_bytes = num_blocks * self.block_bytes
         if storage is None:
             # Zeros, not empty: padded block-table entries are read and masked, and 0 * NaN would survive the mask.
-            blocks = torch.zeros(shape, dtype=dtype, device=device)
+            runs = [torch.zeros((num_blocks, *shape), dtype=dtype, device=device) for _ in range(num_layers)]
+            self.layers: list[Tensor] = runs
+            self._gap = 0  # rows of other layers between one block and the next
         else:
-            blocks = storage[: prod(shape) * dtype.itemsize].view(dtype).view(shape)
-        self.kv_bytes = blocks.nbytes
-        self.block_bytes = blocks.nbytes // num_blocks
-        self.layers: list[Tensor] = list(blocks.unbind(1))
-        rows = blocks.view(-1, 2 * config.num_kv_heads, config.head_dim)
-        self.slots: list[Tensor] = [rows[layer * block_size :] for layer in range(config.num_layers)]
-        self._gap = (config.num_layers - 1) * block_size  # rows of other layers between one block and the next
+            blocks = storage[: self.kv_bytes].view(dtype).view(num_blocks, num_layers, *shape)
+            runs = [blocks.view(-1, *shape)[layer:] for layer in range(num_layers)]
+            self.layers = list(blocks.unbind(1))
+            self._gap = (num_layers - 1) * block_size
+        self.slots: list[Tensor] = [run.view(-1, 2 * config.num_kv_heads, config.head_dim) for run in runs]
 
     def rows_of(self, slots: Tensor) -> Tensor:
         """Where ``slots`` has the places ``block_id * block_size + offset``, int64 (T,); alike in every layer."""

@@ -41,6 +41,9 @@ def test_every_step_finds_what_its_sequences_said(data: st.DataObject) -> None:
     sequences = [sequence_of(data.draw(prompts)) for _ in range(4)]
     flying: list[tuple[Scheduled, int]] = []
     for _ in range(data.draw(st.integers(1, 12))):
+        for sequence in sequences:
+            if not sequence.num_due and data.draw(st.integers(0, 3)) == 0:
+                sequence.token_ids.append(data.draw(st.integers(0, VOCAB - 1)))  # the host drew one
         known = {id(item.sequence): token for item, token in flying if item.draws}
         chosen = data.draw(st.lists(st.sampled_from(range(4)), min_size=1, max_size=2, unique=True))
         # Whoever is to be drawn for again without a line of its own has landed: two are in flight, two have lines.
