@@ -31,6 +31,12 @@ class ControlMetrics(Collector):
             ("suffice_shadow_left_out", "Requests a router in shadow had no time for.", plane.shadow.num_left_out),
         ):
             yield GaugeMetricFamily(name, help_text, float(value))
+        groups = GaugeMetricFamily(
+            "suffice_tightened_groups", "Tenants and domains in doubt by themselves.", labels=["policy"]
+        )
+        for name in plane.policies:
+            groups.add_metric([name], len(state.tightened_groups(name, state.router.active)))
+        yield groups
         tightened = GaugeMetricFamily(
             "suffice_tightened_threshold",
             "P(as good) a tier in doubt must reach; 2 is closed.",
