@@ -11,6 +11,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
+import signal
 import statistics
 import sys
 import tempfile
@@ -57,13 +59,16 @@ def servers(directory: Path, *, with_router: bool) -> Iterator[list[Server]]:
         pid, port = stack.enter_context(program("gateway.bench.bare_server", log=directory / "starlette.log"))
         found.append(Server("starlette", pid, port, {}))
         for name, router in (("gateway", "none"), ("gateway+router", "builtin"))[: 1 + with_router]:
-            url, key = f"sqlite:///{directory / name}.db", directory / f"{name}.key"
-            arguments = ("--database-url", url, "--router", router, "--key-file", str(key))
-            pid, port = stack.enter_context(
-                program("gateway.bench.overhead_server", *arguments, log=directory / f"{name}.log")
-            )
-            found.append(Server(name, pid, port, {"authorization": f"Bearer {key.read_text()}"}))
+            found.append(stack.enter_context(_gateway(name, directory, "--router", router)))
         yield found
+
+
+@contextmanager
+def _gateway(name: str, directory: Path, *arguments: str) -> Iterator[Server]:
+    url, key, log = f"sqlite:///{directory / name}.db", directory / f"{name}.key", directory / f"{name}.log"
+    needed = ("--database-url", url, "--key-file", str(key))
+    with program("gateway.bench.overhead_server", *needed, *arguments, log=log) as (pid, port):
+        yield Server(name, pid, port, {"authorization": f"Bearer {key.read_text()}"})
 
 
 def run(num_requests: int, num_connections: int, num_rounds: int, *, with_router: bool) -> dict[str, Any]:
@@ -83,6 +88,21 @@ def run(num_requests: int, num_connections: int, num_rounds: int, *, with_router
     for name in list(figures):
         figures[name]["cpu_vs_starlette"] = round(figures[name]["cpu_ms"] / figures["starlette"]["cpu_ms"], 2)
     return figures
+
+
+def parts_us(num_requests: int, num_connections: int, *, with_router: bool) -> dict[str, float]:
+    """CPU microseconds a request by part of the gateway, of a server of its own that is metered from within."""
+    whole = {"model": "auto", "messages": [{"role": "user", "content": _PROMPT}]}
+    with tempfile.TemporaryDirectory() as folder:
+        directory = Path(folder)
+        found = directory / "parts.json"
+        arguments = ("--meter-file", str(found), "--router", "builtin" if with_router else "none")
+        with _gateway("metered", directory, *arguments) as server:
+            server.measure(whole, num_requests // 4, num_connections)
+            os.kill(server.process_id, signal.SIGUSR1)
+            server.measure(whole, num_requests, num_connections)
+        parts: dict[str, float] = json.loads(found.read_text())
+    return {name: round(value, 1) for name, value in parts.items()}
 
 
 def _round(
@@ -154,6 +174,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     if not options.no_router:
         figures["routing"] = routing_ms(options.requests)
+    parts = parts_us(options.requests, options.connections, with_router=not options.no_router)
+    whole_us = figures["gateway" if options.no_router else "gateway+router"]["cpu_ms"] * 1e3
+    # The event loop, the kernel's share, the thread that writes the log; what else the machine did meanwhile, too.
+    figures["parts_us"] = parts | {"the rest": round(whole_us - sum(parts.values()), 1)}
     if not options.json:
         print_card("Gateway overhead", facts)
         _print_table(figures)

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import Sequence
+import json
+import signal
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from backends.protocol import GenerateRequest
-from backends.testing import EchoBackend, Script
+from backends.protocol import Event, Finished, FinishReason, GenerateRequest, Timings, TokenDelta, Usage
+from backends.testing import EchoBackend
 from gateway.app import create_app
 from gateway.auth import hash_key, make_key, shown_prefix
 from gateway.bench.echo_server import echo_settings
@@ -23,16 +26,30 @@ from gateway.store.records import ApiKey
 from gateway.store.store import Store
 from gateway.telemetry import configure_logging
 
-# A short answer at once, so that a request's figure is the gateway's and not the fake's.
-_ANSWER = Script(text="Paris", token_delay_s=None)
-# One turn of the event loop per token, as an engine's tokens come.
-_STREAM = Script(token_delay_s=0.0)
+_ANSWER = TokenDelta(text="Paris", num_tokens=1)
+_WORD = TokenDelta(text=" word", num_tokens=1)
+_ENDING = Finished(
+    FinishReason.STOP, Usage(24, 1), Timings(ttft_s=0.001, total_s=0.001), compute_s=0.001, compute_measured=True
+)
 
 
-def script(request: GenerateRequest) -> Script:
-    """Echo the bench's streams of words token by token; answer everything else at once."""
-    is_stream = request.messages is not None and request.messages[-1].content.startswith("word")
-    return _STREAM if is_stream else _ANSWER
+class InstantBackend(EchoBackend):
+    """Answers at once and without a thought, so that a request's figure is the gateway's and not the fake's.
+
+    The bench's streams of words come back word by word, with one turn of the event loop for each, as an engine's do.
+    """
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[Event]:
+        content = request.messages[-1].content if request.messages else ""
+        if not content.startswith("word"):
+            yield _ANSWER
+            yield _ENDING
+            return
+        num_words = content.count("word")
+        for _ in range(num_words):
+            yield _WORD
+            await asyncio.sleep(0)
+        yield replace(_ENDING, usage=Usage(num_words, num_words))
 
 
 async def create_key(settings: Settings) -> str:
@@ -57,6 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--database-url", required=True)
     parser.add_argument("--router", default="none")
     parser.add_argument("--key-file", type=Path, required=True)
+    parser.add_argument("--meter-file", type=Path, help="where to write the CPU time of each part at the end")
     options = parser.parse_args(argv)
     settings = echo_settings(
         options.database_url,
@@ -67,8 +85,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     options.key_file.write_text(asyncio.run(create_key(settings)))
     configure_logging(settings.log)
-    app = create_app(settings, backends={name: EchoBackend(name, script) for name in settings.models})
+    app = create_app(settings, backends={name: InstantBackend(name) for name in settings.models})
+    if options.meter_file is None:
+        make_server(app, settings).run()
+        return 0
+    from gateway.bench.meter import Meter
+
+    meter = Meter()
+    meter.install()
+    # uvicorn raises the signal that ended it once more, and would end the program before the figures are written.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR1, lambda *_: meter.clear())
     make_server(app, settings).run()
+    options.meter_file.write_text(json.dumps(meter.cpu_us()))
     return 0
 
 
