@@ -10,6 +10,7 @@ import pytest
 
 from backends.config import LocalModelConfig
 from backends.local import LocalBackend
+from backends.protocol import Backend
 from backends.testing import EchoBackend
 from classifier.embedding import PrefillEmbedder
 from classifier.errors import ArtifactUnsupported
@@ -57,7 +58,7 @@ async def test_requests_are_read_by_tier_1_before_they_are_routed(tier1: LocalBa
     np.testing.assert_allclose(alone.prefill_state or (), both.prefill_state or (), atol=1e-4)
     (expected,) = router.predict([alone])
     settings = make_settings(tmp_path, LOCAL_TOML)
-    backends = {"small": tier1, "large": EchoBackend("large")}
+    backends: dict[str, Backend] = {"small": tier1, "large": EchoBackend("large")}
     async with running(settings, backends, router=router) as gateway:
         body = {"model": "auto", "messages": [{"role": "user", "content": asked.text}]}
         assert (await gateway.client.post("/v1/chat/completions", json=body)).status_code == 200
