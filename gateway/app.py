@@ -181,7 +181,10 @@ class _Parts:
         recorder = self.recorder = Recorder(settings.config_hash, settings.log.prompts, self.store.digest)
         sampler = Sampler(ladder, settings.log.prompts, self._rng, enabled=settings.verification.enabled)
         routers = self._routers = RouterSet(
-            self._router, timeout_s=settings.router.timeout_s, reader=PrefillReader.of(ladder, self.backends)
+            self._router,
+            timeout_s=settings.router.timeout_s,
+            canary_checks=settings.control.rollout_checks,
+            reader=PrefillReader.of(ladder, self.backends),
         )
         sessions = Sessions(self.store)
         request_log = RequestLog(settings.log)

@@ -155,7 +155,18 @@ class ControlConfig:
         (0.1, 0.5, 1.0), "Shares of sticky keys that a new router serves, stage by stage."
     )
     rollout_min_stage_s: float = _option(3600.0, "Least seconds in each stage.", at_least=0)
-    rollout_min_shadow_decisions: int = _option(200, "Least decisions in shadow before it serves any.", at_least=0)
+    rollout_max_stage_s: float = _option(
+        604_800.0,
+        "A serving stage that has too few checked answers after this many seconds ends in a roll-back.",
+        at_least=1,
+    )
+    rollout_checks: float = _option(
+        4.0,
+        "Checks of a new router at every stage, as a multiple of those that all traffic has.",
+        at_least=0,
+        at_most=100,
+    )
+    rollout_min_shadow_decisions: int = _option(100, "Least decisions in shadow before it serves any.", at_least=0)
     rollout_min_checked: int = _option(50, "Least checked answers of its own in each serving stage.", at_least=0)
 
     def __post_init__(self) -> None:
@@ -163,6 +174,8 @@ class ControlConfig:
         is_rising = all(low < high for low, high in zip((0.0, *shares), shares, strict=False))
         if not shares or not is_rising or shares[-1] != 1.0:
             raise FieldError("rollout_shares", shares, "rising shares above 0 that end at 1")
+        if self.rollout_max_stage_s < self.rollout_min_stage_s:
+            raise FieldError("rollout_max_stage_s", self.rollout_max_stage_s, "at least rollout_min_stage_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,6 +53,7 @@ class Service:
     tightened : (policy's name, router's version) -> tier in doubt -> P(as good) it must reach
     tightened_groups : likewise -> tenant or domain in doubt -> tier -> P(as good) it must reach
     shadow : shown every decision once it is there
+    sampler : draws answers for checks
     unavailable : tiers that cannot be asked now, by number
     """
 
@@ -77,7 +78,7 @@ class Service:
         self.shadow: Shadow | None = None
         self.unavailable: frozenset[int] = frozenset()
         self._recorder = recorder
-        self._sampler = sampler
+        self.sampler = sampler
         self._rows = rows
         self._sessions = sessions
         self._request_log = request_log
@@ -211,10 +212,10 @@ class Service:
         assert not exchange.settled, "a request ends once"
         exchange.settled = True
         reason = exchange.answers[0].finish_reason
-        chances = self._sampler.chances(exchange, reason)
-        drawn = self._sampler.draw(chances)
+        chances = self.sampler.chances(exchange, reason, self.routers.check_factor(exchange.router_version))
+        drawn = self.sampler.draw(chances)
         record = self._recorder.row(exchange, reason, 200, None, None if chances is None else chances.logged)
-        job = None if drawn is None else self._sampler.job(exchange, record, drawn)
+        job = None if drawn is None else self.sampler.job(exchange, record, drawn)
         started_s = time.perf_counter()
         await self._rows.record(record, job)
         self.metrics.commit_s.observe(time.perf_counter() - started_s)

@@ -55,19 +55,36 @@ def _out_of_doubt(best: Choice, candidates: Ladder, facts: RequestFacts, policy:
 
     By benefit no tier has a threshold; there the next one must not be expected to be the worse.
     """
+    return _moved(best, _first_out_of_doubt(best.tier, candidates, facts, policy))
+
+
+def _first_out_of_doubt(start: int, candidates: Ladder, facts: RequestFacts, policy: Policy) -> int:
     estimates = usable_estimates(facts)
     p_left = 0.0
     for tier in candidates[:-1]:
-        if tier.index < best.tier:
+        if tier.index < start:
             continue
         p_as_good = estimates[tier.index].p_as_good if tier.index in estimates else -1.0
         least = facts.tightened.get(tier.index, -math.inf)
-        if tier.index != best.tier:
+        if tier.index != start:
             least = max(least, policy.threshold(tier.index) if policy.mode is ThresholdMode.FLOOR else p_left)
         if p_as_good >= least:
-            return _moved(best, tier.index)
+            return tier.index
         p_left = max(p_left, p_as_good)
-    return _moved(best, candidates[-1].index)
+    return candidates[-1].index
+
+
+def explorable(best: Choice, candidates: Ladder, facts: RequestFacts, policy: Policy) -> tuple[int, ...]:
+    """Where exploration may lead, one tier for each candidate: a tier in doubt is stood in for by one above it.
+
+    Exploring serves the answer, so it counts against the floor; the floor leaves room for it only where nothing is in
+    doubt. What a tier in doubt is worth is learnt by asking it beside the tier that answers (:mod:`policies.sampling`).
+    """
+    if best.reason is ReasonCode.NOVEL:
+        return (best.tier,) * len(candidates)
+    if not facts.tightened:
+        return tuple([tier.index for tier in candidates])
+    return tuple(_first_out_of_doubt(tier.index, candidates, facts, policy) for tier in candidates)
 
 
 def _moved(best: Choice, tier: int) -> Choice:

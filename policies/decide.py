@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from policies.choice import Choice, choose, usable_estimates
+from policies.choice import Choice, choose, explorable, usable_estimates
 from policies.escalate import way_up
 from policies.exploration import Uniform, draw, propensities
 from policies.fallback import fallback_order
@@ -41,8 +41,9 @@ def decide(facts: RequestFacts, policy: Policy, ladder: Ladder, rng: Uniform) ->
     best = _choose_and_say_why(permitted, fitting, candidates, facts, policy, ladder)
     tiers = indexes(candidates)
     share = policy.exploration_share if _may_explore(facts, policy, tiers) else 0.0
-    chances = propensities(best.tier, tiers, share)
-    tier = draw(best.tier, tiers, share, rng) if share > 0.0 else best.tier
+    parts = explorable(best, candidates, facts, policy) if share > 0.0 else tiers
+    chances = propensities(best.tier, parts, share)
+    tier = draw(best.tier, parts, share, rng) if share > 0.0 else best.tier
     explored = tier != best.tier
     estimate = usable_estimates(facts).get(tier)
     return RoutingDecision(

@@ -23,8 +23,8 @@ def propensities(best: int, tiers: Sequence[int], share: float) -> dict[int, flo
 
     Parameters
     ----------
-    best : one of ``tiers``
-    tiers : different tier numbers
+    best : tier that the rest goes to
+    tiers : one tier number for each equal part of the share; a number may stand there more than once
     share : 0..1
 
     Returns
@@ -32,7 +32,9 @@ def propensities(best: int, tiers: Sequence[int], share: float) -> dict[int, flo
     tier -> probability; the sum is 1 to rounding, and exactly 1 for ``best`` alone without exploration
     """
     each = share / len(tiers)
-    return {tier: (1.0 - share) + each if tier == best else each for tier in tiers}
+    found = {tier: each * tiers.count(tier) for tier in tiers}
+    # The rest and best's own part in one sum: exactly 1 where best is alone.
+    return found | {best: (1.0 - share) + found.get(best, 0.0)}
 
 
 def draw(best: int, tiers: Sequence[int], share: float, rng: Uniform) -> int:

@@ -32,6 +32,8 @@ class RolloutPlan:
     min_stage_s : least seconds in each stage
     min_shadow_decisions : least shadow decisions before the first share
     min_checked : least checked answers of the new router in each serving stage
+    max_stage_s : a serving stage that has fewer after so many seconds ends in a roll-back: none goes on for ever, and
+        none passes without evidence
 
     Raises
     ------
@@ -44,6 +46,7 @@ class RolloutPlan:
     min_stage_s: float = 3600.0
     min_shadow_decisions: int = 200
     min_checked: int = 50
+    max_stage_s: float = 604_800.0
 
     def __post_init__(self) -> None:
         if not self.shares or self.shares[-1] != 1.0 or self.shares[0] <= 0.0:
@@ -52,6 +55,8 @@ class RolloutPlan:
             raise ValueError(f"shares is {self.shares!r}; expected rising shares.")
         if not self.min_stage_s >= 0 or self.min_shadow_decisions < 0 or self.min_checked < 0:
             raise ValueError("min_stage_s, min_shadow_decisions and min_checked must be 0 or more.")
+        if not self.max_stage_s >= self.min_stage_s:
+            raise ValueError(f"max_stage_s is {self.max_stage_s!r}; expected at least min_stage_s.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +122,14 @@ def record(
     if guard.is_alarmed:
         alarm = f"The guard rose after {guard.alarmed_at} checked answers: more needed an upgrade than is in order."
         return roll_back(counted, alarm, now_s)
-    return _advance(plan, counted, now_s) if _may_advance(plan, counted, now_s) else counted
+    if _may_advance(plan, counted, now_s):
+        return _advance(plan, counted, now_s)
+    if counted.stage is Stage.PARTIAL and now_s - counted.entered_s >= plan.max_stage_s:
+        days = plan.max_stage_s / 86_400
+        return roll_back(
+            counted, f"{counted.num_checked} checked answers after {days:g} d; {plan.min_checked} are needed.", now_s
+        )
+    return counted
 
 
 def roll_back(state: Rollout, reason: str, now_s: float) -> Rollout:

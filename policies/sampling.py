@@ -3,7 +3,8 @@
 A cheap answer may be drawn to be checked against the top tier (``up``), a dear one to see whether the tier below would
 have done (``down``). The probability is fixed before the draw and kept with it, so that what is measured on the drawn
 answers can be weighted back to all of them (Horvitz and Thompson 1952). Answers the router was least sure of are drawn
-more often: they are where a check says most.
+more often, and so are explored ones: they are where a check says most. Most often of all a tier in doubt is asked about
+requests that doubt has moved up: that teaches what the tier is worth now, and no caller gets its answer.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ class Sampling:
     shares : tier number -> share of its answers to check against the top tier, 0..1; the others have `sampling_share`
     edges : borders between strata of confidence, P(as good as the top tier), rising, each within 0..1
     factors : what a share is multiplied with in each stratum, one more than there are edges; from least sure on
-    down_share : share of answers above the cheapest tier to ask the next lower tier as well, 0..1
+    explored_factor : what a share is multiplied with for answers that were explored
+    down_share : share of answers above the cheapest tier to ask a lower tier as well, 0..1
+    doubt_share : the same of answers that went up because a lower tier, or the router's own word, was in doubt
 
     Raises
     ------
@@ -43,7 +46,9 @@ class Sampling:
     shares: Mapping[int, float] = field(default_factory=dict)
     edges: tuple[float, ...] = (0.9, 0.98)
     factors: tuple[float, ...] = (2.0, 1.0, 0.5)
+    explored_factor: float = 10.0
     down_share: float = 0.01
+    doubt_share: float = 0.6
 
     def __post_init__(self) -> None:
         for tier, share in self.shares.items():
@@ -55,8 +60,11 @@ class Sampling:
             raise InvalidPolicy("factors", self.factors, f"{len(self.edges) + 1} numbers, one more than edges")
         if not all(math.isfinite(factor) and factor >= 0.0 for factor in self.factors):
             raise InvalidPolicy("factors", self.factors, "finite numbers, 0 or more")
-        if not _is_share(self.down_share):
-            raise InvalidPolicy("down_share", self.down_share, "a share from 0 to 1")
+        if not math.isfinite(self.explored_factor) or self.explored_factor < 0.0:
+            raise InvalidPolicy("explored_factor", self.explored_factor, "a finite number, 0 or more")
+        for name in ("down_share", "doubt_share"):
+            if not _is_share(getattr(self, name)):
+                raise InvalidPolicy(name, getattr(self, name), "a share from 0 to 1")
 
     def stratum(self, confidence: float | None) -> tuple[str, float]:
         """Name and factor of the stratum that a confidence falls into."""
@@ -69,26 +77,47 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
-class Chances:
-    """How likely an answer is to be drawn, in each direction; at most one of the two happens.
+class Answered:
+    """What the chances of an answer rest on.
 
-    ``up_against`` and ``down_against`` are the tiers it would be compared with.
+    Parameters
+    ----------
+    tier : that answered
+    confidence : P(as good as the top tier) of this answer
+    is_explored : it was served by chance, not by choice
+    is_doubted : it went up because a lower tier, or the router's own word, was in doubt
+    """
+
+    tier: int
+    confidence: float | None
+    is_explored: bool = False
+    is_doubted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Chances:
+    """How likely an answer is to be drawn, upward or to be compared with one of the lower tiers; at most one happens.
+
+    ``up_against`` is the tier it would be compared with; ``down`` has (tier, chance) of every lower tier.
     """
 
     stratum: str
     up: float = 0.0
     up_against: int | None = None
-    down: float = 0.0
-    down_against: int | None = None
+    down: tuple[tuple[int, float], ...] = ()
+
+    @property
+    def any_down(self) -> float:
+        return sum(chance for _, chance in self.down)
 
     @property
     def any(self) -> float:
-        return self.up + self.down
+        return self.up + self.any_down
 
     @property
     def logged(self) -> float:
         """The chance that stands on the answer's row: upward, or downward where there is no tier above."""
-        return self.up if self.up_against is not None else self.down
+        return self.up if self.up_against is not None else self.any_down
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +133,10 @@ class Drawn:
 def chances(
     sampling: Sampling,
     share: float,
-    tier: int,
-    permitted: Sequence[int],
-    confidence: float | None,
+    answered: Answered,
+    prices: Mapping[int, float],
+    *,
+    factor: float = 1.0,
     throttle: float = 1.0,
 ) -> Chances:
     """How likely an answer is to be drawn.
@@ -114,36 +144,46 @@ def chances(
     Parameters
     ----------
     sampling, share : the policy's ``sampling`` and ``sampling_share``
-    tier : that answered
-    permitted : the policy's tiers, rising: no prompt is sent to a tier that its policy does not permit
-    confidence : P(as good as the top tier) of this answer
+    answered : whose answer, and how it came about
+    prices : tier -> what its request costs, of the policy's tiers: no prompt is sent to one that it does not permit.
+        Of a share of downward checks each lower tier has a part by one over the root of its price: for a given amount
+        spent that knows all tiers about equally well (Neyman 1934). Without any price the parts are equal
+    factor : multiplies the upward share, as for a router on its way, whose answers are few and must be known soon
     throttle : 0..1, lowers every chance alike while checks are behind; known before the draw, so nothing is biased
     """
-    name, factor = sampling.stratum(confidence)
-    above = [other for other in permitted if other > tier]
-    below = [other for other in permitted if other < tier]
-    up = min(sampling.shares.get(tier, share) * factor, 1.0) * throttle if above else 0.0
-    down = min(sampling.down_share * throttle, 1.0 - up) if below else 0.0
-    return Chances(
-        name,
-        up,
-        above[-1] if above else None,
-        down,
-        below[-1] if below else None,
-    )
+    name, by_confidence = sampling.stratum(answered.confidence)
+    tier = answered.tier
+    top = max(prices, default=tier)
+    below = sorted(other for other in prices if other < tier)
+    up = 0.0
+    if top > tier:
+        factor *= by_confidence * (sampling.explored_factor if answered.is_explored else 1.0)
+        up = min(sampling.shares.get(tier, share) * factor, 1.0) * throttle
+    wanted = sampling.doubt_share if answered.is_doubted else sampling.down_share
+    down = min(wanted * throttle, 1.0 - up)
+    return Chances(name, up, top if top > tier else None, tuple(zip(below, _parts(below, prices, down), strict=True)))
+
+
+def _parts(tiers: Sequence[int], prices: Mapping[int, float], whole: float) -> list[float]:
+    dearest = max((prices[tier] for tier in tiers), default=0.0)
+    # A tier without a price of its own counts as a thousandth of the dearest: asked most, not always.
+    weights = [max(prices[tier], dearest / 1000.0) ** -0.5 if dearest > 0.0 else 1.0 for tier in tiers]
+    return [whole * each / sum(weights) for each in weights]
 
 
 def draw(chosen: Chances, rng: Uniform) -> Drawn | None:
     """Draw with exactly these probabilities, from one uniform number; from none where nothing can be drawn."""
     if chosen.any <= 0.0:
         return None
-    u = rng.random()
-    if u < chosen.up:
+    left = rng.random()
+    if left < chosen.up:
         assert chosen.up_against is not None, "a chance needs a tier"
         return Drawn("up", chosen.up_against, chosen.up, chosen.stratum)
-    if u < chosen.any:
-        assert chosen.down_against is not None, "a chance needs a tier"
-        return Drawn("down", chosen.down_against, chosen.down, chosen.stratum)
+    left -= chosen.up
+    for tier, chance in chosen.down:
+        if left < chance:
+            return Drawn("down", tier, chance, chosen.stratum)
+        left -= chance
     return None
 
 

@@ -63,7 +63,7 @@ class ChangeMaker:
     ) -> None:
         self.store = store
         self.publish = publish
-        self._clock = clock
+        self.clock = clock
 
     @asynccontextmanager
     async def change(
@@ -88,7 +88,7 @@ class ChangeMaker:
         ------
         Conflict, LeaseLost, StoreUnavailable and its kinds
         """
-        async with self.store.change(self._clock()) as transaction:
+        async with self.store.change(self.clock()) as transaction:
             rows = await transaction.rows()
             if row is not None and expected_version is not None:
                 found = rows[row][1] if row in rows else 0

@@ -173,13 +173,15 @@ def released_level(
 ) -> float | None:
     """The lowest P(as good) above which this tier was shown to hold the floor since it came into doubt.
 
-    Rests on answers checked since then in either direction, thinned to equal probability, so that they are a random
-    sample of the requests above each threshold; the bound may be looked at as often as one likes. None: nothing is
-    shown yet. Thresholds are tried from the safest, and the first that fails ends it.
+    Rests on the tier's own answers checked since then, and on those it was asked for beside the answer of a tier that
+    doubt had moved the request up to; each kind thinned to equal probability, so that they are a random sample of the
+    requests above each threshold. The bound may be looked at as often as one likes. None: nothing is shown yet.
+    Thresholds are tried from the safest, and the first that fails ends it.
     """
     since = datetime.fromisoformat(asked.since)
     recent = [row for row in rows if row.tier == tier and row.p_as_good is not None and row.created_at >= since]
-    sample = thinned(recent)
+    served, beside = [row for row in recent if row.is_up], [row for row in recent if row.is_doubted and not row.is_up]
+    sample = thinned(served) + thinned(beside)
     lowest: float | None = None
     asked_always = policy.threshold(tier)
     # The policy's own threshold is among them, or what lies between it and the next of the grid were never given back.

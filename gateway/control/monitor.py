@@ -280,15 +280,19 @@ class Monitor:
         await self._ask_again()
 
     async def _ask_again(self) -> None:
-        """Ask for another retrain while anything is in doubt, once enough was checked since the last one."""
+        """Ask for another retrain once enough was checked since the last one of what is in doubt, or foreign.
+
+        Enough is never less than a quarter more than before, lest ever longer logs are read for ever less news. Also
+        beside a rollout under way: a router that is better still takes its place.
+        """
         version = self._plane.routers.version
         in_doubt = [name for name in self._plane.policies if self._plane.state.tightened(name, version)]
-        if not in_doubt or self._plane.state.router.canary is not None:
+        since = self._clock() - timedelta(days=self._config.window_days)
+        found = await self._reader.learnable(since, is_foreign=not in_doubt)
+        if found is None or found.num_new < max(2 * self._config.min_checked, found.num // 4):
             return
-        num_checked = await self._reader.checked_since_retrain()
-        if num_checked is not None and num_checked >= 2 * self._config.min_checked:
-            reason = f"{', '.join(in_doubt)} still in doubt, {num_checked} checked answers after the last retrain"
-            await self._plane.writer.request_retrain("drift", reason)
+        what = f"{', '.join(in_doubt)} in doubt" if in_doubt else "prompts foreign to the router"
+        await self._plane.writer.request_retrain("drift", f"{what}: {found.num_new} checked since the last retrain")
 
     async def _tighten(self, finding: FloorFinding, reason: str, lease: Lease) -> bool:
         """Move traffic up at once. A tier already closed stays so; True when anything changed."""

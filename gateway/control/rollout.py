@@ -130,6 +130,7 @@ class RolloutDriver:
             control.rollout_min_stage_s,
             control.rollout_min_shadow_decisions,
             control.rollout_min_checked,
+            control.rollout_max_stage_s,
         )
         rollout = Rollout.start(row.router_version, plan, row.started_at.timestamp())
         return RolloutState(plan, rollout, reads, row.started_at)

@@ -40,12 +40,21 @@ class RouterSet:
     ----------
     serving : the router of most requests
     timeout_s : a prediction later than this counts as missing
+    canary_checks : checks of a router on its way, over those that all traffic has
     reader : of tier 1's states, where they can be had
     """
 
-    def __init__(self, serving: Router | None, *, timeout_s: float, reader: PrefillReader | None = None) -> None:
+    def __init__(
+        self,
+        serving: Router | None,
+        *,
+        timeout_s: float,
+        canary_checks: float = 1.0,
+        reader: PrefillReader | None = None,
+    ) -> None:
         self.reader = reader
         self._timeout_s = timeout_s
+        self._canary_checks = canary_checks
         self._threads: ThreadPoolExecutor = make_threads()
         self.serving = Slot(self.make_predictor(serving))
         self.canary: Slot | None = None
@@ -63,6 +72,12 @@ class RouterSet:
     def version(self) -> str:
         """The serving router's."""
         return self.serving.version
+
+    def check_factor(self, version: str) -> float:
+        """How much more often a router's answers are drawn for checks: one on its way decides little, and is tried."""
+        if self.canary is None or version != self.canary.version or self.canary_share <= 0.0:
+            return 1.0
+        return self._canary_checks / self.canary_share
 
     def pick(self, exchange: Exchange) -> Slot:
         """The router that decides this request: always the same for a conversation, else for a key."""

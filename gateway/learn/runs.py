@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -40,8 +41,9 @@ class RetrainRun:
 class RunStore:
     """Reads and writes runs. Methods raise :class:`StoreUnavailable` and its kinds."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
         self._store = store
+        self._now = now
 
     async def begin(self, run_id: str | None, trigger: str, reason: str, holder: str) -> str:
         """Take a requested run, or make one. Called while holding the lease. Returns its id.
@@ -58,7 +60,7 @@ class RunStore:
                 if (await connection.execute(update(retrain_runs).where(wanted).values(**running))).rowcount == 0:
                     raise RetrainRefused(f"Run {run_id} is not waiting to be taken: it was taken before, or never was.")
                 return run_id
-            made = {"run_id": uuid7(), "created_at": datetime.now(UTC), "trigger": trigger, "reason": reason}
+            made = {"run_id": uuid7(), "created_at": self._now(), "trigger": trigger, "reason": reason}
             await connection.execute(insert(retrain_runs).values(**made, **running))
             return str(made["run_id"])
 
@@ -69,7 +71,7 @@ class RunStore:
     async def end(self, run_id: str, status: str, **values: Any) -> None:
         """The run's ending, once: what has ended stays as it is."""
         assert status in ENDED
-        await self._change(run_id, {"status": status, "finished_at": datetime.now(UTC), **values})
+        await self._change(run_id, {"status": status, "finished_at": self._now(), **values})
 
     async def get(self, run_id: str) -> RetrainRun | None:
         found = await self._select(select(retrain_runs).where(retrain_runs.c.run_id == run_id))

@@ -83,7 +83,8 @@ class Stage:
         self._gold_rng = random.Random(f"gold/{seed}")
         self._leases = LeaseStore(store)
         self._lease: Lease | None = None
-        self.runs = RunStore(store)
+        self.runs = RunStore(store, clock)
+        parts.control.writer.clock = clock
         self.monitor = Monitor(parts.control, reader, settings.monitor, clock)
         self.driver = RolloutDriver(parts.control, reader, settings.control, settings.monitor, clock)
         checker = KnownChecker(parts.catalog, self.truth.__getitem__, lambda: self.conditions.judge, seed)
@@ -95,6 +96,7 @@ class Stage:
             checker,  # type: ignore[arg-type]
             LiveLoad(None, (), 0),
             VerificationMetrics(),
+            sampler=parts.service.sampler,
             now=clock,
         )
 
@@ -183,14 +185,11 @@ class Stage:
     async def work(self) -> int:
         """Do the checks that wait, as far as the budget goes; how many were done."""
         endings = self.worker.metrics.endings
-        done = -1
+        tried, unaffordable = 0, endings["unaffordable"]
         await self.worker.look()
-        before = endings["unaffordable"]
-        while endings["unaffordable"] == before:
-            done += 1
-            if not await self.worker.work_once():
-                break
-        return max(done, 0)
+        while await self.worker.work_once():
+            tried += 1
+        return tried - (endings["unaffordable"] - unaffordable)
 
     async def look(self) -> None:
         """The monitor's look, and the rollout's step, as the leader."""

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
-from sqlalchemy import func, select
+from sqlalchemy import func, literal, select
 
 from gateway.store.feedback import FeedbackBook
 from gateway.store.store import Store
 from gateway.store.tables import requests, retrain_runs, verifications
 from policies.debias import GoldCounts
+from policies.types import ReasonCode
 
 _BATCH = 500
 _V, _R = verifications.c, requests.c
@@ -33,6 +34,7 @@ class CheckedRow:
     loss : 1 - P(the cheap answer was good enough)
     verdict : 1 good enough, 0 not
     p_as_good : what the router had estimated for that tier; None without an estimate
+    is_doubted : the request had gone up because a tier was in doubt
     """
 
     verification_id: str
@@ -50,6 +52,7 @@ class CheckedRow:
     loss: float
     verdict: int
     p_as_good: float | None
+    is_doubted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,14 @@ class DrawnCount:
 
 
 @dataclass(frozen=True, slots=True)
+class Learnable:
+    """Finished checks: those since the last retrain, and all."""
+
+    num_new: int
+    num: int
+
+
+@dataclass(frozen=True, slots=True)
 class Decided:
     """A decision that the router made itself."""
 
@@ -92,7 +103,7 @@ class MonitorReader:
         """Finished checks in the order of their ends."""
         joined = verifications.join(requests, _V.request_id == _R.request_id)
         statement = (
-            select(*(_V[name] for name in _COLUMNS), _R.sufficiency)
+            select(*(_V[name] for name in _COLUMNS), _R.sufficiency, _R.reason)
             .select_from(joined)
             .where(_V.status == "done", _V.finished_at >= finished_since)
             .order_by(_V.finished_at, _V.verification_id)
@@ -105,7 +116,7 @@ class MonitorReader:
         """The newest finished checks of requests since a moment, oldest first."""
         joined = verifications.join(requests, _V.request_id == _R.request_id)
         statement = (
-            select(*(_V[name] for name in _COLUMNS), _R.sufficiency)
+            select(*(_V[name] for name in _COLUMNS), _R.sufficiency, _R.reason)
             .select_from(joined)
             .where(_V.status == "done", _V.created_at >= created_since)
             .order_by(_V.finished_at.desc(), _V.verification_id.desc())
@@ -147,18 +158,29 @@ class MonitorReader:
         counts = await FeedbackBook(self._store).gold_counts()
         return counts if min(counts.num_faults, counts.num_sound) >= min_each else None
 
-    async def checked_since_retrain(self) -> int | None:
-        """Checks finished since the last retrain ended; None while one is asked for or under way, or none ever was."""
+    async def learnable(self, since: datetime, *, is_foreign: bool = False) -> Learnable | None:
+        """Checks that a retrain could learn from; None while one is asked for or under way.
+
+        Parameters
+        ----------
+        since : of the requests, aware
+        is_foreign : only of requests that had gone up for being foreign to the router
+        """
         runs = retrain_runs.c
         statement = select(
             func.count().filter(runs.status.in_(("requested", "running"))).label("num_open"),
             func.max(runs.finished_at).label("ended_at"),
         )
         (row,) = await self._all(statement)
-        if row["num_open"] or row["ended_at"] is None:
+        if row["num_open"]:
             return None
-        counted = select(func.count().label("num")).where(_V.status == "done", _V.finished_at > row["ended_at"])
-        return int((await self._all(counted))[0]["num"])
+        is_new = literal(True) if row["ended_at"] is None else _V.finished_at > row["ended_at"]
+        counted = select(func.count().label("num"), func.count().filter(is_new).label("num_new"))
+        counted = counted.select_from(verifications).where(_V.status == "done", _V.created_at >= since)
+        if is_foreign:
+            counted = counted.join(requests, _V.request_id == _R.request_id).where(_R.reason == ReasonCode.NOVEL.value)
+        (found,) = await self._all(counted)
+        return Learnable(found["num_new"], found["num"])
 
     async def decisions(
         self, *, after_id: str, before: datetime, reasons: tuple[str, ...], limit: int
@@ -254,4 +276,5 @@ def _checked(row: Mapping[str, Any]) -> CheckedRow:
         min(max(1.0 - p_good, 0.0), 1.0),
         int(verdict),
         estimates.get(tier),
+        row["reason"] == ReasonCode.TIGHTENED.value,
     )

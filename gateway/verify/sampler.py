@@ -12,10 +12,15 @@ from gateway.store.records import RequestRecord, VerificationJob
 from gateway.verify.texts import is_text, pack_prompt, pack_sampling
 from policies.ladder import Ladder
 from policies.policy import Policy
-from policies.sampling import Chances, Drawn, chances, draw
+from policies.pricing import price_usd
+from policies.sampling import Answered, Chances, Drawn, chances, draw
 from policies.types import ReasonCode
 
 _WHOLE = frozenset({FinishReason.STOP, FinishReason.LENGTH})
+# Of a prompt and of an answer, for prices that only say which tier is how much dearer.
+_TYPICAL_TOKENS = 256
+# Decisions that went up because a tier, or what the router makes of the prompt, was in doubt.
+_DOUBTED = frozenset({ReasonCode.TIGHTENED, ReasonCode.NOVEL})
 
 
 class Sampler:
@@ -34,26 +39,32 @@ class Sampler:
     """
 
     def __init__(self, ladder: Ladder, retention: Retention, rng: random.Random, *, enabled: bool = True) -> None:
-        self._tiers = tuple(tier.index for tier in ladder)
+        self._prices = {tier.index: float(price_usd(tier, _TYPICAL_TOKENS, _TYPICAL_TOKENS)) for tier in ladder}
         self._is_on = enabled and retention != "none" and len(ladder) > 1
         self._rng = rng
         self.throttle = 1.0
 
-    def chances(self, exchange: Exchange, reason: FinishReason) -> Chances | None:
+    def chances(self, exchange: Exchange, reason: FinishReason, factor: float = 1.0) -> Chances | None:
         """How likely this answer is to be drawn; None where it cannot be checked or says nothing of the routing.
 
-        Checked are whole single answers to a text. An answer of a tier that the request itself named is left out: its
-        quality was the caller's choice.
+        ``factor`` multiplies the chance upward. Checked are whole single answers to a text. An answer of a tier that
+        the request itself named is left out: its quality was the caller's choice.
         """
         request, tier, policy = exchange.request, exchange.tier, exchange.policy
         if not self._is_on or tier is None or policy is None or reason not in _WHOLE or request.num_choices != 1:
             return None
-        is_pinned = exchange.decision is not None and exchange.decision.reason is ReasonCode.PINNED
-        if is_pinned or request.echo or not is_text(request.prompts[0]):
+        decision = exchange.decision
+        why = None if decision is None else decision.reason
+        if why is ReasonCode.PINNED or request.echo or not is_text(request.prompts[0]):
             return None
-        confidence = _confidence(exchange, tier.index)
-        permitted = permitted_by(policy, self._tiers)
-        return chances(policy.sampling, policy.sampling_share, tier.index, permitted, confidence, self.throttle)
+        answered = Answered(
+            tier.index,
+            _confidence(exchange, tier.index),
+            is_explored=decision is not None and decision.explored,
+            is_doubted=why in _DOUBTED,
+        )
+        prices = {each: self._prices[each] for each in permitted_by(policy, tuple(self._prices))}
+        return chances(policy.sampling, policy.sampling_share, answered, prices, factor=factor, throttle=self.throttle)
 
     def draw(self, chosen: Chances | None) -> Drawn | None:
         """Throw the dice for one answer."""

@@ -92,7 +92,7 @@ class VerificationWorker:
         self._budget = Budget(config)
         self._ledger = Ledger()
         self._state = QueueState()
-        self._expected: dict[How, Spent] = {}
+        self._expected: dict[tuple[How, int], Spent] = {}
         self._methods: tuple[How, ...] = ("generate", "score") if config.method == "auto" else (config.method,)
         self._has_looked = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -184,7 +184,7 @@ class VerificationWorker:
         if self._state.num_queued + self._state.num_running == 0 and not await self._has_work():
             return False
         is_overdue = oldest_at is not None and (self._now() - oldest_at).total_seconds() > self._config.overdue_s
-        if not self._live.may_begin(is_overdue=is_overdue) or self._affordable(self._methods) is None:
+        if not self._live.may_begin(is_overdue=is_overdue) or self._is_spent():
             return False
         config = self._config
         claim = await self._queue.claim(
@@ -201,12 +201,30 @@ class VerificationWorker:
         self._state = self.metrics.state = await self._queue.state()
         return self._state.num_queued + self._state.num_running > 0
 
-    def _affordable(self, ways: tuple[How, ...]) -> How | None:
-        """The first of some ways to do a check that the budget allows; None when it allows none."""
+    def _is_spent(self) -> bool:
+        """Whether not even the cheapest kind of check is within the budget; one never done yet may cost nothing."""
+        is_known = {how for how, _ in self._expected}.issuperset(self._methods)
+        cheapest = min(self._expected.values(), key=lambda each: each.cost_usd) if is_known else NOTHING
+        return not self._budget.allows(self._ledger, cheapest)
+
+    def _affordable(self, job: VerificationJob) -> How | None:
+        """The first way to do a check that the budget allows; None when it allows none.
+
+        Where reading would do, a second answer is written only while what waits can still be read afterwards: ten
+        verdicts by reading tell more than one by writing.
+        """
+        ways = self._ways(job)
+        reading = self._expected_of("score", job).cost_usd
         for how in ways:
-            if self._budget.allows(self._ledger, self._expected.get(how, NOTHING)):
+            expected = self._expected_of(how, job)
+            if how == "generate" and "score" in ways:
+                expected += Spent(reading * self._state.num_queued)
+            if self._budget.allows(self._ledger, expected):
                 return how
         return None
+
+    def _expected_of(self, how: How, job: VerificationJob) -> Spent:
+        return self._expected.get((how, job.against_tier), NOTHING)
 
     def _ways(self, job: VerificationJob) -> tuple[How, ...]:
         """How this job may be done, best first. Downward the lower tier has to be asked: there is nothing to read."""
@@ -219,7 +237,7 @@ class VerificationWorker:
     async def _do(self, claim: Claim) -> None:
         """One try of one job, to whatever ending."""
         meter = Meter()
-        how = self._affordable(self._ways(claim.job))
+        how = self._affordable(claim.job)
         if how is None:
             # Out of the way for a while: others behind it may be cheaper.
             later = self._now() + timedelta(seconds=_UNAFFORDABLE_S)
@@ -283,7 +301,7 @@ class VerificationWorker:
         else:
             if await self._queue.complete(claim, result, self._now(), keep_texts=self._keep_texts):
                 self.metrics.note_verdict(claim.job, result)
-                self._learn_cost(how, spent)
+                self._learn_cost((how, claim.job.against_tier), spent)
                 await self._note_gold(claim, result)
             else:
                 self.metrics.endings["lost"] += 1
@@ -321,11 +339,11 @@ class VerificationWorker:
             for tier, text in answers.items()
         )
 
-    def _learn_cost(self, how: How, spent: Spent) -> None:
-        """The first check of a kind says what the next will cost, until more have."""
-        expected = self._expected.get(how, spent)
+    def _learn_cost(self, kind: tuple[How, int], spent: Spent) -> None:
+        """The first check of a kind, by method and tier asked, says what the next will cost, until more have."""
+        expected = self._expected.get(kind, spent)
         newest = Decimal(repr(_NEWEST))
-        self._expected[how] = Spent(
+        self._expected[kind] = Spent(
             expected.cost_usd + newest * (spent.cost_usd - expected.cost_usd),
             expected.compute_s + _NEWEST * (spent.compute_s - expected.compute_s),
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -41,6 +43,19 @@ def test_a_stage_waits_for_time_and_checks() -> None:
     assert record(PLAN, first, losses=SOUND[:-1], now_s=1e4).step == 0
     assert record(PLAN, first, losses=SOUND, now_s=199.0).step == 0
     assert record(PLAN, first, losses=SOUND, now_s=200.0).step == 1
+
+
+def test_no_stage_goes_on_for_ever_without_evidence() -> None:
+    plan = replace(PLAN, max_stage_s=86_400.0)
+    shadow = Rollout.start("r2", plan, 0.0)
+    assert record(plan, shadow, num_decisions=9, now_s=1e6).stage is Stage.SHADOW
+    first = record(plan, shadow, num_decisions=10, now_s=100.0)
+    waiting = record(plan, first, losses=SOUND[:-1], now_s=86_499.0)
+    assert waiting.stage is Stage.PARTIAL
+    ended = record(plan, waiting, now_s=86_500.0)
+    assert (ended.stage, share(plan, ended)) == (Stage.ROLLED_BACK, 0.0)
+    assert ended.reason == "19 checked answers after 1 d; 20 are needed."
+    assert record(plan, waiting, losses=SOUND[:1], now_s=86_500.0).step == 1
 
 
 def test_harm_rolls_back_at_once_and_for_good() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from policies.errors import InvalidPolicy
 from policies.policy import Policy
-from policies.sampling import UNKNOWN, Sampling, chances, draw
+from policies.sampling import UNKNOWN, Answered, Chances, Sampling, chances, draw
 from tests.policies.strategies import LADDER, TIERS
 
 shares = st.floats(0, 1)
@@ -22,8 +23,16 @@ samplings = st.builds(
     shares=st.dictionaries(st.sampled_from(TIERS), shares),
     edges=st.just((0.5, 0.9)),
     factors=st.tuples(*[st.floats(0, 4)] * 3),
+    explored_factor=st.floats(0, 20),
     down_share=shares,
+    doubt_share=shares,
 )
+answers = st.builds(Answered, st.sampled_from(TIERS), confidences, st.booleans(), st.booleans())
+PRICES = {1: 0.0001, 2: 0.0004, 3: 0.0025, 4: 0.01}
+
+
+def up_and_down(tier: int, confidence: float | None) -> Chances:
+    return chances(Sampling(), 0.05, Answered(tier, confidence), PRICES)
 
 
 class Fixed:
@@ -45,7 +54,9 @@ class Fixed:
         ("factors", (1.0,)),
         ("factors", (1.0, -1.0, 1.0)),
         ("factors", (1.0, math.nan, 1.0)),
+        ("explored_factor", -1.0),
         ("down_share", -0.1),
+        ("doubt_share", 1.1),
     ],
 )
 def test_bad_fields_are_refused_by_name(field_name: str, value: Any) -> None:
@@ -59,55 +70,85 @@ def test_a_share_for_a_tier_that_is_not_there_is_refused() -> None:
         Policy(sampling=Sampling(shares={7: 0.5})).check_against(LADDER)
 
 
-@given(samplings, shares, st.sampled_from(TIERS), st.sets(st.sampled_from(TIERS)), confidences, shares)
+@given(samplings, shares, answers, st.sets(st.sampled_from(TIERS)), st.floats(0, 50), shares)
 def test_chances_are_probabilities_and_lead_to_permitted_tiers(
-    sampling: Sampling,
-    share: float,
-    tier: int,
-    others: set[int],
-    confidence: float | None,
-    throttle: float,
+    sampling: Sampling, share: float, answered: Answered, others: set[int], factor: float, throttle: float
 ) -> None:
-    permitted = sorted(others | {tier})
-    found = chances(sampling, share, tier, permitted, confidence, throttle)
+    permitted = sorted(others | {answered.tier})
+    prices = {tier: PRICES[tier] for tier in permitted}
+    found = chances(sampling, share, answered, prices, factor=factor, throttle=throttle)
     assert 0.0 <= found.up <= 1.0
-    assert 0.0 <= found.down <= 1.0
+    assert all(0.0 <= chance <= 1.0 for _, chance in found.down)
     assert found.any <= 1.0 + 1e-12
-    assert found.up_against in {None, permitted[-1]} - ({tier} if tier == permitted[-1] else set())
-    assert found.up == 0.0 or tier != permitted[-1]
-    assert found.down == 0.0 or found.down_against == max(other for other in permitted if other < tier)
+    assert found.up_against == (permitted[-1] if answered.tier != permitted[-1] else None)
+    assert found.up == 0.0 or answered.tier != permitted[-1]
+    assert [tier for tier, _ in found.down] == [tier for tier in permitted if tier < answered.tier]
 
 
-@given(samplings, shares, st.sampled_from(TIERS), confidences, st.floats(0, 1, exclude_max=True))
-def test_what_is_drawn_carries_its_own_chance(
-    sampling: Sampling, share: float, tier: int, confidence: float | None, u: float
-) -> None:
-    found = chances(sampling, share, tier, TIERS, confidence)
+@given(samplings, shares, answers, st.floats(0, 1, exclude_max=True))
+def test_what_is_drawn_carries_its_own_chance(sampling: Sampling, share: float, answered: Answered, u: float) -> None:
+    found = chances(sampling, share, answered, PRICES)
     drawn = draw(found, Fixed(u))
     if u < found.up:
         assert drawn is not None
         assert (drawn.direction, drawn.probability, drawn.against_tier) == ("up", found.up, TIERS[-1])
-    elif u < found.any:
+    elif u < found.any - 1e-9:
         assert drawn is not None
-        assert (drawn.direction, drawn.probability, drawn.against_tier) == ("down", found.down, tier - 1)
-    else:
+        assert (drawn.direction, drawn.probability) == ("down", dict(found.down)[drawn.against_tier])
+    elif u > found.any + 1e-9:
         assert drawn is None
 
 
+@given(samplings, answers)
+def test_every_direction_and_tier_is_drawn_as_often_as_is_said(sampling: Sampling, answered: Answered) -> None:
+    found = chances(sampling, 0.05, answered, PRICES)
+    num, counts = 4000, Counter[tuple[str, int]]()
+    for place in range(num):
+        drawn = draw(found, Fixed((place + 0.5) / num))
+        if drawn is not None:
+            counts[drawn.direction, drawn.against_tier] += 1
+    assert counts["up", TIERS[-1]] / num == pytest.approx(found.up, abs=2 / num)
+    for tier, chance in found.down:
+        assert counts["down", tier] / num == pytest.approx(chance, abs=2 / num)
+
+
 def test_less_sure_answers_are_drawn_more_often() -> None:
-    found = [chances(Sampling(), 0.05, 1, TIERS, confidence).up for confidence in (0.5, 0.89, 0.9, 0.97, 0.98, 1.0)]
+    found = [up_and_down(1, confidence).up for confidence in (0.5, 0.89, 0.9, 0.97, 0.98, 1.0)]
     assert found == [0.1, 0.1, 0.05, 0.05, 0.025, 0.025]
-    assert chances(Sampling(), 0.05, 1, TIERS, None).stratum == UNKNOWN
-    assert chances(Sampling(), 0.05, 1, TIERS, 0.95).stratum == "0.9-0.98"
+    assert up_and_down(1, None).stratum == UNKNOWN
+    assert up_and_down(1, 0.95).stratum == "0.9-0.98"
+
+
+def test_explored_answers_and_those_of_a_router_on_its_way_are_drawn_more_often() -> None:
+    explored = chances(Sampling(), 0.05, Answered(1, 0.95, is_explored=True), PRICES)
+    on_its_way = chances(Sampling(), 0.05, Answered(1, 0.95), PRICES, factor=8.0)
+    assert (explored.up, on_its_way.up) == (0.5, 0.4)
+    assert chances(Sampling(), 0.05, Answered(1, 0.5), PRICES, factor=100.0).up == 1.0
 
 
 def test_the_ends_of_the_ladder_are_checked_one_way() -> None:
-    assert chances(Sampling(), 0.05, 1, TIERS, 0.95).down == 0.0
-    top = chances(Sampling(), 0.05, 4, TIERS, 0.95)
-    assert (top.up, top.up_against, top.down, top.down_against) == (0.0, None, 0.01, 3)
-    assert chances(Sampling(), 0.05, 2, (2,), 0.95).any == 0.0
-    middle = chances(Sampling(), 0.05, 2, TIERS, 0.95)
-    assert (middle.logged, middle.any, top.logged) == (0.05, pytest.approx(0.06), 0.01)
+    assert up_and_down(1, 0.95).down == ()
+    top = up_and_down(4, 0.95)
+    assert (top.up, top.up_against) == (0.0, None)
+    assert top.logged == pytest.approx(0.01)
+    assert chances(Sampling(), 0.05, Answered(2, 0.95), {2: 0.1}).any == 0.0
+    middle = up_and_down(2, 0.95)
+    assert middle.logged == 0.05
+    assert middle.any == pytest.approx(0.06)
+
+
+def test_what_doubt_moved_up_is_asked_below_most_of_all_and_cheap_tiers_more_often() -> None:
+    doubted = chances(Sampling(doubt_share=0.6), 0.05, Answered(4, 0.95, is_doubted=True), PRICES)
+    assert doubted.any_down == pytest.approx(0.6)
+    first, second, third = (chance for _, chance in doubted.down)
+    # One over the root of the price: a tier four times as dear is asked half as often.
+    assert first == pytest.approx(2 * second)
+    assert first == pytest.approx(5 * third)
+
+
+def test_without_prices_the_lower_tiers_share_alike() -> None:
+    found = chances(Sampling(down_share=0.3), 0.05, Answered(4, 0.95), dict.fromkeys(TIERS, 0.0))
+    assert [chance for _, chance in found.down] == pytest.approx([0.1, 0.1, 0.1])
 
 
 def test_weighted_totals_are_unbiased() -> None:
@@ -121,7 +162,7 @@ def test_weighted_totals_are_unbiased() -> None:
         dice = random.Random(seed)
         total = 0.0
         for confidence, fault in traffic:
-            drawn = draw(chances(sampling, 0.1, 1, TIERS, confidence), dice)
+            drawn = draw(chances(sampling, 0.1, Answered(1, confidence), PRICES), dice)
             if drawn is not None and drawn.direction == "up" and fault:
                 total += 1 / drawn.probability
         totals.append(total)

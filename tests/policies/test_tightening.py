@@ -6,6 +6,7 @@ import contextlib
 import random
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -63,6 +64,23 @@ def test_by_benefit_it_moves_to_no_worse_tier() -> None:
     asked = request(estimates=estimates((0.99, 0.90, 0.995, 1.0)))
     assert decided(asked, WORTH).tier == 1
     assert decided(replace(asked, tightened={1: 2.0}), WORTH).tier == 3
+
+
+def test_exploration_does_not_serve_what_is_in_doubt() -> None:
+    policy = replace(PLAIN, exploration_share=0.4)
+    asked = request(estimates=estimates((0.99, 0.97, 0.98, 0.99)))
+    assert decided(asked, policy).propensities == pytest.approx({1: 0.7, 2: 0.1, 3: 0.1, 4: 0.1})
+    # Tier 1's part and choice go to the tier that stands in for it.
+    in_doubt = decided(replace(asked, tightened={1: 2.0}), policy)
+    assert in_doubt.propensities == pytest.approx({2: 0.8, 3: 0.1, 4: 0.1})
+    closed = decided(replace(asked, tightened={1: 2.0, 2: 2.0, 3: 2.0}), policy)
+    assert (closed.tier, dict(closed.propensities)) == (4, {4: 1.0})
+
+
+def test_exploration_does_not_serve_foreign_prompts_below_the_top() -> None:
+    policy = replace(PLAIN, exploration_share=0.4, max_novelty=0.5)
+    assert dict(decided(request(novelty=0.6), policy).propensities) == {4: 1.0}
+    assert len(decided(request(novelty=0.4), policy).propensities) == 4
 
 
 def test_what_the_request_pins_stays() -> None:

@@ -198,8 +198,12 @@ async def test_evidence_releases_what_doubt_has_closed(tmp_path: Path, sqlite_ur
     async with watched(tmp_path, sqlite_url) as (gateway, lease):
         control, store = gateway.parts.control, gateway.parts.store
         await control.writer.tighten("default", None, {1: CLOSED}, "doubt", by="monitor", lease=lease)
-        down = [Check(1.0, tier=2, direction="down", p_as_good=0.95, inclusion=0.1) for _ in range(60)]
-        await put_checks(store, down[:20], policy=default(gateway))
+        down = [
+            Check(1.0, tier=2, direction="down", p_as_good=0.95, inclusion=0.1, reason="tightened") for _ in range(60)
+        ]
+        # Asked at another rate about requests that no doubt had moved: none of the tier's own, and no evidence.
+        other = [Check(0.0, tier=2, direction="down", p_as_good=0.95, inclusion=0.01) for _ in range(5)]
+        await put_checks(store, down[:20] + other, policy=default(gateway))
         await gateway.parts.monitor.look(lease, at_once=True)
         assert control.state.tightened("default", None)[1].least == CLOSED, "too little is known"
         await put_checks(store, down, policy=default(gateway))

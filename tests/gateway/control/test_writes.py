@@ -182,6 +182,21 @@ async def test_a_rollout_is_kept_with_its_history(store: Store) -> None:
         await writer.move_rollout(_at(canary, "partial", 0.5), {}, "late", by="driver")
 
 
+async def test_a_better_router_takes_the_place_of_the_one_it_was_compared_with(store: Store) -> None:
+    writer = await configured(store, router="r1")
+    for version in ("r2", "r3"):
+        await writer.add_router(router(version), b"bytes", by="x")
+    first = await writer.start_rollout("r2", by="retrain")
+    with pytest.raises(Conflict):
+        await writer.start_rollout("r3", by="retrain", supersedes="another")
+    second = await writer.start_rollout("r3", by="retrain", supersedes="r2", reason="cheaper")
+    canary = (await state_of(store)).router.canary
+    assert canary is not None
+    assert (canary.version, canary.rollout_id) == ("r3", second)
+    ended = {row["rollout_id"]: (row["status"], row["ended_at"] is None) for row in await rows(store, rollouts)}
+    assert ended == {first: ("superseded", False), second: ("running", True)}
+
+
 def _at(canary: Any, stage: str, share: float) -> Any:
     from dataclasses import replace
 
