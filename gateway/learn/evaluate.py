@@ -9,7 +9,7 @@ of its advantage says so, and never otherwise.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -33,10 +33,14 @@ MAX_UNSUPPORTED = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A router as it is judged: what it estimates of the rows, and the policies it completes."""
+    """A router as it is judged: what it estimates of the rows, the policies it completes, and what of it is in doubt.
+
+    ``tightened``: policy's name -> tier -> P(as good) it must reach.
+    """
 
     estimates: Estimates
     policies: Mapping[str, Policy]
+    tightened: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +65,9 @@ def compare(
 ) -> Comparison:
     """Judge a candidate on rows that neither router was fitted on.
 
-    Quality above the policy's floor is there to be saved: a candidate that holds the floor beyond doubt may give up
-    more than ``rule.max_quality_loss`` of the serving router's, as long as it is worth more altogether.
+    Quality above the policy's floor is there to be saved: a candidate that is beyond doubt not below the floor by more
+    than ``rule.max_quality_loss``, and by its estimate not at all, may give up more than that of the serving router's,
+    as long as it is worth more altogether. The serving router is taken as it serves, with what doubt has moved up.
 
     Parameters
     ----------
@@ -79,8 +84,11 @@ def compare(
     table, found = table.take(kept), {}
     _need_rows(table)
     contenders = {"candidate": candidate, "serving": serving}
-    taken = {name: Contender(each.estimates.take(kept), each.policies) for name, each in contenders.items()}
-    targets = {name: decisions(table, each.estimates, each.policies, default, ladder) for name, each in taken.items()}
+    taken = {name: replace(each, estimates=each.estimates.take(kept)) for name, each in contenders.items()}
+    targets = {
+        name: decisions(table, each.estimates, each.policies, default, ladder, each.tightened)
+        for name, each in taken.items()
+    }
     chances = {name: target for name, (target, _) in targets.items()}
     guess = (taken["candidate"].estimates.good + taken["serving"].estimates.good) / 2
     support = _support(table)
@@ -93,7 +101,8 @@ def compare(
     quality, cost = _quality_rows(table, guess, support), _cost_rows(table, ladder, support)
     floor = candidate.policies[default].quality_floor
     held = doubly_robust(quality, chances["candidate"], 2 * rule.confidence - 1).estimate
-    if held.low >= floor:
+    is_held = held.value >= floor and held.low >= floor - rule.max_quality_loss
+    if is_held:
         rule = replace(rule, max_quality_loss=1.0)
     judgement = judge_promotion(quality, cost, chances["candidate"], chances["serving"], rule)
     for name, target in chances.items():
@@ -107,7 +116,7 @@ def compare(
         "reason": judgement.reason,
         "judgement": {name: value for name, value in asdict(judgement).items() if name not in ("verdict", "reason")},
         "rule": asdict(rule),
-        "floor": {"floor": floor, "is_held": held.low >= floor, "quality": held.value, "quality_low": held.low},
+        "floor": {"floor": floor, "is_held": is_held, "quality": held.value, "quality_low": held.low},
         "num_requests": float(table.frame.sum()),
         "num_rows": len(table),
         "num_checked": int(table.is_checked.sum()),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,12 @@ class Estimates:
 
 
 def decisions(
-    table: LearningTable, estimates: Estimates, policies: Mapping[str, Policy], default: str, ladder: Ladder
+    table: LearningTable,
+    estimates: Estimates,
+    policies: Mapping[str, Policy],
+    default: str,
+    ladder: Ladder,
+    tightened: Mapping[str, Mapping[int, float]] = MappingProxyType({}),
 ) -> tuple[Floats, int]:
     """Probability of every tier, float64 (n, T), and how many rows no decision was possible for (their logged one).
 
@@ -48,13 +54,14 @@ def decisions(
     estimates : of the router to be judged
     policies : by name, completed with what was derived with that router
     default : stands in for policies that are no more
+    tightened : policy's name -> tier in doubt with that router -> P(as good) it must reach
     """
     found, num_failed = np.zeros((len(table), len(ladder))), 0
     rng = random.Random(0)  # the probabilities do not depend on the draw
     for row in range(len(table)):
         policy = policies.get(table.policies[row], policies[default])
         try:
-            decision = decide(_facts(table, estimates, row), policy, ladder, rng)
+            decision = decide(_facts(table, estimates, row, tightened.get(policy.name, {})), policy, ladder, rng)
         except PolicyError:
             found[row] = table.propensity[row]
             num_failed += 1
@@ -64,7 +71,7 @@ def decisions(
     return found, num_failed
 
 
-def _facts(table: LearningTable, estimates: Estimates, row: int) -> RequestFacts:
+def _facts(table: LearningTable, estimates: Estimates, row: int, tightened: Mapping[int, float]) -> RequestFacts:
     pairs = zip(estimates.right[row].tolist(), estimates.good[row].tolist(), strict=True)
     return RequestFacts(
         num_prompt_tokens=int(table.prompt_tokens[row]),
@@ -72,6 +79,7 @@ def _facts(table: LearningTable, estimates: Estimates, row: int) -> RequestFacts
         estimates=tuple(TierEstimate(tier, right, good) for tier, (right, good) in enumerate(pairs, start=1)),
         overrides=_overrides(table.overrides[row]),
         novelty=float(estimates.novelty[row]),
+        tightened=tightened,
     )
 
 

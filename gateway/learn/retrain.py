@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -30,8 +30,9 @@ from gateway.control.state import ControlState
 from gateway.control.writes import ControlWriter
 from gateway.ids import uuid7
 from gateway.learn.candidate import Candidate, fit_candidate, held_out_metrics
+from gateway.learn.decision import cautious
 from gateway.learn.errors import NothingToLearn, RetrainRefused
-from gateway.learn.evaluate import Comparison, Contender, compare
+from gateway.learn.evaluate import MIN_ROWS, Comparison, Contender, compare
 from gateway.learn.refit import Source
 from gateway.learn.replay import Estimates
 from gateway.learn.rows import LearningTable
@@ -59,10 +60,14 @@ _log = logging.getLogger("suffice.learn")
 Report = Callable[[str, float], None]
 """Told the stage and the part of the whole that is done, 0..1."""
 
+Now = Callable[[], datetime]
+
 _BY = "retrain"
 _URGENT = frozenset({"drift", "floor", "monitor"})
 _STATEMENT_TIMEOUT_S = 600.0
 _VALUE_FACTOR = 20
+# How cautious a candidate is tried to be after an alarm, the most first; see gateway.learn.decision.cautious.
+_CAUTION = (8.0, 4.0, 2.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +108,19 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class _Scene:
-    """What is in force as a run begins."""
+    """What is in force as a run begins.
+
+    Attributes
+    ----------
+    canary : the router on its way, where it is of the serving one's base
+    tightened : policy's name -> tier in doubt with the serving router -> P(as good) it must reach
+    doubted_since : when the oldest such doubt began
+    """
 
     serving: ArtifactRouter
+    canary: ArtifactRouter | None
+    tightened: Mapping[str, Mapping[int, float]]
+    doubted_since: datetime | None
     policies: Mapping[str, Policy]
     default: str
     versions: tuple[str, ...]
@@ -113,9 +128,12 @@ class _Scene:
 
 @dataclass(frozen=True, slots=True)
 class _Result:
+    """``supersedes``: the router on its way that the candidate is better than as well."""
+
     candidate: Candidate
     comparison: Comparison
     card: Mapping[str, Any]
+    supersedes: str | None = None
 
 
 async def retrain(
@@ -123,7 +141,7 @@ async def retrain(
     wish: Wish,
     report: Report = lambda stage, done: None,
     *,
-    now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    now: Now = lambda: datetime.now(UTC),
 ) -> Outcome:
     """Make a candidate from the log and judge it; promote it when the evidence says so. ``now`` ends the window.
 
@@ -141,11 +159,11 @@ async def retrain(
             except NothingToLearn as error:
                 return Outcome("kept", str(error))
         async with _held(store, settings.learning.lease_s) as lease:
-            runs = RunStore(store)
+            runs = RunStore(store, now)
             await runs.mark_abandoned(datetime.now(UTC))
             run_id = await runs.begin(wish.run_id, wish.trigger, wish.reason, lease.holder)
             try:
-                return await _run(settings, store, wish, run_id, lease, report, now())
+                return await _run(settings, store, wish, run_id, lease, report, now)
             except NothingToLearn as error:
                 await runs.end(run_id, "kept", stage="done", progress=1.0, error=str(error))
                 return Outcome("kept", str(error), run_id)
@@ -155,9 +173,9 @@ async def retrain(
 
 
 async def _run(
-    settings: Settings, store: Store, wish: Wish, run_id: str, lease: Lease, report: Report, now: datetime
+    settings: Settings, store: Store, wish: Wish, run_id: str, lease: Lease, report: Report, now: Now
 ) -> Outcome:
-    runs, noted = RunStore(store), ("start", 0.0)
+    runs, noted = RunStore(store, now), ("start", 0.0)
 
     def note(stage: str, done: float) -> None:
         nonlocal noted
@@ -173,7 +191,7 @@ async def _run(
                 raise RetrainRefused("Another process took over the retraining.")
 
     beating = asyncio.create_task(beat())
-    working = asyncio.create_task(_work(settings, store, wish, note, now))
+    working = asyncio.create_task(_work(settings, store, wish, note, now()))
     try:
         await asyncio.wait({beating, working}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
@@ -184,8 +202,8 @@ async def _run(
         for task in (beating, working):
             task.cancel()
         await asyncio.gather(beating, working, return_exceptions=True)
-    await _publish(store, result, run_id, lease)
-    return await _promote(store, result, run_id)
+    await _publish(store, result, run_id, lease, now())
+    return await _promote(store, result, runs, run_id, now)
 
 
 async def _work(settings: Settings, store: Store, wish: Wish, report: Report, now: datetime) -> _Result:
@@ -219,8 +237,14 @@ def _fit_and_judge(settings: Settings, scene: _Scene, table: LearningTable, wish
             f"{num_labels} checked answers since {config.window_days:g} days can be learnt from "
             f"({table.num_other} more belong to other routers); {config.min_labels} are needed."
         )
-    parts = split_rows(table, config.judge_share, is_urgent=wish.trigger in _URGENT)
+    is_urgent = wish.trigger in _URGENT
+    is_cut = is_urgent and scene.doubted_since is not None
+    if is_cut and scene.doubted_since is not None:
+        table = table.framed_since(scene.doubted_since.timestamp())
+    parts = split_rows(table, config.judge_share, is_urgent=is_urgent, is_cut=is_cut)
     train, judge = table.take(parts.train), table.take(parts.judge)
+    if (num_framed := int((train.frame > 0).sum())) < MIN_ROWS:
+        raise NothingToLearn(f"{num_framed} requests since the doubt began say too little; {MIN_ROWS} are needed.")
     window = _window(table, parts.protocol)
     try:
         candidate = fit_candidate(
@@ -236,26 +260,58 @@ def _fit_and_judge(settings: Settings, scene: _Scene, table: LearningTable, wish
     except TrainingError as error:
         raise NothingToLearn(str(error)) from error
     report("judge", 0.8)
-    fitted, judge = ArtifactRouter(candidate.artifact), candidate.judged_rows(judge)
-    estimates = {"candidate": candidate.estimates(judge), "serving": _serving(scene, judge)}
-    comparison = compare(
-        judge,
-        Contender(estimates["candidate"], complete_policies(scene.policies, fitted)),
-        Contender(estimates["serving"], complete_policies(scene.policies, scene.serving)),
-        settings.ladder,
-        scene.default,
-        _rule(settings, scene, judge),
-    )
-    held_out = held_out_metrics(judge, train, {name: each.good for name, each in estimates.items()})
+    judge = candidate.judged_rows(judge)
+    rule = _rule(settings, scene, judge)
+    theirs = replace(_contender(scene.serving, scene, judge), tightened=scene.tightened)
+
+    def judged(ours: Contender) -> Comparison:
+        return compare(judge, ours, theirs, settings.ladder, scene.default, rule)
+
+    candidate, ours, comparison = _least_cautious(candidate, judge, scene, judged, _CAUTION if is_cut else (1.0,))
+    fitted, supersedes = ArtifactRouter(candidate.artifact), None
+    if scene.canary is not None and comparison.is_better:
+        # Some of these rows taught the router on its way, none the candidate: doubt is in favour of the former.
+        rival = _contender(scene.canary, scene, judge)
+        over = compare(judge, ours, rival, settings.ladder, scene.default, rule)
+        comparison.body["over_rollout"] = over.body
+        supersedes = scene.canary.version if over.is_better else None
+    held_out = held_out_metrics(judge, train, {"candidate": ours.estimates.good, "serving": theirs.estimates.good})
     comparison.body["held_out"] = held_out
     comparison.body["protocol"] = parts.protocol
     report("publish", 0.95)
     card = {**describe(fitted), "held_out": held_out, "protocol": parts.protocol}
-    return _Result(candidate, comparison, card)
+    return _Result(candidate, comparison, card, supersedes)
 
 
-def _serving(scene: _Scene, table: LearningTable) -> Estimates:
-    return Estimates(*scene.serving.revise(table.views))
+def _least_cautious(
+    candidate: Candidate,
+    judge: LearningTable,
+    scene: _Scene,
+    judged: Callable[[Contender], Comparison],
+    factors: Sequence[float],
+) -> tuple[Candidate, Contender, Comparison]:
+    """The candidate, with as little caution as is judged better; with the most of it where nothing is.
+
+    What was derived from a few labels may promise too much. So the judging begins with much caution and ends with the
+    first that fails: of a sequence fixed beforehand only one test can err (Angelopoulos et al. 2021, section 3).
+    """
+    estimates, decision = candidate.estimates(judge), candidate.artifact.metadata["decision"]
+    found: tuple[Candidate, Contender, Comparison] | None = None
+    for factor in factors:
+        artifact = candidate.artifact.with_metadata(decision=cautious(decision, factor), caution=factor)
+        tried = replace(candidate, artifact=artifact) if factor > 1.0 else candidate
+        ours = Contender(estimates, complete_policies(scene.policies, ArtifactRouter(tried.artifact)))
+        comparison = judged(ours)
+        if found is None or comparison.is_better:
+            found = tried, ours, comparison
+        if not comparison.is_better:
+            break
+    assert found is not None, "there is at least one factor"
+    return found
+
+
+def _contender(router: ArtifactRouter, scene: _Scene, table: LearningTable) -> Contender:
+    return Contender(Estimates(*router.revise(table.views)), complete_policies(scene.policies, router))
 
 
 def _sources(config: LearningConfig) -> list[Source]:
@@ -304,7 +360,21 @@ async def _scene(settings: Settings, store: Store) -> _Scene:
     known = await control.list_routers(limit=10_000)
     base = serving.base_version
     versions = {each.version for each in known if each.card.get("base") == base} | {base, serving.version}
-    return _Scene(serving, policies, default, tuple(sorted(versions)))
+    doubts = {name: state.tightened(name, serving.version) for name in policies}
+    tightened = {name: {tier: each.least for tier, each in tiers.items()} for name, tiers in doubts.items()}
+    since = [datetime.fromisoformat(each.since) for tiers in doubts.values() for each in tiers.values()]
+    canary = await _canary(control, state, base)
+    return _Scene(serving, canary, tightened, min(since, default=None), policies, default, tuple(sorted(versions)))
+
+
+async def _canary(control: ControlStore, state: ControlState, base: str) -> ArtifactRouter | None:
+    """The router on its way, where the log's rows say what it would decide."""
+    canary = state.router.canary
+    content = await control.router_bytes(canary.version) if canary is not None else None
+    if canary is None or content is None:
+        return None
+    router = await asyncio.to_thread(read_router, canary.version, content)
+    return router if isinstance(router, ArtifactRouter) and router.base_version == base else None
 
 
 async def _serving_router(settings: Settings, control: ControlStore, state: ControlState) -> ArtifactRouter:
@@ -332,12 +402,12 @@ async def _held(store: Store, lease_s: float) -> AsyncIterator[Lease]:
             await asyncio.shield(leases.release(lease))
 
 
-async def _publish(store: Store, result: _Result, run_id: str, lease: Lease) -> None:
+async def _publish(store: Store, result: _Result, run_id: str, lease: Lease, now: datetime) -> None:
     """Router, evaluation and what the run says of them, together or not at all; refused if the lease was lost."""
     artifact, judged = result.candidate.artifact, result.comparison
     with tempfile.TemporaryDirectory(prefix="suffice-retrain-") as folder:
         content = artifact.save(Path(folder) / "router.npz").read_bytes()
-    now, evaluation_id = datetime.now(UTC), uuid7()
+    evaluation_id = uuid7()
     entry = RouterVersion(
         version=artifact.version,
         created_at=now,
@@ -349,7 +419,7 @@ async def _publish(store: Store, result: _Result, run_id: str, lease: Lease) -> 
     )
     values = {name: getattr(entry, name) for name in entry.__slots__}
     body = judged.body | {"run_id": run_id}
-    async with ControlWriter(ControlStore(store)).change(_BY, lease=lease) as change:
+    async with ControlWriter(ControlStore(store), clock=lambda: now).change(_BY, lease=lease) as change:
         router = change.transaction.insert(router_versions).values(**values, artifact=content)
         await change.execute(router.on_conflict_do_nothing())
         await change.execute(
@@ -364,18 +434,19 @@ async def _publish(store: Store, result: _Result, run_id: str, lease: Lease) -> 
         await change.execute(update(retrain_runs).where(retrain_runs.c.run_id == run_id).values(**ended))
 
 
-async def _promote(store: Store, result: _Result, run_id: str) -> Outcome:
-    """Begin the rollout of a better router; another one under way keeps it waiting as a candidate."""
+async def _promote(store: Store, result: _Result, runs: RunStore, run_id: str, now: Now) -> Outcome:
+    """Begin the rollout of a better router; one under way that is not shown to be worse keeps it as a candidate."""
     if not result.comparison.is_better:
         return _outcome(result, run_id)
     version, reason = result.candidate.artifact.version, result.comparison.judgement.reason
     status = "promoted"
     try:
-        await ControlWriter(ControlStore(store)).start_rollout(version, by=_BY, reason=reason)
+        writer = ControlWriter(ControlStore(store), clock=now)
+        await writer.start_rollout(version, by=_BY, reason=reason, supersedes=result.supersedes)
     except Conflict as conflict:
         status, reason = "kept", f"{reason} It waits as a candidate: {conflict}"
     error = None if status == "promoted" else reason
-    await RunStore(store).end(run_id, status, stage="done", progress=1.0, error=error)
+    await runs.end(run_id, status, stage="done", progress=1.0, error=error)
     return replace(_outcome(result, run_id), status=status, reason=reason)
 
 

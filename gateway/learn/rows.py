@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any
 
@@ -49,8 +49,8 @@ class LearningTable:
     labels : float64 (n, T - 1), P(the tier's answer is as good as the top tier's); NaN where nothing is known
     chance : float64 (n, T - 1), chance that the drawn check happened, given that the tier it started from answered
     ways : int8 (n, T - 1), :class:`Way`
-    frame : float64 (n,), how many requests of the log a row stands for; 0 for rows that only carry a label from outside
-        the draw
+    frame : float64 (n,), how many requests of the log a row stands for; 0 for rows that only carry labels: from outside
+        the draw, or from before what is to be judged
     cost_usd : float64 (n,)
     prompt_tokens, completion_tokens : int64 (n,)
     groups : int64 (n,), equal digests of the prompt share one
@@ -105,6 +105,10 @@ class LearningTable:
         found: Floats = np.expm1(self.views.dense[:, 0].astype(np.float64))
         return found
 
+    def framed_since(self, since_s: float) -> LearningTable:
+        """The same rows, of which only those since a moment stand for traffic; earlier ones carry their labels only."""
+        return replace(self, frame=np.where(self.created_s >= since_s, self.frame, 0.0))
+
     def take(self, rows: Ints) -> LearningTable:
         """Some of the rows, in the given order."""
         return LearningTable(
@@ -129,9 +133,13 @@ class LearningTable:
         )
 
     def weights(self) -> Floats:
-        """Inverse probability of each label, float64 (n, T - 1): of the tier's having answered and of the draw."""
+        """Inverse probability of each label, float64 (n, T - 1): of the tier's having answered and of the draw.
+
+        Labels of rows outside the frame stand for no traffic but their own.
+        """
         started = np.where(self.ways == Way.UP, self.propensity[:, :-1], self._taken()[:, None])
-        chance = np.where(np.isin(self.ways, (Way.UP, Way.DOWN, Way.DERIVED)), started * self.chance, 1.0)
+        is_drawn = np.isin(self.ways, (Way.UP, Way.DOWN, Way.DERIVED)) & (self.frame > 0)[:, None]
+        chance = np.where(is_drawn, started * self.chance, 1.0)
         found: Floats = self.frame_or_one()[:, None] / np.maximum(chance, LEAST_CHANCE)
         return found
 
@@ -195,17 +203,20 @@ class LearningTable:
     def _chances(self) -> tuple[Floats, Floats]:
         """Chances to see a tier's outcome by its own check, and beside the top tier; float64 (n, T - 1) each.
 
-        By what is typical under the row's policy: a policy that never asks a tier beside the top one leaves its own
-        checks the whole. Only answers of the top tier count as asked beside, see :class:`Way`.
+        By what is typical under the row's policy, apart for what was chosen and what is explored: a policy that never
+        asks a tier beside the top one leaves its own checks the whole. Only answers of the top tier count as asked
+        beside, see :class:`Way`.
         """
         up, down = (np.zeros((len(self), self.num_tiers - 1)) for _ in range(2))
         names, policy = np.unique(np.array(self.policies, dtype=np.str_), return_inverse=True)
         for number in range(len(names)):
-            rows = np.flatnonzero(policy == number)
             for tier in range(self.num_tiers - 1):
-                ways, chance = self.ways[rows, tier], self.chance[rows, tier]
-                up[rows, tier] = self.propensity[rows, tier] * _typical(chance[ways == Way.UP])
-                down[rows, tier] = self.propensity[rows, -1] * _typical(chance[ways == Way.DOWN])
+                for way, started, found in ((Way.UP, tier, up), (Way.DOWN, self.num_tiers - 1, down)):
+                    is_chosen = self.propensity[:, started] >= 0.5
+                    for kind in (is_chosen, ~is_chosen):
+                        rows = np.flatnonzero((policy == number) & kind)
+                        drawn = self.chance[rows, tier][self.ways[rows, tier] == way]
+                        found[rows, tier] = self.propensity[rows, started] * _typical(drawn)
         return up, down
 
 
