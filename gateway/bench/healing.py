@@ -38,18 +38,21 @@ _TOP_SAMPLE = 300
 _START_TIMEOUT_S = 300.0
 _MAX_TOKENS = 512
 
-# A month's beat in minutes: the rules and their confidence are as shipped, only the waiting between them is not.
+# A month's beat in minutes: rules, confidence and the share that checks may cost are as shipped; the waiting between
+# them is not, nor are the counts that only keep a small sample from being taken for a large one.
 _BEAT = """
 [verification]
 overdue_s = 5.0
 poll_s = 0.05
 max_age_s = 3600.0
+allowance_usd = 0.000005
 
 [control]
 rollout_every_s = 1.0
 rollout_min_stage_s = 1.0
 rollout_min_shadow_decisions = 30
 rollout_min_checked = 15
+rollout_max_stage_s = 3600.0
 shadow_share = 1.0
 
 [monitor]
@@ -58,6 +61,7 @@ every_s = 2.0
 [learning]
 every_days = 0.0
 look_every_s = 1.0
+min_effective_rows = 40.0
 """
 
 
@@ -110,10 +114,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="suffice bench healing", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--fit-tasks", type=int, default=2500, help="tasks that the first router is fitted on")
     parser.add_argument("--before", type=int, default=800, help="requests of known families")
-    parser.add_argument("--after", type=int, default=4000, help="requests with unknown ones among them")
+    parser.add_argument("--after", type=int, default=5000, help="requests with unknown ones among them")
     parser.add_argument("--unseen", nargs="+", default=list(UNSEEN), choices=sorted(FAMILIES))
     parser.add_argument("--stretch", type=int, default=200, help="requests between two looks")
-    parser.add_argument("--concurrency", type=int, default=8)
+    parser.add_argument("--concurrency", type=int, default=16)
+    parser.add_argument("--pause", type=float, default=6.0, help="seconds without requests after each stretch")
     parser.add_argument("--sampling-share", type=float, default=0.15, help="of answers below the top tier, checked")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--router", type=Path, help="a router so fitted before, instead of fitting one")
@@ -135,8 +140,8 @@ async def _run(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 batch = list(islice(tasks[kind], min(given.stretch, count - start)))
                 stretches.append(await _stretch(client, kind, batch, given))
                 print(json.dumps(stretches[-1].as_dict()), file=sys.stderr)
+        usage = (await _get(client, "usage"))["total"]
         top = await _top_accuracy(client, list(islice(tasks["after"], _TOP_SAMPLE)), given)
-        usage = await _get(client, "usage")
         floor = await _get(client, "reports/floor")
     return {
         "bench": "healing",
@@ -147,6 +152,7 @@ async def _run(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "sampling_share": given.sampling_share,
         "stretches": [each.as_dict() for each in stretches],
         "usage": usage,
+        "checks_share_of_cost": round(float(usage["verification_cost_usd"]) / float(usage["measured_cost_usd"]), 4),
         "floor": floor,
     }
 
@@ -263,6 +269,8 @@ async def _stretch(client: httpx.AsyncClient, kind: str, tasks: list[Task], give
         stretch.tiers[int(headers["x-suffice-tier"])] += 1
         stretch.router = headers["x-suffice-router-version"]
     stretch.seconds = time.perf_counter() - begun_s
+    # Traffic has its lulls: what runs beside it, checks and retraining, gets its turn there.
+    await asyncio.sleep(given.pause)
     stretch.server = await _state(client)
     return stretch
 
@@ -323,17 +331,27 @@ def draw(found: dict[str, Any], path: Path) -> None:
     tiers = ("1", "2", "3", "4")
     shares = [[each["tiers"].get(tier, 0) / each["requests"] for each in stretches] for tier in tiers]
     below.stackplot(ends, shares, labels=[f"tier {tier}" for tier in tiers])
+    marks = _marks(stretches, ends)
     for axis in (above, middle, below):
         axis.axvline(changed, color="red", linewidth=0.8)
-        for before, each, end in zip(stretches, stretches[1:], ends[1:], strict=False):
-            if before["router"] != each["router"]:
-                axis.axvline(end, color="green", linewidth=0.8)
+        for end, color in marks:
+            axis.axvline(end, color=color, linewidth=0.8, linestyle="--")
         axis.legend(loc="lower left", fontsize=8)
-    above.set_title("red: unseen families begin; green: another router serves")
+    above.set_title("red: unseen families begin; black: alert; orange: retrain ended; green: rollout moved on")
     below.set_xlabel("requests")
     figure.tight_layout()
     figure.savefig(path)
     plt.close(figure)
+
+
+def _marks(stretches: Sequence[dict[str, Any]], ends: Sequence[int]) -> list[tuple[int, str]]:
+    """After how many requests something was new, and the colour of what it was."""
+    found = []
+    for before, each, end in zip(stretches, stretches[1:], ends[1:], strict=False):
+        for name, color in (("alerts", "black"), ("retrains", "orange"), ("rollouts", "green")):
+            if each[name] != before[name]:
+                found.append((end, color))
+    return found
 
 
 if __name__ == "__main__":

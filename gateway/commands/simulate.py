@@ -22,6 +22,8 @@ _STILL: Mapping[str, Any] = {
     "monitor.enabled": False,
     "verification.worker": False,
     "verification.poll_s": 0.01,
+    # The worker comes by the hour; a check is behind when it has waited for longer than that.
+    "verification.overdue_s": 7200.0,
     "learning.enabled": False,
     "control.rollout_every_s": 1e9,
     "redis.url": None,

@@ -8,6 +8,15 @@ from typing import Any
 
 from gateway.simulate.run import Stretch
 
+# What an event says -> the colour of its mark.
+_MARKS: Mapping[str, str] = {
+    "alert drift": "black",
+    "alert floor": "black",
+    "retrain promoted": "orange",
+    "rollout ": "blue",
+    "serves": "green",
+}
+
 
 def plot(stretches: Sequence[Stretch], found: Mapping[str, Any], path: Path, *, width: int) -> None:
     """Draw a run. ``width`` is how many stretches a point is the mean of.
@@ -35,10 +44,13 @@ def plot(stretches: Sequence[Stretch], found: Mapping[str, Any], path: Path, *, 
     for axis in (above, middle, below):
         axis.axvline(found["changed_at_week"], color="red", linewidth=0.8)
         for each in stretches:
-            if any("serves" in event for event in each.events):
-                axis.axvline(each.week, color="green", linewidth=0.8)
+            for said, color in _MARKS.items():
+                if any(said in event for event in each.events):
+                    axis.axvline(each.week, color=color, linewidth=0.8, linestyle="--")
         axis.legend(loc="lower left", fontsize=8)
-    above.set_title(f"{found['scenario']}: red, the change; green, a new router serves")
+    above.set_title(
+        f"{found['scenario']}: red, the change; black, alarm; orange, promoted; blue, rollout; green, serves"
+    )
     below.set_xlabel("week")
     figure.tight_layout()
     figure.savefig(path)

@@ -12,10 +12,13 @@ HARD_FAMILIES = ("comparison", "counting", "prices", "units")
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """A grader with known errors: chances that it calls a sound answer sound, and a fault a fault."""
+    """A grader with known errors: chances that it calls a sound answer sound, and a fault a fault.
 
-    knows_sound: float = 0.95
-    knows_fault: float = 0.95
+    The defaults are what was measured of reading an answer with the built-in ladder (docs/verification.md).
+    """
+
+    knows_sound: float = 0.989
+    knows_fault: float = 0.937
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +95,7 @@ SCENARIOS: Mapping[str, Scenario] = {
         Scenario(
             "biased-judge",
             "The judge begins to call half of all faults sound, while four kinds of task harden.",
-            after=replace(_SHIFTED, judge=Judge(0.95, 0.5)),
+            after=replace(_SHIFTED, judge=Judge(knows_fault=0.5)),
         ),
         Scenario(
             "attack",
