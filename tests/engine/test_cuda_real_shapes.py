@@ -100,27 +100,31 @@ def reference_logits(reference: Any, prompt: tuple[int, ...], answer: tuple[int,
     return logits[0, len(prompt) - 1 : -1].float()
 
 
-def assert_same_or_near_tie(model: DecoderModel, reference: Any, tolerance: float) -> None:
-    """Every token we chose is transformers' own, or its second choice and no further below than ``tolerance``."""
+def assert_same_or_near_tie(model: DecoderModel, reference: Any, rounding: float) -> None:
+    """Every token we chose is transformers' own, or lies within ``rounding`` of its first two.
+
+    ``reference`` computes in float32, from the weights as the model has them: only our own rounding is between the two.
+    """
     for prompt, answer in zip(prompts(model.config.vocab_size), greedy_answers(model), strict=True):
         logits = reference_logits(reference, prompt, answer)
         chosen = logits.gather(1, torch.tensor(answer, device="cuda")[:, None])
-        assert (logits > chosen).sum(dim=1).max().item() <= 1
-        assert (logits.max(dim=1, keepdim=True).values - chosen).max().item() <= tolerance
+        first_two = logits.topk(2).values
+        assert (first_two[:, :1] - chosen).max().item() <= 2 * rounding
+        assert (first_two[:, 1:] - chosen).max().item() <= rounding
 
 
-# Rounding moves a sum by some units in the last place: logits of about 10 lie 1e-6 or 0.06 apart.
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-3), (torch.bfloat16, 0.25)], ids=["fp32", "bf16"])
+# How far our logits, of about 6, may lie from exact ones: sums in another order, or states kept to 8 bits.
+@pytest.mark.parametrize(("dtype", "rounding"), [(torch.float32, 1e-3), (torch.bfloat16, 0.1)], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_layers_of_real_widths_are_transformers(
-    shape: str, dtype: torch.dtype, tolerance: float, tmp_path: Path
+    shape: str, dtype: torch.dtype, rounding: float, tmp_path: Path
 ) -> None:
     architecture, sizes = SHAPES[shape]
     reference = make_reference(architecture, **COMMON, **sizes)
     folder = save_reference(reference.to(dtype), tmp_path)
     model = load_model(folder, dtype=dtype, device="cuda")
     assert model.prefers_fused == (dtype == torch.bfloat16)
-    assert_same_or_near_tie(model, reference.to("cuda"), tolerance)
+    assert_same_or_near_tie(model, reference.to("cuda", torch.float32), rounding)
 
 
 @pytest.mark.parametrize("method", ["awq", "gptq"])
@@ -129,4 +133,4 @@ def test_four_bit_layers_of_real_widths_are_their_dequantised_weights(shape: str
     made = make_reference("Llama", **{**COMMON, **QUANTIZED[shape]})
     dequantised = save_quantized(made, tmp_path, method, group_size=128, symmetric=method == "gptq")
     model = load_model(tmp_path, dtype=torch.bfloat16, device="cuda")
-    assert_same_or_near_tie(model, dequantised.to("cuda", torch.bfloat16), 0.25)
+    assert_same_or_near_tie(model, dequantised.to("cuda"), 0.1)
