@@ -61,7 +61,7 @@ async def test_rows_carry_what_was_estimated_drawn_and_checked(world_settings: M
     for place, request_id in enumerate(table.request_ids):
         row, check = by_id[request_id], checks.get(request_id)
         assert table.served[place] == row.final_tier - 1  # type: ignore[operator]
-        assert table.propensity[place].tolist() == [row.propensities[tier] for tier in (1, 2)]
+        assert table.propensity[place].tolist() == [row.propensities.get(tier, 0.0) for tier in (1, 2)]
         assert table.views.good[place].tolist() == [each.p_as_good for each in row.sufficiency]
         assert table.cost_usd[place] == pytest.approx(float(row.cost_usd))
         assert np.isnan(table.labels[place, 0]) == (check is None)
