@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from backends.protocol import Finished, FinishReason, GenerateRequest, Message, Priority, SamplingParams
 from backends.testing import EchoBackend, Script
+from gateway.domains import domain_of
 from gateway.store.verifications import NOTHING, Spent
 from gateway.verify.check import Meter
 from gateway.verify.combination import Combination, Model, feature, flat_scores
@@ -25,7 +26,6 @@ from gateway.verify.graders.embedding import EmbeddingGrader
 from gateway.verify.graders.judge import JudgeGrader, expected_points
 from gateway.verify.graders.likelihood import LikelihoodGrader, contrast
 from gateway.verify.pair import Grade, Pair, Party
-from gateway.domains import domain_of
 from gateway.verify.spending import priced, priced_ending
 from gateway.verify.texts import is_text, pack_prompt, pack_sampling, question_of, unpack_request
 from policies.types import Tier
