@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterable
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -31,21 +32,29 @@ async def port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
 
 
 async def talk(port: int, parts: Iterable[bytes], *, pause_s: float = 0.0) -> bytes:
-    """Send parts one by one; everything that comes back until the server closes."""
+    """Send parts one by one; everything that comes back until the server closes.
+
+    It reads beside writing: what is sent to a closed connection has it reset, and what was not read until then is lost.
+    """
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    try:
+    received = bytearray()
+
+    async def read() -> None:
+        with suppress(ConnectionError):
+            while chunk := await reader.read(65_536):
+                received.extend(chunk)
+
+    reading = asyncio.create_task(read())
+    with suppress(ConnectionError):
         for part in parts:
             writer.write(part)
             await writer.drain()
             await asyncio.sleep(pause_s)
-    except ConnectionError:
-        pass
     try:
-        return await asyncio.wait_for(reader.read(), 20)
-    except ConnectionError:
-        return b""
+        await asyncio.wait_for(reading, 20)
     finally:
         writer.close()
+    return bytes(received)
 
 
 def error_of(answer: bytes) -> dict[str, Any]:
