@@ -16,7 +16,7 @@ Waudby-Smith and Ramdas 2024, "Estimating Means of Bounded Random Variables by B
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -132,31 +132,34 @@ class DriftState:
         )
 
 
-def observe(design: DriftDesign, state: DriftState, losses: Iterable[float]) -> DriftState:
+def observe(
+    design: DriftDesign, state: DriftState, losses: Sequence[float], weights: Sequence[float] | None = None
+) -> DriftState:
     """The state after further answers, in the order of their checking.
 
     Parameters
     ----------
-    losses : 0 (as good) .. 1 (an upgrade was needed), each at the same inclusion probability; thin the more densely
-        sampled ones at random where probabilities differ
+    losses : 0 (as good) .. 1 (an upgrade was needed)
+    weights : part of the stake that is bet on each, above 0 and at most 1: where inclusion probabilities differ, the
+        least one over its own, so that no stratum weighs more than it has traffic. 1 for all when not given
 
     Raises
     ------
     ValueError
-        A loss outside 0..1.
+        A loss outside 0..1, or a weight outside its range.
     """
-    for loss in losses:
-        if not 0.0 <= loss <= 1.0:
-            raise ValueError(f"A loss is {loss!r}; expected 0 to 1.")
-        state = _step(design, state, loss)
+    for loss, weight in zip(losses, weights or (1.0,) * len(losses), strict=True):
+        if not 0.0 <= loss <= 1.0 or not 0.0 < weight <= 1.0:
+            raise ValueError(f"A loss is {loss!r} with the weight {weight!r}; expected 0 to 1, the weight above 0.")
+        state = _step(design, state, loss, weight)
     return state
 
 
-def _step(design: DriftDesign, state: DriftState, loss: float) -> DriftState:
+def _step(design: DriftDesign, state: DriftState, loss: float, weight: float) -> DriftState:
     opened = _opening(design, state)
     each = opened / len(design.risen)
     purses = tuple(
-        (purse + each) * _growth(design.in_order, rate, loss)
+        (purse + each) * (1.0 + weight * (_growth(design.in_order, rate, loss) - 1.0))
         for purse, rate in zip(state.purses, design.risen, strict=True)
     )
     num_checked = state.num_checked + 1

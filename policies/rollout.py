@@ -6,6 +6,7 @@ A pure machine: the caller stores the state, tells it what was observed, and ser
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -31,7 +32,8 @@ class RolloutPlan:
     shares : shares of traffic after shadow, rising, the last one 1
     min_stage_s : least seconds in each stage
     min_shadow_decisions : least shadow decisions before the first share
-    min_checked : least checked answers of the new router in each serving stage
+    min_checked : least checked answers of the new router in each serving stage, counted by what they are worth: of
+        answers with different weights as many as equal ones would have to be (Kish)
     max_stage_s : a serving stage that has fewer after so many seconds ends in a roll-back: none goes on for ever, and
         none passes without evidence
 
@@ -63,7 +65,8 @@ class RolloutPlan:
 class Rollout:
     """Where a rollout stands; a value to be stored.
 
-    ``step`` is -1 in shadow, else the index into the plan's shares; the counts are of the present stage.
+    ``step`` is -1 in shadow, else the index into the plan's shares; the counts are of the present stage, the weights
+    the sum of the checked answers' and of their squares.
     """
 
     version: str
@@ -74,6 +77,7 @@ class Rollout:
     num_decisions: int = 0
     num_checked: int = 0
     reason: str = ""
+    weights: tuple[float, float] = (0.0, 0.0)
 
     @classmethod
     def start(cls, version: str, plan: RolloutPlan, now_s: float) -> Rollout:
@@ -84,6 +88,12 @@ class Rollout:
     def is_final(self) -> bool:
         """Whether nothing can change it any more."""
         return self.stage in (Stage.COMPLETE, Stage.ROLLED_BACK)
+
+    @property
+    def effective_checked(self) -> float:
+        """What the checked answers of this stage are worth, in answers of equal weight."""
+        total, squares = self.weights
+        return total * total / squares if squares > 0.0 else 0.0
 
 
 def share(plan: RolloutPlan, state: Rollout) -> float:
@@ -100,7 +110,13 @@ def takes_new(version: str, sticky_key: str, share_now: float) -> bool:
 
 
 def record(
-    plan: RolloutPlan, state: Rollout, *, num_decisions: int = 0, losses: tuple[float, ...] = (), now_s: float
+    plan: RolloutPlan,
+    state: Rollout,
+    *,
+    num_decisions: int = 0,
+    losses: Sequence[float] = (),
+    weights: Sequence[float] | None = None,
+    now_s: float,
 ) -> Rollout:
     """Count what happened, roll back on the guard's alarm, and move on where the plan allows.
 
@@ -108,16 +124,20 @@ def record(
     ----------
     num_decisions : decisions of the new router since the last call, in shadow or served
     losses : its checked answers since then, 0..1
+    weights : theirs, as :func:`policies.drift.observe` takes them
     now_s : clock, seconds
     """
     if state.is_final:
         return state
-    guard = observe(plan.guard, state.guard, losses)
+    weights = weights or (1.0,) * len(losses)
+    guard = observe(plan.guard, state.guard, losses, weights)
+    total, squares = state.weights
     counted = replace(
         state,
         guard=guard,
         num_decisions=state.num_decisions + num_decisions,
         num_checked=state.num_checked + len(losses),
+        weights=(total + sum(weights), squares + sum(each * each for each in weights)),
     )
     if guard.is_alarmed:
         alarm = f"The guard rose after {guard.alarmed_at} checked answers: more needed an upgrade than is in order."
@@ -127,7 +147,9 @@ def record(
     if counted.stage is Stage.PARTIAL and now_s - counted.entered_s >= plan.max_stage_s:
         days = plan.max_stage_s / 86_400
         return roll_back(
-            counted, f"{counted.num_checked} checked answers after {days:g} d; {plan.min_checked} are needed.", now_s
+            counted,
+            f"Checks worth {counted.effective_checked:.0f} answers after {days:g} d; {plan.min_checked} are needed.",
+            now_s,
         )
     return counted
 
@@ -142,11 +164,20 @@ def _may_advance(plan: RolloutPlan, state: Rollout, now_s: float) -> bool:
         return False
     if state.stage is Stage.SHADOW:
         return state.num_decisions >= plan.min_shadow_decisions
-    return state.num_checked >= plan.min_checked
+    # Sums of equal weights are a little off what they add up to.
+    return state.effective_checked >= plan.min_checked - 1e-6
 
 
 def _advance(plan: RolloutPlan, state: Rollout, now_s: float) -> Rollout:
     """One stage on; a stage at the full share still has to pass before the rollout is complete."""
     if state.stage is Stage.PARTIAL and plan.shares[state.step] == 1.0:
         return replace(state, stage=Stage.COMPLETE, entered_s=now_s, reason="Every stage passed.")
-    return replace(state, stage=Stage.PARTIAL, step=state.step + 1, entered_s=now_s, num_decisions=0, num_checked=0)
+    return replace(
+        state,
+        stage=Stage.PARTIAL,
+        step=state.step + 1,
+        entered_s=now_s,
+        num_decisions=0,
+        num_checked=0,
+        weights=(0.0, 0.0),
+    )

@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import lru_cache
 from typing import Any, Self
 
 from gateway.store.monitoring import CheckedRow
@@ -186,11 +184,9 @@ def _begin(
 
 
 def _step(view: View, row: CheckedRow) -> View:
-    """One more answer, unless it is thinned out."""
-    is_kept, seen = thin(row, view.seen)
-    if not is_kept:
-        return replace(view, seen=seen)
-    return replace(view, seen=seen, state=observe(view.design, view.state, (loss_of(row, view.reads),)))
+    """One more answer."""
+    weight, seen = weigh(row.inclusion, view.seen)
+    return replace(view, seen=seen, state=observe(view.design, view.state, (loss_of(row, view.reads),), (weight,)))
 
 
 def loss_of(row: CheckedRow, reads: str) -> float:
@@ -198,20 +194,10 @@ def loss_of(row: CheckedRow, reads: str) -> float:
     return row.loss if reads == "p_good" else 1.0 - row.verdict
 
 
-def thin(row: CheckedRow, seen: tuple[float, ...]) -> tuple[bool, tuple[float, ...]]:
-    """Whether to keep an answer so that densely drawn strata weigh no more than others, and the inclusions to remember.
-
-    The draw is reproducible and has no connection with the answer.
-    """
-    least = min(seen, default=row.inclusion)
-    is_kept = _draw(row.verification_id) * row.inclusion < least
-    return is_kept, (*seen, row.inclusion)[-_REMEMBERED:]
-
-
-@lru_cache(maxsize=64)
-def _draw(verification_id: str) -> float:
-    """A number in [0, 1) that goes with a check; asked for once for each of its views."""
-    return random.Random(verification_id).random()
+def weigh(inclusion: float, seen: tuple[float, ...]) -> tuple[float, tuple[float, ...]]:
+    """An answer's weight, so that densely drawn strata weigh no more than others, and the inclusions to remember."""
+    seen = (*seen, inclusion)[-_REMEMBERED:]
+    return min(seen) / inclusion, seen
 
 
 def make_design(

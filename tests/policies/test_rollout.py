@@ -45,6 +45,17 @@ def test_a_stage_waits_for_time_and_checks() -> None:
     assert record(PLAN, first, losses=SOUND, now_s=200.0).step == 1
 
 
+def test_light_answers_count_for_what_they_are_worth() -> None:
+    first = record(PLAN, Rollout.start("r2", PLAN, 0.0), num_decisions=10, now_s=100.0)
+    light = record(PLAN, first, losses=SOUND, weights=(0.1,) * 20, now_s=101.0)
+    assert light.effective_checked == pytest.approx(20.0)
+    uneven = record(PLAN, first, losses=SOUND, weights=(0.1,) * 19 + (1.0,), now_s=300.0)
+    assert uneven.num_checked == 20
+    assert uneven.effective_checked == pytest.approx(2.9**2 / 1.19)
+    assert uneven.step == 0
+    assert record(PLAN, light, now_s=300.0).step == 1
+
+
 def test_no_stage_goes_on_for_ever_without_evidence() -> None:
     plan = replace(PLAN, max_stage_s=86_400.0)
     shadow = Rollout.start("r2", plan, 0.0)
@@ -54,7 +65,7 @@ def test_no_stage_goes_on_for_ever_without_evidence() -> None:
     assert waiting.stage is Stage.PARTIAL
     ended = record(plan, waiting, now_s=86_500.0)
     assert (ended.stage, share(plan, ended)) == (Stage.ROLLED_BACK, 0.0)
-    assert ended.reason == "19 checked answers after 1 d; 20 are needed."
+    assert ended.reason == "Checks worth 19 answers after 1 d; 20 are needed."
     assert record(plan, waiting, losses=SOUND[:1], now_s=86_500.0).step == 1
 
 

@@ -1,4 +1,4 @@
-"""The drift views: one budget of false alarms for all, denser strata thinned, states that survive JSON."""
+"""The drift views: one budget of false alarms for all, denser strata weigh no more, states that survive JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from gateway.control.drift import DriftRule, DriftWatch, thin, watch_drift
+from gateway.control.drift import DriftRule, DriftWatch, watch_drift, weigh
 from gateway.control.tenants import TenantWatches, watch_tenants
 from gateway.store.monitoring import CheckedRow, Decided
 from policies.anomaly import AlertRule
@@ -72,17 +72,32 @@ def test_tenants_survive_json_and_order() -> None:
     assert parted == whole
 
 
-def test_thinned_rows_have_one_inclusion_probability() -> None:
-    """Answers drawn at 0.4 and at 0.05 from equal traffic are kept in equal numbers."""
-    rng = random.Random(1)
-    kept = {0.4: 0, 0.05: 0}
-    seen: tuple[float, ...] = ()
-    for n in range(40_000):
-        inclusion = rng.choice((0.4, 0.05))
+def mixed(rng: random.Random, num: int, rates: dict[float, float]) -> Iterator[CheckedRow]:
+    """``num`` requests of strata of equal size, inclusion -> rate of faults; those that were drawn."""
+    for n in range(num):
+        inclusion = rng.choice(tuple(rates))
         if rng.random() < inclusion:
-            is_kept, seen = thin(row(str(n), 0.0, inclusion), seen)
-            kept[inclusion] += is_kept
-    assert kept[0.4] == pytest.approx(kept[0.05], rel=0.15)
+            yield row(str(n), float(rng.random() < rates[inclusion]), inclusion)
+
+
+def test_a_stratum_weighs_as_much_as_it_has_traffic() -> None:
+    """Answers drawn at 0.4 and at 0.05 from equal traffic have the same weight together."""
+    total = {0.4: 0.0, 0.05: 0.0}
+    seen: tuple[float, ...] = ()
+    for each in mixed(random.Random(1), 40_000, dict.fromkeys(total, 0.1)):
+        weight, seen = weigh(each.inclusion, seen)
+        total[each.inclusion] += weight
+    assert total[0.4] == pytest.approx(total[0.05], rel=0.15)
+
+
+def test_a_bad_stratum_that_is_drawn_often_is_no_drift() -> None:
+    """At 20 % and 0 % the traffic is at 10 %, which is in order, though most of what was checked is of the former."""
+    num_alarmed = 0
+    for seed in range(40):
+        rows = list(mixed(random.Random(seed), 4000, {0.4: 0.2, 0.05: 0.0}))
+        assert sum(each.loss for each in rows) / len(rows) > 0.14
+        num_alarmed += bool(watch_drift(DriftWatch(), rows, RULE, {}, None)[1])
+    assert num_alarmed <= 5
 
 
 def test_a_well_known_grader_is_read_by_its_verdicts_and_a_little_known_one_is_not() -> None:
