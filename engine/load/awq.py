@@ -25,7 +25,7 @@ def unpack_awq(words: Tensor) -> Tensor:
 def pack_awq(codes: Tensor) -> Tensor:
     """Undo :func:`unpack_awq`."""
     grouped = codes.to(torch.int64).view(codes.shape[0], -1, 8)[..., list(AWQ_ORDER)]
-    words = (grouped << torch.arange(0, 32, 4)).sum(-1)
+    words = (grouped << torch.arange(0, 32, 4, device=codes.device)).sum(-1)
     return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
 
 

@@ -19,7 +19,8 @@ def unpack_rows(words: Tensor) -> Tensor:
 
 def pack_rows(codes: Tensor) -> Tensor:
     """Undo :func:`unpack_rows`."""
-    words = (codes.to(torch.int64).view(-1, 8, codes.shape[1]) << torch.arange(0, 32, 4)[None, :, None]).sum(1)
+    shifts = torch.arange(0, 32, 4, device=codes.device)
+    words = (codes.to(torch.int64).view(-1, 8, codes.shape[1]) << shifts[None, :, None]).sum(1)
     return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
 
 

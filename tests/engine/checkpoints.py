@@ -28,7 +28,7 @@ SIZES: dict[str, Any] = {
 }
 
 
-def make_reference(architecture: str = "Llama", *, seed: int = 0, **overrides: Any) -> Any:
+def make_reference(architecture: str = "Llama", *, seed: int = 0, device: str = "cpu", **overrides: Any) -> Any:
     """A random transformers model, float32, in eval mode; ``architecture`` is Llama, Mistral, Qwen2 or Qwen3.
 
     Weights are drawn wider than transformers does, so that attention is far from uniform and a wrong mask, angle or
@@ -38,11 +38,12 @@ def make_reference(architecture: str = "Llama", *, seed: int = 0, **overrides: A
 
     config = getattr(transformers, f"{architecture}Config")(**{**SIZES, **overrides})
     torch.manual_seed(seed)
-    model = getattr(transformers, f"{architecture}ForCausalLM")(config).eval()
-    generator = torch.Generator().manual_seed(seed)
+    with torch.device(device):
+        model = getattr(transformers, f"{architecture}ForCausalLM")(config).eval()
+    generator = torch.Generator(device).manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            noise = torch.randn(parameter.shape, generator=generator)
+            noise = torch.randn(parameter.shape, generator=generator, device=device)
             if name.endswith("bias"):
                 parameter.copy_(0.5 * noise)
             elif parameter.ndim == 1:
@@ -64,7 +65,7 @@ def quantize_groups(
     """Round to nearest, per group: codes (out, in) 0..15, scales (out, groups) float16, zeros (out, groups)."""
     groups = int(group_of_input.max()) + 1
     codes = torch.empty_like(weight)
-    scales, zeros = torch.empty(weight.shape[0], groups), torch.empty(weight.shape[0], groups)
+    scales, zeros = (torch.empty(weight.shape[0], groups, device=weight.device) for _ in range(2))
     for group in range(groups):
         part = weight[:, group_of_input == group]
         if symmetric:
@@ -105,9 +106,9 @@ def save_quantized(
             continue
         base = name.removesuffix(".weight")
         size = parameter.shape[1] if group_size == -1 else group_size
-        groups = torch.arange(parameter.shape[1]) // size
+        groups = torch.arange(parameter.shape[1], device=parameter.device) // size
         if desc_act:
-            groups = groups[torch.randperm(len(groups), generator=generator)]
+            groups = groups[torch.randperm(len(groups), generator=generator).to(groups.device)]
         codes, scales, zeros = quantize_groups(parameter, size, symmetric=symmetric, group_of_input=groups)
         parameter.copy_(dequantize_groups(codes, scales, zeros, groups))
         tensors[f"{base}.scales"] = scales.t().contiguous()

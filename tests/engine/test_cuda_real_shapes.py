@@ -120,17 +120,17 @@ def test_layers_of_real_widths_are_transformers(
     shape: str, dtype: torch.dtype, rounding: float, tmp_path: Path
 ) -> None:
     architecture, sizes = SHAPES[shape]
-    reference = make_reference(architecture, **COMMON, **sizes)
+    reference = make_reference(architecture, device="cuda", **COMMON, **sizes)
     folder = save_reference(reference.to(dtype), tmp_path)
     model = load_model(folder, dtype=dtype, device="cuda")
     assert model.prefers_fused == (dtype == torch.bfloat16)
-    assert_same_or_near_tie(model, reference.to("cuda", torch.float32), rounding)
+    assert_same_or_near_tie(model, reference.float(), rounding)
 
 
 @pytest.mark.parametrize("method", ["awq", "gptq"])
 @pytest.mark.parametrize("shape", QUANTIZED)
 def test_four_bit_layers_of_real_widths_are_their_dequantised_weights(shape: str, method: Any, tmp_path: Path) -> None:
-    made = make_reference("Llama", **{**COMMON, **QUANTIZED[shape]})
+    made = make_reference("Llama", device="cuda", **{**COMMON, **QUANTIZED[shape]})
     dequantised = save_quantized(made, tmp_path, method, group_size=128, symmetric=method == "gptq")
     model = load_model(tmp_path, dtype=torch.bfloat16, device="cuda")
-    assert_same_or_near_tie(model, dequantised.to("cuda"), 0.1)
+    assert_same_or_near_tie(model, dequantised, 0.1)
