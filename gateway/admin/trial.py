@@ -1,7 +1,6 @@
 """A what-if in a process of its own: thousands of decisions made again, and not one request waits for them.
 
-What is tried travels on standard input and the report on standard output, so that no command line shows a password. A
-caller who leaves takes the process along.
+What is tried travels on standard input and the report on standard output. A caller who leaves takes the process along.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from decimal import Decimal
 from typing import Any
 
 from gateway.admin.what_if import WhatIf
+from gateway.apart import run_apart
 from gateway.catalog import Catalog
 from gateway.policy_body import from_body, to_body
 from gateway.store.admin_queries import AdminQueries, RequestFilter
@@ -34,7 +34,6 @@ _PAGE = 200
 _NICE = 10
 # For the start of the process and the sums at its end; the time limit is for the rows.
 _GRACE_S = 60.0
-_MAX_TOLD = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,27 +76,11 @@ async def try_apart(trial: Trial, store: StoreConfig) -> dict[str, Any]:
     StoreUnavailable
         The child found no database.
     """
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "gateway.admin.trial",
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        # Ctrl-C on the server's terminal is the server's to handle.
-        start_new_session=True,
-    )
-    told = json.dumps({"database_url": store.url, "trial": trial.as_dict()}).encode()
-    try:
-        found, said = await asyncio.wait_for(process.communicate(told), trial.timeout_s + _GRACE_S)
-    except BaseException:
-        if process.returncode is None:
-            process.kill()
-        await asyncio.shield(process.wait())
-        raise
-    if process.returncode:
-        raise RuntimeError(f"the trial ended with {process.returncode}: {said.decode(errors='replace')[-_MAX_TOLD:]}")
-    report: dict[str, Any] = json.loads(found)
+    told = {"database_url": store.url, "trial": trial.as_dict()}
+    ended = await run_apart("gateway.admin.trial", told, timeout_s=trial.timeout_s + _GRACE_S)
+    if ended.status:
+        raise RuntimeError(f"the trial ended with {ended.status}: {ended.said}")
+    report: dict[str, Any] = json.loads(ended.output)
     if "unavailable" in report:
         raise StoreUnavailable(report["unavailable"])
     return report

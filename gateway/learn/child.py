@@ -1,7 +1,4 @@
-"""A retrain in a process of its own: it may eat memory, crash or be killed, and the server goes on.
-
-The settings travel on standard input, so that neither the command line nor the environment shows a password.
-"""
+"""A retrain in a process of its own."""
 
 from __future__ import annotations
 
@@ -9,16 +6,17 @@ import asyncio
 import json
 import logging
 import os
+import signal
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+
+from gateway.apart import run_apart
 
 if TYPE_CHECKING:
     from gateway.settings import Settings
 
 _log = logging.getLogger("suffice.learn")
-
-_MAX_TOLD = 500
 
 
 async def retrain_apart(settings: Settings, run_id: str, trigger: str) -> int:
@@ -26,35 +24,15 @@ async def retrain_apart(settings: Settings, run_id: str, trigger: str) -> int:
 
     Cancelled, it kills the child: a run that nobody waits for is found abandoned and asked for again in its time.
     """
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "gateway.learn.child",
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.PIPE,
-        # Ctrl-C on the server's terminal is the server's to handle.
-        start_new_session=True,
-    )
-    told = json.dumps({"settings": portable(settings), "run_id": run_id, "trigger": trigger}).encode()
+    told = {"settings": portable(settings), "run_id": run_id, "trigger": trigger}
     try:
-        _, said = await asyncio.wait_for(process.communicate(told), settings.learning.timeout_s)
+        ended = await run_apart("gateway.learn.child", told, timeout_s=settings.learning.timeout_s)
     except TimeoutError:
         _log.error("retrain %s took longer than %g s and was ended", run_id, settings.learning.timeout_s)
-        return await _kill(process)
-    except BaseException:
-        await asyncio.shield(_kill(process))
-        raise
-    status = process.returncode or 0
-    if status:
-        _log.error("retrain %s ended with %d: %s", run_id, status, said.decode(errors="replace")[-_MAX_TOLD:])
-    return status
-
-
-async def _kill(process: asyncio.subprocess.Process) -> int:
-    if process.returncode is None:
-        process.kill()
-    return await process.wait()
+        return -signal.SIGKILL
+    if ended.status:
+        _log.error("retrain %s ended with %d: %s", run_id, ended.status, ended.said)
+    return ended.status
 
 
 def portable(settings: Settings) -> dict[str, Any]:

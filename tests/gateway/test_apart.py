@@ -1,0 +1,69 @@
+"""A child process is told JSON, says how it ended, and never outlives whoever waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from gateway.apart import run_apart
+
+LINGERS = """
+import os, sys, time
+open(sys.argv[0] + ".pid", "w").write(str(os.getpid()))
+time.sleep(600)
+"""
+FAILS = """
+import sys
+print("x" * 5000 + "the reason", file=sys.stderr)
+sys.exit(3)
+"""
+
+
+@pytest.fixture(autouse=True)
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "lingers.py").write_text(LINGERS)
+    (tmp_path / "fails.py").write_text(FAILS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return tmp_path
+
+
+async def child_of(modules: Path) -> int:
+    told = modules / "lingers.py.pid"
+    for _ in range(500):
+        if told.exists() and (pid := told.read_text()):
+            return int(pid)
+        await asyncio.sleep(0.02)
+    raise AssertionError("the child never began")
+
+
+async def test_what_is_told_arrives_and_what_is_answered_comes_back() -> None:
+    ended = await run_apart("json.tool", {"a": [1, "é"]}, timeout_s=30)
+    assert ended.status == 0
+    assert ended.output.split() == [b"{", b'"a":', b"[", b"1,", b'"\\u00e9"', b"]", b"}"]
+
+
+async def test_a_failure_has_its_status_and_its_last_words() -> None:
+    ended = await run_apart("fails", {}, timeout_s=30)
+    assert ended.status == 3
+    assert ended.said.endswith("xthe reason\n")
+    assert len(ended.said) <= 500
+
+
+async def test_out_of_time_it_is_gone(modules: Path) -> None:
+    with pytest.raises(TimeoutError):
+        await run_apart("lingers", {}, timeout_s=2)
+    with pytest.raises(ProcessLookupError):
+        os.kill(await child_of(modules), 0)
+
+
+async def test_cancelled_it_is_gone(modules: Path) -> None:
+    waiting = asyncio.create_task(run_apart("lingers", {}, timeout_s=600))
+    pid = await child_of(modules)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
