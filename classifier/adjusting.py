@@ -40,6 +40,30 @@ Fit = Callable[[CheckedRows, Space, int], Adjustment]
 
 
 @dataclass(frozen=True, slots=True)
+class _Kind:
+    """A way to fit, and the name of the same with the nearest checks after it; None where that is no kind."""
+
+    name: str
+    fit: Fit
+    beside: str | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name,) if self.beside is None else (self.name, self.beside)
+
+    def fits(self, rows: CheckedRows, space: Space, seed: int) -> dict[str, Adjustment]:
+        """The fit by its name, and what rests on the very same fit with neighbours."""
+        plain = self.fit(rows, space, seed)
+        found = {self.name: plain}
+        if self.beside is not None:
+            found[self.beside] = _with_neighbours(plain, rows)
+        return found
+
+
+Kinds = tuple[_Kind, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Adjusted:
     """The adjustment of the best kind, and what every kind was worth.
 
@@ -67,26 +91,12 @@ def fit_adjustment(rows: CheckedRows, space: Space, *, seed: int) -> Adjusted:
     """
     if rows.num_labels < MIN_LABELS:
         raise TrainingError(f"{rows.num_labels} checked answers cannot carry an adjustment; {MIN_LABELS} are needed.")
-    folds = _folds(rows.groups, seed)
-    guesses = {kind: _left_out(fit, rows, space, folds, seed) for kind, fit in _kinds(rows).items()}
-    losses = {kind: _loss(guess, rows) for kind, guess in guesses.items()}
+    kinds = KINDS if rows.num_labels >= _MIN_LABELS_FOR_TREES else KINDS_WITHOUT_TREES
+    guesses = _left_out(kinds, rows, space, _folds(rows.groups, seed), seed)
+    losses = {kind: _loss(guesses[kind], rows) for kind in _SIMPLEST_FIRST if kind in guesses}
     best = min(losses, key=losses.__getitem__)
-    return Adjusted(best, _kinds(rows)[best](rows, space, seed), guesses[best], losses)
-
-
-def _kinds(rows: CheckedRows) -> dict[str, Fit]:
-    """Simplest first: of equal losses the first wins."""
-    kinds: dict[str, Fit] = {
-        "unchanged": _unchanged,
-        "recalibrated": _recalibrated,
-        "linear": _linear,
-        "neighbours": _with_neighbours(_recalibrated),
-        "linear and neighbours": _with_neighbours(_linear),
-    }
-    if rows.num_labels >= _MIN_LABELS_FOR_TREES:
-        kinds["boosted"] = _boosted
-        kinds["boosted and neighbours"] = _with_neighbours(_boosted)
-    return kinds
+    (kind,) = [kind for kind in kinds if best in kind.names]
+    return Adjusted(best, kind.fits(rows, space, seed)[best], guesses[best], losses)
 
 
 def _folds(groups: Ints, seed: int) -> Ints:
@@ -98,12 +108,15 @@ def _folds(groups: Ints, seed: int) -> Ints:
     return dealt
 
 
-def _left_out(fit: Fit, rows: CheckedRows, space: Space, folds: Ints, seed: int) -> Floats:
-    found = np.empty(rows.labels.shape)
+def _left_out(kinds: Kinds, rows: CheckedRows, space: Space, folds: Ints, seed: int) -> dict[str, Floats]:
+    """What each kind says of each row, by a fit that had not seen it."""
+    found = {name: np.empty(rows.labels.shape) for kind in kinds for name in kind.names}
     for fold in np.unique(folds):
         inside, outside = np.flatnonzero(folds != fold), np.flatnonzero(folds == fold)
-        _, good, _ = fit(rows.take(inside), space, seed)(rows.views.take(outside))
-        found[outside] = good[:, :-1]
+        for kind in kinds:
+            for name, adjustment in kind.fits(rows.take(inside), space, seed).items():
+                _, good, _ = adjustment(rows.views.take(outside))
+                found[name][outside] = good[:, :-1]
     return found
 
 
@@ -189,17 +202,12 @@ def _coarse(x: Floats) -> NDArray[np.float32]:
     return coarse
 
 
-def _with_neighbours(inner: Fit) -> Fit:
-    """Another kind, and after it the answers checked among the nearest prompts."""
-
-    def fit(rows: CheckedRows, space: Space, seed: int) -> Adjustment:
-        found = inner(rows, space, seed)
-        plain = Adjustment(space, found.linear, found.boosted)
-        _, good, _ = plain(rows.views)
-        residual = np.nan_to_num(rows.labels - good[:, :-1])
-        return Adjustment(space, found.linear, found.boosted, _points(rows, space, residual, prior=4.0))
-
-    return fit
+def _with_neighbours(found: Adjustment, rows: CheckedRows) -> Adjustment:
+    """The same, and after it the answers checked among the nearest prompts."""
+    plain = Adjustment(found.space, found.linear, found.boosted)
+    _, good, _ = plain(rows.views)
+    residual = np.nan_to_num(rows.labels - good[:, :-1])
+    return Adjustment(found.space, found.linear, found.boosted, _points(rows, found.space, residual, prior=4.0))
 
 
 def _familiar(plain: Adjustment, rows: CheckedRows) -> Adjustment:
@@ -250,3 +258,16 @@ def _ridge_logistic(design: Floats, rows: CheckedRows, tier: int, weights: Float
         if float(np.abs(step).max()) < 1e-6:
             break
     return beta
+
+
+KINDS_WITHOUT_TREES: Kinds = (
+    _Kind("unchanged", _unchanged),
+    _Kind("recalibrated", _recalibrated, "neighbours"),
+    _Kind("linear", _linear, "linear and neighbours"),
+)
+KINDS: Kinds = (*KINDS_WITHOUT_TREES, _Kind("boosted", _boosted, "boosted and neighbours"))
+# Of equal losses the first wins.
+_SIMPLEST_FIRST = (
+    *("unchanged", "recalibrated", "linear", "neighbours", "linear and neighbours"),
+    *("boosted", "boosted and neighbours"),
+)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from classifier.adjusting import MIN_LABELS, _boosted, _kinds, fit_adjustment
+from classifier.adjusting import KINDS, MIN_LABELS, _boosted, fit_adjustment
 from classifier.adjustment import Adjustment
 from classifier.artifact import RouterArtifact
 from classifier.checked import CheckedRows
@@ -17,6 +17,10 @@ from classifier.log_view import ViewReader
 from classifier.router import ArtifactRouter
 from classifier.types import RouterRequest
 from tests.classifier.checked import NUM_COMPONENTS, NUM_TIERS, SPACE, WIDTH, make_checked, make_views
+
+
+def every_kind(rows: CheckedRows) -> dict[str, Adjustment]:
+    return {name: made for kind in KINDS for name, made in kind.fits(rows, SPACE, 0).items()}
 
 
 def test_a_shift_is_healed_by_a_few_hundred_checks() -> None:
@@ -57,7 +61,7 @@ def test_what_is_far_from_every_check_stays_foreign() -> None:
 def test_every_kind_gives_probabilities_and_survives_its_arrays(kind: str) -> None:
     rng = np.random.default_rng(3)
     rows, _ = make_checked(rng, 500, share_moved=0.4, p_moved=0.2)
-    made = _kinds(rows)[kind](rows, SPACE, 0)
+    made = every_kind(rows)[kind]
     back = Adjustment.from_arrays(made.arrays(), SPACE, NUM_TIERS - 1)
     assert back is not None
     fresh = make_views(rng, 100, moved=rng.random(100) < 0.5)
@@ -158,7 +162,7 @@ def _row(reader: ViewReader, said: object) -> np.ndarray:
 def test_arrays_that_do_not_fit_are_refused(name: str, value: np.ndarray) -> None:
     rng = np.random.default_rng(6)
     rows, _ = make_checked(rng, 500, share_moved=0.4, p_moved=0.2)
-    arrays = _kinds(rows)["boosted and neighbours"](rows, SPACE, 0).arrays()
+    arrays = every_kind(rows)["boosted and neighbours"].arrays()
     with pytest.raises((ValueError, KeyError)):
         Adjustment.from_arrays(arrays | {name: value}, SPACE, NUM_TIERS - 1)
 
