@@ -40,7 +40,7 @@ def find_nvrtc() -> ctypes.CDLL:
 
 
 def compile_cubin(source: str, defines: Mapping[str, int], arch: str) -> bytes:
-    """Machine code of ``source`` (a file beside this one) with our prelude before it.
+    """Machine code of ``source`` (a file beside this one) with our prelude before it; it may include the ``.cuh`` here.
 
     Parameters
     ----------
@@ -55,8 +55,11 @@ def compile_cubin(source: str, defines: Mapping[str, int], arch: str) -> bytes:
     lib = find_nvrtc()
     text = (_FOLDER / _PRELUDE).read_text() + (_FOLDER / source).read_text()
     options = [f"--gpu-architecture={arch}", "--std=c++17", *(f"-D{name}={value}" for name, value in defines.items())]
+    headers = sorted(_FOLDER.glob("*.cuh"))
+    names = (ctypes.c_char_p * len(headers))(*(path.name.encode() for path in headers))
+    texts = (ctypes.c_char_p * len(headers))(*(path.read_bytes() for path in headers))
     program = ctypes.c_void_p()
-    _ok(lib, lib.nvrtcCreateProgram(ctypes.byref(program), text.encode(), source.encode(), 0, None, None))
+    _ok(lib, lib.nvrtcCreateProgram(ctypes.byref(program), text.encode(), source.encode(), len(headers), texts, names))
     try:
         array = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
         if lib.nvrtcCompileProgram(program, len(options), array):

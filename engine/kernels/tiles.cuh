@@ -1,0 +1,253 @@
+// Tiles of y = W x^T dealt out to thread blocks: what int4_many.cu and int4_fp8.cu have in common. Weights are the matrix
+// unit's first operand, from registers, activations its second, from shared memory. TEAMS warpgroups multiply, each RT * 64
+// weight rows by NT * 8 activation rows; one more copies.
+//
+// Thread blocks first take whole tiles in turn. What would leave some of them idle at the end is cut along the inputs into
+// equal runs ("stream-K", Osama et al. 2023, section 4). The parts of a tile are summed pairwise, in a tree over its owners;
+// whoever comes second to a node adds, and as a + b = b + a the result does not depend on timing.
+//
+// Compile-time: NT, RT 1 or 2, STAGES of the ring, IS_BF16. A program brings its problem P, a Problem with STAGE_BYTES, with
+// copy_weights and copy_x, which fill a stage, and its Team, which multiplies stages.
+
+static constexpr int TEAMS = 2; // more of them leave too few registers to unpack ahead
+static constexpr int TEAM_WARPS = 4;
+static constexpr int TEAM_THREADS = 32 * TEAM_WARPS;
+static constexpr int THREADS = TEAM_THREADS * (TEAMS + 1);
+static constexpr int BLOCKS = TEAMS * RT / 2;   // of 128 weight rows, side by side
+static constexpr int TILE_BYTES = 1024;         // codes of 16 rows x 128 inputs
+static constexpr int BLOCK_BYTES = 8 * TILE_BYTES;
+static constexpr int CODE_BYTES = BLOCKS * BLOCK_BYTES;
+
+// Results on their way out: two boxes for each team.
+static constexpr int BOX_ROWS = 64 / TEAMS; // by 64 weight rows
+static constexpr int BOX_BYTES = BOX_ROWS * 128;
+static constexpr int BOXES = NT * 8 / BOX_ROWS; // of a team's 64 weight rows
+static_assert(RT * BOXES % 2 == 0, "boxes are used in turn");
+
+// Everything a launch is told. U units along the inputs, B blocks of 128 weight rows.
+struct Problem {
+    TensorMap x;      // (M, K), boxes of NT * 8 rows x 128 bytes
+    TensorMap y;      // (M, N) halves, boxes of BOX_ROWS x 64
+    const u8 *codes;  // (B, U, 8, 1024 bytes)
+    const u8 *scales; // (B, U, groups, 8, 64 bytes)
+    const u16 *bias;  // (N,) or null
+    Floats *partials; // (gridDim.x, TEAMS, RT * NT, TEAM_THREADS)
+    int *states;      // (gridDim.x, TEAMS), all zero between launches; see join
+    int N, U, B;
+    int x_tiles;      // along the activation rows
+    int tiles, whole; // so many of the first are not split
+};
+
+// Behind the ring and the boxes. Of each stage: its bytes have come, all warps have left it.
+struct Control {
+    u64 filled[STAGES], left[STAGES];
+    int seen[TEAMS];
+};
+
+// A place in the ring, and the parity of its barriers' current phase.
+struct Place {
+    int stage = 0;
+    u32 parity = 0;
+    DEVICE void advance() {
+        if (++stage == STAGES) stage = 0, parity ^= 1;
+    }
+};
+
+// Thread block b owns units [start(b), start(b + 1)) of the split tiles.
+struct Shares {
+    int each, extra;
+    DEVICE Shares(const Problem &p) {
+        const int total = (p.tiles - p.whole) * p.U, blocks = gridDim.x;
+        each = total / blocks, extra = total % blocks;
+    }
+    DEVICE int start(int block) const { return block * each + (block < extra ? block : extra); }
+    DEVICE int owner(int unit) const {
+        const int longer = extra * (each + 1);
+        return unit < longer ? unit / (each + 1) : extra + (unit - longer) / each;
+    }
+};
+
+// The next of a thread block's units: those of its whole tiles, then its share.
+struct Cursor {
+    int rounds, tile, u, share;
+    DEVICE Cursor(const Problem &p, const Shares &shares) : tile(blockIdx.x), u(0), share(shares.start(blockIdx.x)) {
+        const int blocks = gridDim.x;
+        rounds = (p.whole - tile + blocks - 1) / blocks;
+        if (!rounds) enter_share(p);
+    }
+    DEVICE void enter_share(const Problem &p) { tile = p.whole + share / p.U, u = share % p.U; }
+    // True at a tile's end.
+    DEVICE bool advance(const Problem &p) {
+        if (++u < p.U) return false;
+        u = 0;
+        if (rounds > 1)
+            tile += gridDim.x, rounds--;
+        else if (rounds == 1)
+            rounds = 0, enter_share(p);
+        else
+            tile++;
+        return true;
+    }
+    // Weight blocks past the last are read again from it and never stored.
+    DEVICE int block(const Problem &p) const { return tile / p.x_tiles * BLOCKS; }
+    DEVICE int x_row(const Problem &p) const { return tile % p.x_tiles * (NT * 8); }
+};
+
+DEVICE int count_units(const Problem &p, const Shares &shares) {
+    const int own = blockIdx.x, blocks = gridDim.x;
+    return (p.whole - own + blocks - 1) / blocks * p.U + shares.start(own + 1) - shares.start(own);
+}
+// One lane of the last warpgroup: keep the ring full.
+template <class P> DEVICE void feed(const P &p, u8 *ring, Control &control, const Shares &shares) {
+    const int count = count_units(p, shares), ahead = min(count, STAGES);
+    Cursor at(p, shares), x_at = at;
+    prefetch_map(&p.x);
+    for (int i = 0; i < ahead; i++, at.advance(p)) copy_weights(p, ring + i * P::STAGE_BYTES, control.filled + i, at);
+    // Weights do not depend on the kernel before; everything after this line may.
+    wait_for_inputs();
+    for (int i = 0; i < ahead; i++, x_at.advance(p)) copy_x(p, ring + i * P::STAGE_BYTES, control.filled + i, x_at);
+    Place place;
+    for (int step = STAGES; step < count; step++, place.advance(), at.advance(p)) {
+        u8 *stage = ring + place.stage * P::STAGE_BYTES;
+        barrier_wait(control.left + place.stage, place.parity);
+        copy_weights(p, stage, control.filled + place.stage, at);
+        copy_x(p, stage, control.filled + place.stage, at);
+    }
+}
+
+// This warp has read all it wants of a stage. No branch here, and none within a Team's multiply: only in straight code does the
+// compiler let products run on behind other work.
+DEVICE void leave(Control &control, int stage, bool is_due = true) {
+    barrier_arrive(control.left + stage, is_due && threadIdx.x % 32 == 0);
+}
+
+// Round a tile's sums and send them out, a box at a time.
+DEVICE void store(const Problem &p, const float (&acc)[RT][NT][4], u8 *boxes, int block, int x_row) {
+    const int team = threadIdx.x / TEAM_THREADS, warp = threadIdx.x / 32 % TEAM_WARPS, lane = threadIdx.x % 32;
+    const bool sends = threadIdx.x % TEAM_THREADS == 0;
+    boxes += team * 2 * BOX_BYTES;
+#pragma unroll
+    for (int rt = 0; rt < RT; rt++) {
+        const int first = block * 128 + (team * RT + rt) * 64, n = first + warp * 16 + lane / 4;
+        const float bias = p.bias && n < p.N ? widen(p.bias[n]) : 0.0f;
+        const float bias8 = p.bias && n + 8 < p.N ? widen(p.bias[n + 8]) : 0.0f;
+#pragma unroll
+        for (int i = 0; i < BOXES; i++) {
+            u8 *box = boxes + (rt * BOXES + i) % 2 * BOX_BYTES;
+            if (sends) store_wait<1>();
+            sync_some(1 + team, TEAM_THREADS);
+#pragma unroll
+            for (int pair = 0; pair < BOX_ROWS / 16; pair++) {
+                // Lane l names the place of row l % 8 of matrix l / 8; pieces of 16 bytes are swizzled by their row's number.
+                const int row = pair * 16 + lane / 16 * 8 + lane % 8, piece = warp * 2 + lane / 8 % 2;
+                const int nt = i * (BOX_ROWS / 8) + pair * 2;
+                const float(&low)[4] = acc[rt][nt], (&high)[4] = acc[rt][nt + 1];
+                store_turned(box + row * 128 + ((piece ^ (row & 7)) << 4), round_pair(low[0] + bias, low[1] + bias),
+                             round_pair(low[2] + bias8, low[3] + bias8), round_pair(high[0] + bias, high[1] + bias),
+                             round_pair(high[2] + bias8, high[3] + bias8));
+            }
+            fence_for_copies();
+            sync_some(1 + team, TEAM_THREADS);
+            if (sends) store_box(&p.y, first, x_row + i * BOX_ROWS, box);
+        }
+    }
+}
+
+// Sum a split tile over its owners. True for the team that then holds the sum. A node of the tree joins the parts of thread
+// blocks [left, right) and [right, ...); its number is `right`, which begins inside no other tile. Of the two that come the
+// first leaves its part and goes (states: 1 came, 2 left), the second waits out that writing and adds it to its own.
+DEVICE bool join(const Problem &p, float (&acc)[RT][NT][4], const Shares &shares, int tile, int &seen) {
+    const int team = threadIdx.x / TEAM_THREADS, thread = threadIdx.x % TEAM_THREADS;
+    const int first_unit = (tile - p.whole) * p.U, first = shares.owner(first_unit);
+    const int owners = shares.owner(first_unit + p.U - 1) - first + 1;
+    int left = blockIdx.x - first;
+    for (int stride = 1; stride < owners; stride *= 2) {
+        left &= ~stride;
+        if (left + stride >= owners) continue; // no one to meet
+        const int node = (first + left + stride) * TEAMS + team;
+        Floats *part = p.partials + node * (RT * NT * TEAM_THREADS) + thread;
+        if (thread == 0) seen = arrive_and_see(p.states + node);
+        sync_some(1 + team, TEAM_THREADS);
+        const bool is_first = seen == 0;
+        if (is_first) {
+#pragma unroll
+            for (int rt = 0; rt < RT; rt++)
+#pragma unroll
+                for (int nt = 0; nt < NT; nt++) {
+                    Floats sum;
+#pragma unroll
+                    for (int i = 0; i < 4; i++) sum.at[i] = acc[rt][nt][i];
+                    part[(rt * NT + nt) * TEAM_THREADS] = sum;
+                }
+            sync_some(1 + team, TEAM_THREADS);
+            if (thread == 0) release_add(p.states + node, 2);
+            return false;
+        }
+        if (thread == 0) {
+            while (load_acquired(p.states + node) != 4) continue;
+            p.states[node] = 0;
+        }
+        sync_some(1 + team, TEAM_THREADS);
+#pragma unroll
+        for (int rt = 0; rt < RT; rt++)
+#pragma unroll
+            for (int nt = 0; nt < NT; nt++) {
+                const Floats sum = load_shared_work(part + (rt * NT + nt) * TEAM_THREADS);
+#pragma unroll
+                for (int i = 0; i < 4; i++) acc[rt][nt][i] += sum.at[i];
+            }
+    }
+    return true;
+}
+// A thread block's work, by its last warpgroup and by the others. Team: `acc`, and begin, multiply and finish a tile.
+template <class P, class Team>
+DEVICE void multiply_all(const P &p, u8 *ring, u8 *boxes, Control &control, const Shares &shares) {
+    const int count = count_units(p, shares);
+    Team team;
+    Cursor at(p, shares);
+    Place place;
+    for (int step = 0; step < count;) {
+        const Cursor began = at;
+        team.begin();
+        int before = -1;
+        bool is_whole;
+        do {
+            barrier_wait(control.filled + place.stage, place.parity);
+            team.multiply(ring + place.stage * P::STAGE_BYTES, control, before);
+            before = place.stage;
+            place.advance();
+            is_whole = at.advance(p);
+        } while (++step < count && !is_whole);
+        team.finish();
+        leave(control, before);
+        is_whole &= began.u == 0;
+        if (is_whole || join(p, team.acc, shares, began.tile, control.seen[threadIdx.x / TEAM_THREADS])) {
+            team.scale(p, began.x_row(p));
+            store(p, team.acc, boxes, began.block(p), began.x_row(p));
+        }
+    }
+    if (threadIdx.x % TEAM_THREADS == 0) store_wait<0>();
+}
+
+template <class P, class Team> DEVICE void run(const P &p) {
+    extern __shared__ __align__(1024) u8 ring[];
+    u8 *boxes = ring + STAGES * P::STAGE_BYTES;
+    Control &control = *reinterpret_cast<Control *>(boxes + TEAMS * 2 * BOX_BYTES);
+    release_dependents();
+    const Shares shares(p);
+    if (threadIdx.x < STAGES) {
+        barrier_init(control.filled + threadIdx.x, 1);
+        barrier_init(control.left + threadIdx.x, TEAMS * TEAM_WARPS);
+    }
+    fence_for_copies();
+    __syncthreads();
+    // The compiler takes what lane 0 says as the same for a warp.
+    if (__shfl_sync(~0u, threadIdx.x / TEAM_THREADS, 0) == TEAMS) {
+        keep_registers<40>();
+        if (threadIdx.x == TEAMS * TEAM_THREADS) feed(p, ring, control, shares);
+    } else {
+        take_registers<232>();
+        wait_for_inputs();
+        multiply_all<P, Team>(p, ring, boxes, control, shares);
+    }
+}
