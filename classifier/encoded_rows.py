@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from classifier.encoder import EncodedRow, Encoder, RawRow, append_embedding
+from classifier.encoder import Encoded, Encoder, RawRows, append_embedding
 from classifier.fitting import (
     fit_forest,
     fit_linear,
@@ -28,15 +27,14 @@ Floats = NDArray[np.float64]
 class Rows:
     """A table as matrices: raw rows, and the embedding block or None."""
 
-    raw: tuple[RawRow, ...]
+    raw: RawRows
     vectors: NDArray[np.float32] | None
     targets: Floats
     weights: Floats
 
     def take(self, rows: NDArray[np.int64]) -> Rows:
-        picked = tuple(self.raw[i] for i in rows)
         vectors = None if self.vectors is None else self.vectors[rows]
-        return Rows(picked, vectors, self.targets[rows], self.weights[rows])
+        return Rows(self.raw.take(rows), vectors, self.targets[rows], self.weights[rows])
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +55,8 @@ class EncodedRows:
     @classmethod
     def fit(cls, rows: Rows, options: FitOptions, seed: int) -> EncodedRows:
         encoder = Encoder.fit(rows.raw, options.hashing)
-        encoded = [encoder.encode(raw) for raw in rows.raw]
-        matrix = sparse_matrix(encoded, options.hashing.num_buckets)
+        encoded = encoder.encode(rows.raw)
+        matrix = sparse_matrix(encoded.sparse, options.hashing.num_buckets)
         # Stored in half precision; rounded here so that training sees what serving will.
         projection = fit_projection(matrix, options.num_components, seed).astype(np.float16).astype(np.float32)
         projected = np.asarray(matrix @ projection)
@@ -68,13 +66,10 @@ class EncodedRows:
         features = np.hstack([dense, projected * scale]).astype(np.float32)
         return cls(rows, encoder, projection, scale, matrix, dense, features)
 
-    def encode(self, rows: Rows) -> list[EncodedRow]:
-        return [self.encoder.encode(raw) for raw in rows.raw]
-
     def matrices(self, rows: Rows) -> tuple[Any, NDArray[np.float32], NDArray[np.float32]]:
         """TF-IDF CSR, dense block, and the forest's features of some rows."""
-        encoded = self.encode(rows)
-        matrix = sparse_matrix(encoded, self.encoder.config.num_buckets)
+        encoded = self.encoder.encode(rows.raw)
+        matrix = sparse_matrix(encoded.sparse, self.encoder.config.num_buckets)
         dense = _dense_block(encoded, rows.vectors)
         projected = np.asarray(matrix @ self.projection) * self.component_scale
         return matrix, dense, np.hstack([dense, projected]).astype(np.float32)
@@ -99,16 +94,11 @@ class EncodedRows:
         )
 
     def readings(self, rows: Rows) -> Floats:
-        seen = SeenWords.fit(self.rows.raw)
-        found = []
-        for raw, encoded in zip(rows.raw, self.encode(rows), strict=True):
-            projected = encoded.sparse.values @ self.projection[encoded.sparse.buckets]
-            found.append(readings(seen, raw, encoded, projected))
-        return np.array(found)
+        encoded = self.encoder.encode(rows.raw)
+        projected = sparse_matrix(encoded.sparse, self.encoder.config.num_buckets) @ self.projection
+        return readings(SeenWords.fit(self.rows.raw), rows.raw, encoded, np.asarray(projected))
 
 
-def _dense_block(encoded: Sequence[EncodedRow], vectors: NDArray[np.float32] | None) -> NDArray[np.float32]:
+def _dense_block(encoded: Encoded, vectors: NDArray[np.float32] | None) -> NDArray[np.float32]:
     """Dense rows float32 (n, num_dense), each with its embedding behind it where there is one."""
-    if vectors is None:
-        return np.stack([row.dense for row in encoded])
-    return np.stack([append_embedding(row.dense, vector) for row, vector in zip(encoded, vectors, strict=True)])
+    return encoded.dense if vectors is None else append_embedding(encoded.dense, vectors)

@@ -1,11 +1,10 @@
-"""A request to the numbers estimators read: standardised dense features and a TF-IDF row of hashed n-grams.
+"""Requests to the numbers estimators read: standardised dense features and TF-IDF rows of hashed n-grams.
 
 An encoder is fitted once on the training window and then frozen into the artifact; nothing of it is learned later.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from classifier.features import history_features, text_features
-from classifier.hashing import HashConfig, SparseRow, hash_text, word_hashes
+from classifier.hashing import HashConfig, SparseRows, WordRuns, hash_texts, lengths_of, run_sums
 from classifier.text import clip, words
 from classifier.types import RouterRequest
 
@@ -21,35 +20,61 @@ MAX_STANDARD_SCORE = 6.0
 """Standardised features are clipped here: a foreign prompt must not push a linear model to certainty."""
 
 # As arrays of no dimension, which numpy takes as they are.
-_LEAST_SCORE, _MOST_SCORE, _ONE = (
-    np.array(each, dtype=np.float32) for each in (-MAX_STANDARD_SCORE, MAX_STANDARD_SCORE, 1.0)
+_LEAST_SCORE, _MOST_SCORE, _ONE, _LEAST_NORM = (
+    np.array(each, dtype=np.float32) for each in (-MAX_STANDARD_SCORE, MAX_STANDARD_SCORE, 1.0, 1e-30)
 )
 
 
 @dataclass(frozen=True, slots=True)
-class RawRow:
-    """One request before weighting: float32 (num_features,) dense, bucket counts, uint32 word hashes in order."""
+class RawRows:
+    """Requests before weighting.
+
+    Attributes
+    ----------
+    dense : float32 (n, num_features)
+    counts : of the hashed n-grams
+    words : hashed, in order
+    """
 
     dense: NDArray[np.float32]
-    counts: SparseRow
-    word_hashes: NDArray[np.uint32]
+    counts: SparseRows
+    words: WordRuns
+
+    def __len__(self) -> int:
+        return len(self.dense)
+
+    @classmethod
+    def join(cls, parts: Sequence[RawRows]) -> RawRows:
+        """The rows of all parts, one part after the other."""
+        counts, words = SparseRows.join([part.counts for part in parts]), WordRuns.join([part.words for part in parts])
+        return cls(np.concatenate([part.dense for part in parts]), counts, words)
+
+    def take(self, rows: Sequence[int] | NDArray[np.int64]) -> RawRows:
+        """Some of the rows."""
+        return RawRows(self.dense[rows], self.counts.take(rows), self.words.take(rows))
 
 
 @dataclass(frozen=True, slots=True)
-class EncodedRow:
-    """One request as estimators read it: float32 (num_dense,) dense in standard scores, then L2-normed TF-IDF."""
+class Encoded:
+    """Requests as estimators read them: float32 (n, num_dense) in standard scores, then L2-normed TF-IDF."""
 
     dense: NDArray[np.float32]
-    sparse: SparseRow
+    sparse: SparseRows
+
+    def __len__(self) -> int:
+        return len(self.dense)
 
 
-def read_request(request: RouterRequest, num_tiers: int, config: HashConfig) -> RawRow:
-    """Everything read off one request's text, in one pass over its words."""
-    text = clip(request.text)
-    tokens = words(text)
-    dense = text_features(request, text, tokens) + history_features(request.history, num_tiers)
-    hashes = word_hashes(tokens)
-    return RawRow(np.array(dense, dtype=np.float32), hash_text(text, hashes, config), hashes)
+def read_requests(requests: Sequence[RouterRequest], num_tiers: int, config: HashConfig) -> RawRows:
+    """Everything read off the requests' texts, in one pass over the words of each."""
+    texts = [clip(request.text) for request in requests]
+    tokens = list(map(words, texts))
+    dense = [
+        text_features(request, text, each) + history_features(request.history, num_tiers)
+        for request, text, each in zip(requests, texts, tokens, strict=True)
+    ]
+    hashed = WordRuns.of(tokens)
+    return RawRows(np.array(dense, dtype=np.float32), hash_texts(texts, hashed, config), hashed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,35 +95,30 @@ class Encoder:
     scale: NDArray[np.float32]
 
     @classmethod
-    def fit(cls, rows: Sequence[RawRow], config: HashConfig) -> Encoder:
+    def fit(cls, rows: RawRows, config: HashConfig) -> Encoder:
         """Document frequencies and moments of a training window."""
-        frequency = np.zeros(config.num_buckets, dtype=np.int64)
-        for row in rows:
-            frequency[row.counts.buckets] += 1
+        frequency = np.bincount(rows.counts.buckets, minlength=config.num_buckets)
         idf = np.log((1 + len(rows)) / (1 + frequency)) + 1
-        dense = np.stack([row.dense for row in rows]).astype(np.float64)
+        dense = rows.dense.astype(np.float64)
         spread = dense.std(axis=0)
         inverse = np.divide(1.0, spread, out=np.zeros_like(spread), where=spread > 1e-6)
         return cls(config, idf.astype(np.float32), dense.mean(axis=0).astype(np.float32), inverse.astype(np.float32))
 
-    def encode(self, row: RawRow) -> EncodedRow:
-        """Standardise and weight one row; words and characters are normed apart, so neither drowns the other."""
-        dense = row.dense - self.mean
+    def encode(self, rows: RawRows) -> Encoded:
+        """Standardise and weight; words and characters are normed apart, so neither drowns the other."""
+        dense = rows.dense - self.mean
         dense *= self.scale
         np.maximum(dense, _LEAST_SCORE, out=dense)
         np.minimum(dense, _MOST_SCORE, out=dense)
-        buckets = row.counts.buckets
-        weighted = np.log(row.counts.values)
+        counts = rows.counts
+        weighted = np.log(counts.values)
         weighted += _ONE
-        weighted *= self.idf.take(buckets)
-        split = int(buckets.searchsorted(1 << self.config.word_bits))
-        for part in (weighted[:split], weighted[split:]):
-            norm = math.sqrt(part.dot(part))
-            if norm > 0:
-                part /= norm
-        return EncodedRow(dense, SparseRow(buckets, weighted))
+        weighted *= self.idf.take(counts.buckets)
+        norms = np.sqrt(run_sums(weighted * weighted, counts.bounds))
+        weighted /= np.maximum(norms, _LEAST_NORM).repeat(lengths_of(counts.bounds))
+        return Encoded(dense, SparseRows(counts.buckets, weighted, counts.bounds))
 
 
-def append_embedding(dense: NDArray[np.float32], embedding: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The dense block with a sentence embedding behind it, rescaled so each coordinate has about unit variance."""
-    return np.concatenate([dense, embedding * np.float32(np.sqrt(len(embedding)))])
+def append_embedding(dense: NDArray[np.float32], embeddings: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The dense rows with sentence embeddings behind them, rescaled so each coordinate has about unit variance."""
+    return np.hstack([dense, embeddings * np.float32(np.sqrt(embeddings.shape[1]))])

@@ -39,6 +39,7 @@ _PUNCTUATION: tuple[tuple[str, str], ...] = (
 
 _MARK = re.compile("[" + re.escape("".join(characters for _, characters in _PUNCTUATION)) + "]")
 _MARK_COLUMN = {mark: column for column, (_, characters) in enumerate(_PUNCTUATION) for mark in characters}
+_NO_MARKS = bytes(code for code in range(128) if chr(code) not in _MARK_COLUMN)
 _QUESTION_MARKS, _BRACKETS = (_MARK_COLUMN[mark] for mark in "?(")
 _CLAUSES = tuple(GROUP_NAMES.index(name) for name in ("question", "condition", "sequence", "instruction"))
 _CAPITALS = string.ascii_uppercase.encode()
@@ -162,6 +163,10 @@ def _capital_share(text: str) -> float:
 def _punctuation(text: str) -> list[int]:
     """How often each kind of mark occurs, in the order of ``_PUNCTUATION``."""
     counts = [0] * len(_PUNCTUATION)
+    if text.isascii():
+        for mark in text.encode().translate(None, _NO_MARKS):
+            counts[_MARK_COLUMN[chr(mark)]] += 1
+        return counts
     for mark, count in Counter(_MARK.findall(text)).items():
         counts[_MARK_COLUMN[mark]] += count
     return counts
@@ -210,6 +215,8 @@ def history_features(history: Mapping[int, tuple[float, float]], num_tiers: int)
     history : tier (1-based) -> (number right, number seen) for this tenant or session
     num_tiers : length of the result
     """
+    if not history:
+        return [0.0] * num_tiers
     odds = []
     for tier in range(1, num_tiers + 1):
         right, seen = history.get(tier, (0.0, 0.0))

@@ -17,7 +17,7 @@ from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 
 from classifier.calibration import Calibrator
-from classifier.encoder import EncodedRow
+from classifier.hashing import SparseRows
 from classifier.heads import MAX_LOGIT, ForestHead, LinearHead
 from classifier.metrics import log_loss
 
@@ -33,12 +33,9 @@ _FOREST_ROWS = 256
 """A walk down all trees takes as many steps as the deepest has levels; beyond this depth nothing was gained."""
 
 
-def sparse_matrix(rows: Sequence[EncodedRow], num_buckets: int) -> Matrix:
+def sparse_matrix(rows: SparseRows, num_buckets: int) -> Matrix:
     """TF-IDF rows as float32 CSR (n, num_buckets)."""
-    ends = np.cumsum([0] + [len(row.sparse.buckets) for row in rows])
-    values = np.concatenate([row.sparse.values for row in rows])
-    buckets = np.concatenate([row.sparse.buckets for row in rows])
-    return sparse.csr_matrix((values, buckets, ends), shape=(len(rows), num_buckets))
+    return sparse.csr_matrix((rows.values, rows.buckets, rows.starts), shape=(len(rows), num_buckets))
 
 
 def fit_projection(matrix: Matrix, num_components: int, seed: int) -> NDArray[np.float32]:

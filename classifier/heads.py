@@ -1,6 +1,6 @@
 """Fitted estimators as plain arrays, evaluated with numpy alone.
 
-Both heads map one encoded request to one logit per output; the outputs share every feature, so errors common to two
+Both heads map encoded requests to one logit per output; the outputs share every feature, so errors common to two
 tiers cancel in their difference, and the difference is what a decision rests on.
 """
 
@@ -10,8 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-
-from classifier.hashing import SparseRow
 
 MAX_LOGIT = 6.0
 """No estimate is taken to be surer than this (0.25 %), however pure a leaf was."""
@@ -46,9 +44,16 @@ class LinearHead:
     dense: NDArray[np.float32]
     bias: NDArray[np.float32]
 
-    def logits(self, dense: NDArray[np.float32], row: SparseRow) -> NDArray[np.float64]:
-        """float64 (num_outputs,) for one request."""
-        total = row.values.dot(self.sparse.take(row.buckets, axis=0)) + dense.dot(self.dense) + self.bias
+    def logits(self, dense: NDArray[np.float32], summed: NDArray[np.float32]) -> NDArray[np.float64]:
+        """Log-odds of requests, float64 (n, num_outputs).
+
+        Parameters
+        ----------
+        dense : float32 (n, num_dense)
+        summed : float32 (n, num_outputs), their TF-IDF rows times ``sparse``
+        """
+        # As a stack of single rows: how one large product is rounded would depend on how many they are.
+        total = summed + np.matmul(dense[:, None, :], self.dense)[:, 0] + self.bias
         bounded: NDArray[np.float64] = np.minimum(np.maximum(total.astype(np.float64), -MAX_LOGIT), MAX_LOGIT)
         return bounded
 
@@ -84,7 +89,8 @@ class ForestHead:
         node = np.broadcast_to(self.roots, (len(x), len(self.roots)))
         for _ in range(self.depth):
             place = self.feature.take(node)
-            place += starts
+            if len(x) > 1:
+                place += starts
             further = flat.take(place) > self.threshold.take(node)
             node = self.child.take(node)
             node += further

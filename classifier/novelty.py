@@ -22,19 +22,19 @@ import zlib
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from classifier.encoder import EncodedRow, RawRow
-from classifier.hashing import buckets_of, word_ngram_hashes
+from classifier.encoder import Encoded, RawRows
+from classifier.hashing import WordRuns, buckets_of, lengths_of, word_ngram_hashes
 
 SEEN_BITS = 17
 NUM_READINGS = 4
 _GRID = 257
 
 Floats = NDArray[np.float64]
-Readings = tuple[float, float, float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,49 +56,65 @@ class SeenWords:
         object.__setattr__(self, "_known", frozenset(self.prompts.tolist()))
 
     @classmethod
-    def fit(cls, rows: Sequence[RawRow]) -> SeenWords:
+    def fit(cls, rows: RawRows) -> SeenWords:
         """Mark everything that occurs."""
-        marks = [np.zeros(1 << SEEN_BITS, dtype=np.bool_) for _ in range(2)]
-        for row in rows:
-            for order, mark in enumerate(marks, start=1):
-                mark[buckets_of(word_ngram_hashes(row.word_hashes, order), SEEN_BITS)] = True
-        prompts = np.unique(np.array([wording_hash(row) for row in rows], dtype=np.uint32))
-        return cls(marks[0], marks[1], prompts)
+        words, pairs = (np.zeros(1 << SEEN_BITS, dtype=np.bool_) for _ in range(2))
+        words[buckets_of(rows.words.hashes, SEEN_BITS)] = True
+        text_of = np.arange(len(rows)).repeat(lengths_of(rows.words.starts))
+        is_within = text_of[:-1] == text_of[1:]
+        pairs[buckets_of(word_ngram_hashes(rows.words.hashes, 2)[is_within], SEEN_BITS)] = True
+        return cls(words, pairs, np.unique(np.array(wording_hashes(rows), dtype=np.uint32)))
 
-    def knows(self, row: RawRow) -> bool:
-        """Whether the very same wording was there, case, spacing and the digits of figures aside."""
-        return wording_hash(row) in self._known
+    def knows(self, rows: RawRows) -> list[bool]:
+        """Whether each very same wording was there, case, spacing and the digits of figures aside."""
+        return [each in self._known for each in wording_hashes(rows)]
 
-    def unseen_shares(self, row: RawRow) -> tuple[float, float]:
-        """Shares of the row's words and word pairs that never occurred; 0 where there are none."""
+    def unseen_shares(self, words: WordRuns) -> Floats:
+        """Shares of each text's words, and of its word pairs, that never occurred; 0 where there are none.
+
+        float64 (n, 2)
+        """
+        is_seen = self.words.take(buckets_of(words.hashes, SEEN_BITS))
+        are_seen = self.pairs.take(buckets_of(word_ngram_hashes(words.hashes, 2), SEEN_BITS))
         shares = []
-        for order, mark in enumerate((self.words, self.pairs), start=1):
-            buckets = buckets_of(word_ngram_hashes(row.word_hashes, order), SEEN_BITS)
-            shares.append(1.0 - np.count_nonzero(mark.take(buckets)) / len(buckets) if len(buckets) else 0.0)
-        return shares[0], shares[1]
+        # The last word of a text begins no pair of its own, only one into the next text.
+        for begin, end in pairwise(words.starts.tolist()):
+            num_seen, num_pairs_seen = np.count_nonzero(is_seen[begin:end]), np.count_nonzero(are_seen[begin : end - 1])
+            shares.append(
+                (
+                    1.0 - num_seen / (end - begin) if end > begin else 0.0,
+                    1.0 - num_pairs_seen / (end - begin - 1) if end > begin + 1 else 0.0,
+                )
+            )
+        return np.array(shares)
 
 
-def wording_hash(row: RawRow) -> int:
-    """Hash of all words in order; of a prompt without words, of its counted n-grams."""
-    content = row.word_hashes if len(row.word_hashes) else row.counts.buckets
-    return zlib.crc32(content.tobytes())
+def wording_hashes(rows: RawRows) -> list[int]:
+    """Hashes of all words of each text in order; of a prompt without words, of its counted n-grams."""
+    words, buckets = rows.words.hashes, rows.counts.buckets
+    starts = zip(pairwise(rows.words.starts.tolist()), pairwise(rows.counts.starts.tolist()), strict=True)
+    return [zlib.crc32((words[a:b] if a < b else buckets[c:d]).tobytes()) for (a, b), (c, d) in starts]
 
 
-def readings(seen: SeenWords, raw: RawRow, encoded: EncodedRow, projected: NDArray[np.float32]) -> Readings:
-    """The four readings of one request, larger is more foreign.
+def readings(seen: SeenWords, raw: RawRows, encoded: Encoded, projected: NDArray[np.float32]) -> Floats:
+    """The four readings of each request, larger is more foreign, float64 (n, 4).
 
     Parameters
     ----------
     seen : of the training window
-    raw, encoded : the request
-    projected : float32 (k,), its TF-IDF row in the training subspace (orthonormal directions)
+    raw, encoded : the requests
+    projected : float32 (n, k), their TF-IDF rows in the training subspace (orthonormal directions)
     """
-    values, dense = encoded.sparse.values, encoded.dense
-    energy = float(values.dot(values))
-    outside = 1.0 - min(float(projected.dot(projected)) / energy, 1.0) if energy > 0 else 1.0
+    dense = encoded.dense
+    found = np.empty((len(raw), NUM_READINGS))
+    found[:, :2] = seen.unseen_shares(raw.words)
+    # Words and characters are of length one each, where there are any; nothing is inside where there are none.
+    num_parts = (lengths_of(encoded.sparse.bounds) > 0).reshape(-1, 2).sum(axis=1)
+    inside = np.add.reduce(projected * projected, axis=1)
+    found[:, 2] = 1.0 - np.minimum(inside / np.maximum(num_parts, 1), 1.0)
     # numpy.mean, without the arguments it has besides.
-    spread = float(np.sqrt(np.add.reduce(dense * dense) / np.float32(len(dense))))
-    return (*seen.unseen_shares(raw), outside, spread)
+    found[:, 3] = np.sqrt(np.add.reduce(dense * dense, axis=1) / np.float32(dense.shape[1]))
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from classifier.artifact import RouterArtifact
 from classifier.calibration import CalibratorBank
 from classifier.confidence import AnswerConfidence
 from classifier.embedding import Embedder, embedder_for
-from classifier.encoder import Encoder, append_embedding, read_request
+from classifier.encoder import Encoded, Encoder, RawRows, append_embedding, read_requests
 from classifier.errors import ArtifactCorrupt, ArtifactUnsupported, EmbeddingError
 from classifier.features import feature_names
 from classifier.hashing import HashConfig
@@ -26,6 +26,9 @@ from classifier.novelty import NoveltyScale, SeenWords, readings
 from classifier.types import RouterRequest, Sufficiency, TierSufficiency
 
 Floats = NDArray[np.float64]
+_Estimate = tuple[list[float], list[float], float, dict[str, float]]
+"""P(right) and P(as good as the top tier) per tier, novelty, and features."""
+
 # Requests whose trees are walked together: more would leave the caches.
 _TOGETHER = 256
 BUILTIN = Path(__file__).parent / "builtin" / "router.npz"
@@ -50,26 +53,6 @@ class Estimator:
     linear: LinearHead
     forest: ForestHead
     forest_weight: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Read:
-    """What one request's text says: the little that its estimate rests on.
-
-    Attributes
-    ----------
-    raw : float32 (num_features,), as read
-    dense : float32 (num_dense,), in standard scores, with the embedding behind them
-    place : float32 (num_components,), in the training subspace
-    linear : float64 (num_outputs,), log-odds of the linear head
-    novelty : 0..1
-    """
-
-    raw: NDArray[np.float32]
-    dense: NDArray[np.float32]
-    place: NDArray[np.float32]
-    linear: Floats
-    novelty: float
 
 
 class ArtifactRouter:
@@ -111,6 +94,8 @@ class ArtifactRouter:
         except (KeyError, ValueError, IndexError, TypeError) as error:
             raise ArtifactCorrupt(path, f"arrays are missing or do not fit together ({error}).") from error
         self._hash_config = self._estimator.encoder.config
+        # Side by side: what is looked up for one is looked up for the other.
+        self._columns = np.hstack([self._estimator.projection, self._estimator.linear.sparse])
         self._names = (*feature_names(self.num_tiers), *sketch_names(self.num_components))
         described = artifact.metadata["embedding"]
         self._embedding_dim = int(described["dim"])
@@ -181,13 +166,10 @@ class ArtifactRouter:
         return found
 
     def _predict(self, requests: Sequence[RouterRequest]) -> list[Sufficiency]:
-        """Texts are read one by one; what follows on from their few numbers is worked out for all at once."""
+        """All at once: a text has a few hundred numbers, on which numpy takes longer to begin than to work."""
         started = time.perf_counter()
-        vectors: Sequence[NDArray[np.float32] | None] = [None] * len(requests)
-        if self._embedder is not None:
-            vectors = list(self._embed(requests))
-        reads = [self._read(request, vector) for request, vector in zip(requests, vectors, strict=True)]
-        estimates = self._estimates(reads)
+        raw = read_requests(requests, self.num_tiers, self._hash_config)
+        estimates = self._estimates(raw, None if self._embedder is None else self._embed(requests))
         latency_s = (time.perf_counter() - started) / len(requests)
         return [
             Sufficiency(
@@ -210,40 +192,39 @@ class ArtifactRouter:
             raise EmbeddingError(f"The embedding source gave shape {vectors.shape}; the router expects {expected}.")
         return vectors
 
-    def _read(self, request: RouterRequest, vector: NDArray[np.float32] | None) -> _Read:
+    def _estimates(self, raw: RawRows, vectors: NDArray[np.float32] | None) -> Iterator[_Estimate]:
         part = self._estimator
-        raw = read_request(request, self.num_tiers, self._hash_config)
         encoded = part.encoder.encode(raw)
-        dense = encoded.dense if vector is None else append_embedding(encoded.dense, vector)
-        projected = encoded.sparse.values.dot(part.projection.take(encoded.sparse.buckets, axis=0))
-        is_known = self._seen.knows(raw)
-        novelty = 0.0 if is_known else self._scale.novelty(readings(self._seen, raw, encoded, projected))
-        return _Read(
-            raw.dense, dense, projected * part.component_scale, part.linear.logits(dense, encoded.sparse), novelty
+        dense = encoded.dense if vectors is None else append_embedding(encoded.dense, vectors)
+        summed = encoded.sparse.dot(self._columns)
+        projected, linear = summed[:, : self.num_components], summed[:, self.num_components :]
+        places = projected * part.component_scale
+        forest = part.forest.logits(np.hstack([dense, places]))
+        right, good = self._calibrated(
+            part.forest_weight * forest + (1 - part.forest_weight) * part.linear.logits(dense, linear)
         )
-
-    def _estimates(self, reads: Sequence[_Read]) -> Iterator[tuple[list[float], list[float], float, dict[str, float]]]:
-        """P(right) and P(as good as the top tier) per tier, novelty, and the features of each request."""
-        part = self._estimator
-        places = np.stack([read.place for read in reads])
-        forest = part.forest.logits(np.hstack([np.stack([read.dense for read in reads]), places]))
-        linear = np.stack([read.linear for read in reads])
-        right, good = self._calibrated(part.forest_weight * forest + (1 - part.forest_weight) * linear)
+        novelty = self._novelty(raw, encoded, projected)
         sketches = rounded_sketch(places)
-        rows = zip(reads, sketches.tolist(), right.tolist(), good.tolist(), strict=True)
-        for row, (read, sketch, p_right, p_good) in enumerate(rows):
-            features = dict(zip(self._names, (*read.raw.tolist(), *sketch), strict=True))
+        values = np.hstack([raw.dense, sketches]).tolist()
+        rows = zip(right.tolist(), good.tolist(), novelty, values, strict=True)
+        for row, (p_right, p_good, foreign, numbers) in enumerate(rows):
+            features = dict(zip(self._names, numbers, strict=True))
             if self._adjustment is None:
-                yield p_right, p_good, read.novelty, features
+                yield p_right, p_good, foreign, features
                 continue
-            features |= base_entries(p_right, p_good, read.novelty)
+            features |= base_entries(p_right, p_good, foreign)
             one = slice(row, row + 1)
             # One by one, so that what a request is told does not depend on who is asked about beside it.
             view = LogViews(
-                read.raw[None], sketches[one].astype(np.float32), right[one], good[one], np.array([read.novelty])
+                raw.dense[one], sketches[one].astype(np.float32), right[one], good[one], np.array([foreign])
             )
             revised_right, revised_good, revised_novelty = self._adjustment(view)
             yield revised_right[0].tolist(), revised_good[0].tolist(), float(revised_novelty[0]), features
+
+    def _novelty(self, raw: RawRows, encoded: Encoded, projected: NDArray[np.float32]) -> list[float]:
+        known = self._seen.knows(raw)
+        found = readings(self._seen, raw, encoded, projected).tolist()
+        return [0.0 if is_known else self._scale.novelty(each) for is_known, each in zip(known, found, strict=True)]
 
     def _calibrated(self, logits: Floats) -> tuple[Floats, Floats]:
         outputs = self._calibrators(logits)

@@ -18,7 +18,7 @@ from classifier.artifact import RouterArtifact
 from classifier.calibration import Calibrator, CalibratorBank
 from classifier.embedding import Embedder
 from classifier.encoded_rows import EncodedRows, Rows
-from classifier.encoder import read_request
+from classifier.encoder import RawRows, read_requests
 from classifier.errors import TrainingError
 from classifier.features import feature_names
 from classifier.fitting import (
@@ -35,6 +35,7 @@ from classifier.table import TrainingTable
 
 Floats = NDArray[np.float64]
 _FOREST_WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)
+_READ_TOGETHER = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,12 @@ def fit_router(
     options = options or FitOptions()
     folds = group_folds(table.groups, options.num_folds, seed) if folds is None else folds
     vectors = None if embedder is None else embedder.embed(table.requests)
-    raw = tuple(read_request(request, table.num_tiers, options.hashing) for request in table.requests)
+    raw = RawRows.join(
+        [
+            read_requests(table.requests[start : start + _READ_TOGETHER], table.num_tiers, options.hashing)
+            for start in range(0, len(table.requests), _READ_TOGETHER)
+        ]
+    )
     rows = Rows(raw, vectors, table.targets(), table.weights)
     linear, forest, held_out_readings, c = _left_out(rows, folds, options, seed)
     weight = _best_forest_weight(linear, forest, rows)

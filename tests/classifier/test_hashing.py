@@ -10,9 +10,12 @@ from hypothesis import strategies as st
 
 from classifier.hashing import (
     HashConfig,
+    SparseRows,
+    WordRuns,
     buckets_of,
     char_ngram_hashes,
-    hash_text,
+    fold,
+    hash_texts,
     word_hashes,
     word_ngram_hashes,
 )
@@ -22,19 +25,34 @@ CONFIG = HashConfig(word_bits=10, char_bits=9)
 any_text = st.text(st.characters(codec=None), max_size=200)
 
 
+def hashed(*texts: str) -> SparseRows:
+    return hash_texts(texts, WordRuns.of(list(map(words, texts))), CONFIG)
+
+
 def encode(text: str) -> dict[int, float]:
-    row = hash_text(text, word_hashes(words(text)), CONFIG)
+    row = hashed(text)
     return dict(zip(row.buckets.tolist(), row.values.tolist(), strict=True))
 
 
 @given(any_text)
 def test_buckets_are_sorted_and_in_their_block(text: str) -> None:
-    row = hash_text(text, word_hashes(words(text)), CONFIG)
+    row = hashed(text)
     assert (np.diff(row.buckets) > 0).all()
     assert len(row.buckets) == 0 or (row.buckets[0] >= 0 and row.buckets[-1] < CONFIG.num_buckets)
     num_words = len(words(text))
     word_mass = row.values[row.buckets < 1 << CONFIG.word_bits].sum()
     assert word_mass == num_words + max(num_words - 1, 0)
+    assert row.bounds.tolist() == [0, int((row.buckets < 1 << CONFIG.word_bits).sum()), len(row.buckets)]
+
+
+@given(st.lists(any_text, min_size=1, max_size=6), st.data())
+def test_texts_are_hashed_together_as_each_alone(texts: list[str], data: st.DataObject) -> None:
+    picked = data.draw(st.lists(st.sampled_from(range(len(texts))), min_size=1, max_size=4))
+    found = hashed(*texts).take(picked)
+    expected = SparseRows.join([hashed(texts[each]) for each in picked])
+    assert found.buckets.tolist() == expected.buckets.tolist()
+    assert found.values.tolist() == expected.values.tolist()
+    assert found.bounds.tolist() == expected.bounds.tolist()
 
 
 @given(any_text)
@@ -43,7 +61,10 @@ def test_characters_are_counted_as_a_plain_loop_counts_them(text: str) -> None:
     # Decimal digits of ASCII are one symbol; every n-gram of equal symbols must share a bucket, counted once each.
     symbols = ["0" if c in "0123456789" else c for c in folded]
     expected = Counter("".join(symbols[i : i + n]) for n in range(3, 6) for i in range(len(symbols) - n + 1))
-    found = Counter(char_ngram_hashes(text, 3, 5).tolist())
+    runs = np.empty((3, len(fold(text))), dtype=np.uint32)
+    char_ngram_hashes(fold(text), 3, 5, runs)
+    num_runs = [max(len(fold(text)) + 1 - length, 0) for length in (3, 4, 5)]
+    found = Counter(each for run, num in zip(runs.tolist(), num_runs, strict=True) for each in run[:num])
     assert sorted(found.values()) == sorted(expected.values())
 
 

@@ -9,7 +9,6 @@ from sklearn.ensemble import ExtraTreesRegressor
 from sklearn.linear_model import LogisticRegression
 
 from classifier.calibration import CalibratorBank
-from classifier.encoder import EncodedRow
 from classifier.fitting import (
     DENSE_SHRINK,
     fit_calibrator,
@@ -21,19 +20,19 @@ from classifier.fitting import (
     prior_logit,
     sparse_matrix,
 )
-from classifier.hashing import SparseRow
+from classifier.hashing import SparseRows
 from classifier.heads import MAX_LOGIT, bounded_logit, sigmoid
 
 RNG = np.random.default_rng(7)
 
 
-def random_rows(n: int, num_buckets: int = 64, num_dense: int = 5) -> tuple[list[EncodedRow], np.ndarray]:
+def random_rows(n: int, num_buckets: int = 64, num_dense: int = 5) -> tuple[SparseRows, np.ndarray]:
     rows = []
     for _ in range(n):
         buckets = np.sort(RNG.choice(num_buckets, size=int(RNG.integers(1, 20)), replace=False))
-        dense = RNG.normal(size=num_dense).astype(np.float32)
-        rows.append(EncodedRow(dense, SparseRow(buckets, RNG.random(len(buckets)).astype(np.float32))))
-    return rows, np.stack([row.dense for row in rows])
+        bounds = np.array([0, len(buckets) // 2, len(buckets)])
+        rows.append(SparseRows(buckets, RNG.random(len(buckets)).astype(np.float32), bounds))
+    return SparseRows.join(rows), RNG.normal(size=(n, num_dense)).astype(np.float32)
 
 
 def test_linear_head_is_logistic_regression() -> None:
@@ -44,9 +43,11 @@ def test_linear_head_is_logistic_regression() -> None:
     features = sparse.hstack([matrix, sparse.csr_matrix(dense * DENSE_SHRINK)]).tocsr()
     reference = LogisticRegression(C=1.0, max_iter=1000).fit(features, target).predict_proba(features)[:, 1]
     together = sigmoid(linear_logits(head, matrix, dense))[:, 0]
-    alone = np.array([sigmoid(head.logits(row.dense, row.sparse))[0] for row in rows])
+    served = head.logits(dense, rows.dot(head.sparse))
+    alone = [head.logits(dense[i : i + 1], rows.take([i]).dot(head.sparse)) for i in range(len(rows))]
+    assert (np.concatenate(alone) == served).all()
     assert together == pytest.approx(reference, abs=2e-3)  # sparse weights are kept in half precision
-    assert alone == pytest.approx(together, abs=1e-6)
+    assert sigmoid(served)[:, 0] == pytest.approx(together, abs=1e-6)
 
 
 @pytest.mark.parametrize("integer_features", [False, True])
