@@ -33,6 +33,21 @@ class Shape:
         return max(end for _, end, _ in _places(self))
 
 
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What decides, beside the model, which launches compute a step up to its logits.
+
+    Attributes
+    ----------
+    max_query_len : the longest query there may be
+    by_rows : logits are of the tokens in ``rows``, else of every token
+    """
+
+    shape: Shape
+    max_query_len: int
+    by_rows: bool
+
+
 @dataclass(slots=True)
 class HostFields:
     """A step's input as NumPy arrays over host bytes; names and dtypes are those of :class:`DeviceFields`."""
@@ -161,12 +176,13 @@ class BlockTables:
         found += positions % block_size
         return found
 
-    def upload(self, num_rows: int, turn: int) -> None:
-        """Bring the device's rows up to date; ``turn`` counts steps, for the ring."""
+    def upload(self, num_rows: int, turn: int) -> int:
+        """Bring the device's rows up to date; ``turn`` counts steps, for the ring. Returns how many columns changed."""
         if not self._is_changed:
-            return
+            return 0
         self._is_changed = False
         width = max(map(len, self._rows[:num_rows]))
         pinned = self._pinned[turn % RING][: num_rows * width]
         pinned.numpy().reshape(num_rows, width)[:] = self._mirror[:num_rows, :width]
         self.tensor[:num_rows, :width].copy_(pinned.to(self.tensor.device, non_blocking=True).view(num_rows, width))
+        return width

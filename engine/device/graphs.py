@@ -41,10 +41,12 @@ class GraphCache:
     ----------
     name : of the engine, for the log
     enabled : False runs everything eagerly
+    agree : whether all who capture the same step, each its part, could; a part alone could not be replayed
     """
 
-    def __init__(self, name: str, *, enabled: bool) -> None:
+    def __init__(self, name: str, *, enabled: bool, agree: Callable[[bool], bool] = bool) -> None:
         self._name = name
+        self._agree = agree
         self.is_enabled = enabled
         self._captured: dict[Hashable, _Captured | None] = {}
         self._pool = torch.cuda.graph_pool_handle() if enabled else None
@@ -70,7 +72,9 @@ class GraphCache:
             if is_new or not self.is_enabled:
                 return function()
             captured = self._captured[key] = self._capture(key, function)
-            if captured is None:
+            if not self._agree(captured is not None) or captured is None:
+                self._captured[key] = None
+                self.is_enabled = False
                 return function()
             # Capturing took long; from the next time on it is a replay.
             captured.graph.replay()
@@ -90,7 +94,6 @@ class GraphCache:
             finally:
                 graph.capture_end()
         except RuntimeError as cause:  # out of memory is one of them
-            self.is_enabled = False
             logger.warning(
                 "%s: step %s could not be captured (%s: %s); steps not captured so far are launched kernel by kernel",
                 self._name,

@@ -9,15 +9,17 @@ references and without graphs, which is how its tests run.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from engine.config import EngineConfig, ModelConfig
-from engine.device.buffers import RING, BlockTables, DeviceFields, HostFields, Shape, device_fields, host_fields
+from engine.device.buffers import RING, BlockTables, DeviceFields, Form, HostFields, Shape, device_fields, host_fields
 from engine.device.checks import check_drafts
 from engine.device.draws import Draws, Extras, draws_of, error_of, needs_host, put_padding, put_row, sampling_tensors
 from engine.device.graphs import GraphCache, bucket
@@ -25,9 +27,9 @@ from engine.device.reports import Reports, report
 from engine.device.seen import SeenTokens
 from engine.kernels.sampling import count_tokens, sample
 from engine.kv_cache import KVCache
-from engine.models.decoder import DecoderModel
-from engine.models.fused import StepTensors
-from engine.runner import Flight, StepResult, draw_by_host, keep_prompt
+from engine.layers.linear import Linear
+from engine.models.fused import FusedDecoder, StepTensors
+from engine.runner import Flight, Model, StepResult, draw_by_host, keep_prompt
 from engine.sampler import Row, Sampler
 from engine.scheduler import Scheduled, StepPlan
 from engine.sequence import Sequence
@@ -46,6 +48,16 @@ _MULTIPLE = 16
 # launches of 14 us, and twice that beside threads of other engines; products reach about 400 TFLOP/s at such sizes.
 _LAYER_LAUNCH_S = 2 * 25 * 14e-6
 _FLOPS = 4e14
+
+
+class DeviceModel(Model, Protocol):
+    """What the device's runner needs of a model; see :class:`engine.models.decoder.DecoderModel`."""
+
+    @property
+    def fused(self) -> FusedDecoder: ...
+
+    @property
+    def lm_head(self) -> Linear: ...
 
 
 @dataclass(slots=True)
@@ -78,7 +90,7 @@ class DeviceRunner:
     """
 
     def __init__(
-        self, model: DecoderModel, kv: KVCache, config: EngineConfig, *, max_tokens_per_sequence: int, name: str
+        self, model: DeviceModel, kv: KVCache, config: EngineConfig, *, max_tokens_per_sequence: int, name: str
     ) -> None:
         self.model = model
         self.kv = kv
@@ -197,8 +209,9 @@ class DeviceRunner:
             self._check(hidden, fields, draws, size, probs)
             return None
 
-        self._upload(shape, len(items))
-        flight.logits = self.graphs.run((size, query_len, draws, probs is not None, extras), run)
+        key = (size, query_len, draws, probs is not None, extras)
+        self._upload(Form(shape, query_len, by_rows=False), len(items), key)
+        flight.logits = self.graphs.run(key, run)
         if checks:
             num_places = size * (query_len + 2)
             landed = self._landed_checks[self._turn % RING][:num_places]
@@ -219,12 +232,11 @@ class DeviceRunner:
             host, fields = self._fields(shape)
             self._fill_mixed(host, items, lengths, draws)
             self._fill_lines(host, flight)
-            self._upload(shape, len(items))
             # The longest query is taken to be the whole step, so that one graph serves however it is divided.
             step = self._step_tensors(fields, shape.num_sequences, shape.num_tokens)
-            flight.logits = self.graphs.run(
-                (shape, draws, extras), lambda: self._run_mixed(step, fields, draws, extras)[1]
-            )
+            key = (shape, draws, extras)
+            self._upload(Form(shape, shape.num_tokens, by_rows=True), len(items), key)
+            flight.logits = self.graphs.run(key, lambda: self._run_mixed(step, fields, draws, extras)[1])
             return
         # A large step is compiled for when its like first comes.
         flight.is_typical = (num_tokens.bit_length(), draws) in self._large
@@ -233,7 +245,7 @@ class DeviceRunner:
         host, fields = host_fields(self._pinned[self._turn % RING], shape), device_fields(self._bytes, shape)
         self._fill_mixed(host, items, lengths, draws)
         self._fill_lines(host, flight)
-        self._upload(shape, len(items))
+        self._upload(Form(shape, max(lengths), by_rows=True), len(items), None)
         step = self._step_tensors(fields, shape.num_sequences, max(lengths))
         hidden, flight.logits = self._run_mixed(step, fields, draws, extras)
         self._keep_prompts(flight, hidden)
@@ -349,21 +361,18 @@ class DeviceRunner:
         host.rows[row:] = 0
         put_padding(host, row)
 
-    def _upload(self, shape: Shape, num_rows: int) -> None:
-        size = shape.num_bytes
+    def _upload(self, form: Form, num_sequences: int, key: Hashable | None) -> None:
+        """Bring a step's input to the device; ``key`` is its graph's, None where it has none."""
+        size = form.shape.num_bytes
         self._bytes[:size].copy_(self._pinned[self._turn % RING][:size], non_blocking=True)
-        self._tables.upload(num_rows, self._turn)
+        width = self._tables.upload(num_sequences, self._turn)
+        self._announce(form, key, self._tables.tensor[:num_sequences, :width])
+
+    def _announce(self, form: Form, key: Hashable | None, tables: Tensor) -> None:
+        """Say which step comes, and what changed of the block tables, to whoever computes along: here nobody."""
 
     def _step_tensors(self, fields: DeviceFields, num_sequences: int, query_len: int) -> StepTensors:
-        return StepTensors(
-            token_ids=fields.token_ids,
-            positions=fields.positions,
-            slots=fields.slots,
-            query_starts=fields.query_starts,
-            context_lens=fields.context_lens,
-            block_tables=self._tables.tensor[:num_sequences],
-            max_query_len=query_len,
-        )
+        return step_tensors(fields, self._tables.tensor[:num_sequences], query_len)
 
     def _with_tokens(self, step: StepTensors, fields: DeviceFields) -> StepTensors:
         """Take tokens that are due from where the last step drew them."""
@@ -382,7 +391,7 @@ class DeviceRunner:
     def _draw(self, hidden: Tensor, fields: DeviceFields, draws: Draws, extras: Extras) -> Tensor | None:
         """Draw for each row of hidden states into ``_drawn``, or return the logits for the host."""
         if draws is Draws.BY_HOST:
-            return self.model.logits(hidden)
+            return self.model.lm_head(hidden).float()
         params = sampling_tensors(fields, draws)
         if extras.penalised:
             params.penalties = self._seen.penalties(fields.lines, fields.presence, fields.frequency, fields.repetition)
@@ -503,6 +512,19 @@ def _keeps_prompt(item: Scheduled) -> bool:
     return item.start < sequence.num_prompt and (bool(sequence.num_to_score) or not sequence.pooled_done)
 
 
-def stream_priority(model: DecoderModel) -> int:
+def step_tensors(fields: DeviceFields, tables: Tensor, query_len: int) -> StepTensors:
+    """What the forward pass reads of a step's input."""
+    return StepTensors(
+        token_ids=fields.token_ids,
+        positions=fields.positions,
+        slots=fields.slots,
+        query_starts=fields.query_starts,
+        context_lens=fields.context_lens,
+        block_tables=tables,
+        max_query_len=query_len,
+    )
+
+
+def stream_priority(model: Model) -> int:
     """Smaller models go first where the device has a choice: their steps are short, and waiting doubles them."""
     return -1 if model.weight_bytes < (16 << 30) else 0
