@@ -13,9 +13,9 @@ export OMP_WAIT_POLICY ?= passive
 run: $(VENV)/.run
 	$(BIN)/suffice up --host $(HOST) --port $(PORT)
 
-# A file's tests stay in one process, which then builds their models once.
+# A file's tests stay in one process, which then builds their models once. Many wait for a server: so four, on two cores too.
 test: $(VENV)/.test tests/clients/node_modules/.installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 4 --dist loadfile
 
 test-gpu: $(VENV)/.test
 	$(BIN)/python -m pytest -m gpu
