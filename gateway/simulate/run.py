@@ -133,8 +133,11 @@ async def _traffic(stage: Stage, world: World, plan: Plan, look: int, stretch: S
             asked = [world.ask(stage.conditions) for _ in range(min(_AT_ONCE, count - start))]
             for served in await asyncio.gather(*(stage.serve(each) for each in asked)):
                 stretch.add(served, top_usd)
-        stage.clock.advance(WEEK_S / num_hours)
+            await stage.control.shadow.settle()
+        # The hour's checks come before its end, so that no hour's budget pays for two.
+        stage.clock.advance(0.98 * WEEK_S / num_hours)
         stretch.num_checks += await stage.work()
+        stage.clock.advance(0.02 * WEEK_S / num_hours)
 
 
 async def _spent_on_checks(stage: Stage) -> Decimal:

@@ -194,7 +194,8 @@ class Stage:
     async def look(self) -> None:
         """The monitor's look, and the rollout's step, as the leader."""
         lease = await self._led()
-        await self.monitor.look(lease)
+        # A server looks every half minute, and spares itself the floors only for some minutes.
+        await self.monitor.look(lease, at_once=True)
         await self.driver.step(lease)
         await self.control.refresh()
 

@@ -186,8 +186,8 @@ class VerificationQueue:
         return QueueState(num_queued, num_running, min((row[2] for row in rows.values()), default=None))
 
     async def spent_since(self, moment: datetime) -> Spent:
-        """What checks that ended since ``moment``, and those under way, have cost."""
-        which = or_(_V.finished_at >= moment, _V.status.in_(_OPEN))
+        """What checks that ended after ``moment``, and those under way, have cost."""
+        which = or_(_V.finished_at > moment, _V.status.in_(_OPEN))
         summed = select(func.sum(_V.cost_nano_usd), func.sum(_V.compute_s)).where(which)
         async with self._store.transaction() as connection:
             nano, compute_s = (await connection.execute(summed)).one()

@@ -18,7 +18,7 @@ from gateway.store.errors import RecordRejected
 from gateway.store.records import VerificationJob
 from gateway.store.store import Store
 from gateway.store.tables import requests, verification_texts, verifications
-from gateway.store.verifications import CheckResult, QueueState, Spent, VerificationQueue
+from gateway.store.verifications import NOTHING, CheckResult, QueueState, Spent, VerificationQueue
 from tests.gateway.records import NOW, make_record
 from tests.gateway.verify.jobs import draw_jobs, make_job
 
@@ -95,7 +95,8 @@ async def test_a_result_counts_once_and_forgets_the_text(store: Store, queue: Ve
     assert (row["status"], row["verdict"], row["p_good"], row["scores"]) == ("done", 1, 0.9, {"overlap": 0.5})
     assert (row["cost_nano_usd"], row["compute_s"]) == (1_000_000, 2.0)
     assert await count(store, verification_texts) == 0
-    assert await queue.spent_since(NOW) == GOOD.spent
+    assert await queue.spent_since(NOW - timedelta(seconds=1)) == GOOD.spent
+    assert await queue.spent_since(NOW) == NOTHING, "an hour that is over does not count again"
     assert await queue.state() == QueueState()
 
 
