@@ -17,7 +17,7 @@ from gateway.bill import Bill, add_earlier, make_bill
 from gateway.rates.rates import Grant
 from gateway.store.records import Attempt
 from policies.policy import Policy
-from policies.types import ReasonCode, RoutingDecision, Tier
+from policies.types import ReasonCode, RequestFacts, RoutingDecision, Tier
 
 Clock = Callable[[], float]
 
@@ -52,6 +52,7 @@ class Exchange:
     policy: Policy | None = None
     router_version: str = ""
     sufficiency: Sufficiency | None = None
+    facts: RequestFacts | None = None
     decision: RoutingDecision | None = None
     attempts: list[Attempt] = field(default_factory=list)
     asked_tier: Tier | None = None

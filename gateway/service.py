@@ -52,7 +52,7 @@ class Service:
     kill_switch : all traffic goes to the top tier
     tightened : (policy's name, router's version) -> tier in doubt -> P(as good) it must reach
     tightened_groups : likewise -> tenant or domain in doubt -> tier -> P(as good) it must reach
-    shadow : shown every decision once it is there
+    shadow : shown every answered request once its row is there
     sampler : draws answers for checks
     unavailable : tiers that cannot be asked now, by number
     """
@@ -102,12 +102,10 @@ class Service:
         exchange.policy = policy
         exchange.router_version = slot.version
         exchange.sufficiency = estimate
-        facts = await self._facts(exchange, policy, overrides, estimate)
-        exchange.decision = decide(facts, policy, self.catalog.ladder, self._rng)
+        exchange.facts = await self._facts(exchange, policy, overrides, estimate)
+        exchange.decision = decide(exchange.facts, policy, self.catalog.ladder, self._rng)
         if exchange.decision.way_up:
             exchange.calibration = getattr(slot.router, "confidence", exchange.calibration)
-        if self.shadow is not None:
-            self.shadow.show(exchange, facts)
         self.metrics.routing_s.observe(exchange.clock() - started_s)
 
     def _rule(self, exchange: Exchange) -> tuple[Policy, Overrides]:
@@ -219,6 +217,8 @@ class Service:
         started_s = time.perf_counter()
         await self._rows.record(record, job)
         self.metrics.commit_s.observe(time.perf_counter() - started_s)
+        if self.shadow is not None:
+            self.shadow.show(exchange, is_drawn=job is not None)
         self._note(record)
 
     async def settle_failure(self, exchange: Exchange, error: Exception, *, is_cancelled: bool) -> None:

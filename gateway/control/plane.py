@@ -264,7 +264,7 @@ class ControlPlane:
         share = state.router.canary.share if state.router.canary and not in_shadow else 0.0
         self._catalog.replace_policies(serving.policies, serving.policies[self._default(state, policies)])
         self.routers.replace(serving, canary if not in_shadow else None, share)
-        self.shadow.watch_with(canary if in_shadow else None)
+        self.shadow.watch_with(canary, serves=not in_shadow, tightened=_least(state, version))
         self.state = state
         self._in_force = policies
         self.refused = frozenset(subject for subject, _ in problems)
@@ -337,3 +337,9 @@ class ControlPlane:
             await self.store.raise_alert(alert)
         except StoreError as error:
             _log.warning("the alert about %s was not kept: %s", subject, error)
+
+
+def _least(state: ControlState, router: str | None) -> dict[str, dict[int, float]]:
+    """Policy's name -> tier in doubt with a router -> the P(as good) it must reach."""
+    tightened = {name: routers.get(router or "none", {}) for name, routers in state.tightening.items()}
+    return {name: {tier: each.least for tier, each in tiers.items()} for name, tiers in tightened.items()}

@@ -1,6 +1,11 @@
 """Drives a rollout on the leader: fed by decisions in shadow and by checked answers, moved on or back by the rules.
 
 The machine is :mod:`policies.rollout`; here it is given what happened, and its stage becomes what is in force.
+
+Checks of two kinds tell what the new router is worth. Those of answers that it decided itself; and those of answers of
+the very tier that it would have chosen for a request of the serving router, known from the shadow: served and checked,
+or asked beside the dearest tier because the tier was in doubt. Requests go to one router or the other by sticky keys,
+so each kind alone is a sample of the same traffic, and within each kind an answer weighs by its own chance.
 """
 
 from __future__ import annotations
@@ -12,7 +17,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from gateway.config_sections import ControlConfig, MonitorConfig
-from gateway.control.drift import DriftRule, loss_of, make_design, thin
+from gateway.control.drift import DriftRule, loss_of, make_design, weigh
 from gateway.control.plane import ControlPlane
 from gateway.control.state import Canary
 from gateway.ids import uuid7
@@ -29,7 +34,11 @@ _MAX_NEW = 5_000
 
 @dataclass(frozen=True, slots=True)
 class RolloutState:
-    """A rollout as it is stored: plan, machine, and how far it was fed."""
+    """A rollout as it is stored: plan, machine, and how far it was fed.
+
+    ``seen`` and ``seen_beside`` are the last inclusion probabilities of the router's own answers and of the others,
+    ``num_beside`` how many of the others were counted.
+    """
 
     plan: RolloutPlan
     rollout: Rollout
@@ -37,6 +46,8 @@ class RolloutState:
     cursor: datetime
     counted: frozenset[str] = frozenset()
     seen: tuple[float, ...] = ()
+    seen_beside: tuple[float, ...] = ()
+    num_beside: int = 0
     num_shadow: int = 0
 
     def as_dict(self) -> dict[str, Any]:
@@ -48,6 +59,8 @@ class RolloutState:
             "cursor": self.cursor.isoformat(),
             "counted": sorted(self.counted),
             "seen": list(self.seen),
+            "seen_beside": list(self.seen_beside),
+            "num_beside": self.num_beside,
             "num_shadow": self.num_shadow,
         }
 
@@ -58,6 +71,7 @@ class RolloutState:
         guard = dict(plan["guard"])
         plan |= {"guard": DriftDesign(**guard | {"risen": tuple(guard["risen"])}), "shares": tuple(plan["shares"])}
         rollout |= {"guard": DriftState.from_dict(rollout["guard"]), "stage": Stage(rollout["stage"])}
+        rollout["weights"] = tuple(rollout.get("weights", (0.0, 0.0)))
         return cls(
             RolloutPlan(**plan),
             Rollout(**rollout),
@@ -65,6 +79,8 @@ class RolloutState:
             datetime.fromisoformat(stored["cursor"]),
             frozenset(stored["counted"]),
             tuple(stored["seen"]),
+            tuple(stored.get("seen_beside", ())),
+            int(stored.get("num_beside", 0)),
             int(stored["num_shadow"]),
         )
 
@@ -136,16 +152,21 @@ class RolloutDriver:
         return RolloutState(plan, rollout, reads, row.started_at)
 
     async def _fed(self, state: RolloutState, row: RolloutRow) -> RolloutState:
+        version, since = row.router_version, max(row.started_at, state.cursor - _OVERLAP)
         found = [
             each
-            async for each in self._reader.checked(finished_since=state.cursor - _OVERLAP, limit=_MAX_NEW)
-            if each.router_version == row.router_version and each.is_up and each.created_at >= row.started_at
+            async for each in self._reader.tried(version, finished_since=since, limit=_MAX_NEW)
+            if each.created_at >= row.started_at and each.dear_tier == self._top(each.policy_name)
         ]
-        losses, seen = [], state.seen
-        for each in found:
-            if each.verification_id not in state.counted:
-                is_kept, seen = thin(each, seen)
-                losses += [loss_of(each, state.reads)] if is_kept else []
+        new = [each for each in found if each.verification_id not in state.counted]
+        losses, weights, seen, seen_beside = [], [], state.seen, state.seen_beside
+        for each in new:
+            if each.router_version == version:
+                weight, seen = weigh(each.inclusion, seen)
+            else:
+                weight, seen_beside = weigh(each.inclusion, seen_beside)
+            losses.append(loss_of(each, state.reads))
+            weights.append(weight)
         cursor = max([state.cursor, *(each.finished_at for each in found)])
         num_shadow = state.num_shadow
         if state.rollout.stage is Stage.SHADOW:
@@ -154,11 +175,25 @@ class RolloutDriver:
             state.plan,
             state.rollout,
             num_decisions=num_shadow - state.num_shadow,
-            losses=tuple(losses),
+            losses=losses,
+            weights=weights,
             now_s=self._clock().timestamp(),
         )
-        counted = frozenset(each.verification_id for each in found if each.finished_at >= cursor - _OVERLAP)
-        return replace(state, rollout=rollout, cursor=cursor, counted=counted, seen=seen, num_shadow=num_shadow)
+        return replace(
+            state,
+            rollout=rollout,
+            cursor=cursor,
+            counted=frozenset(each.verification_id for each in found if each.finished_at >= cursor - _OVERLAP),
+            seen=seen,
+            seen_beside=seen_beside,
+            num_beside=state.num_beside + sum(each.router_version != version for each in new),
+            num_shadow=num_shadow,
+        )
+
+    def _top(self, policy_name: str) -> int:
+        """The dearest tier that a policy permits; its answers are what others are judged by."""
+        policy = self._plane.policies.get(policy_name)
+        return max(policy.allowed_tiers if policy else (), default=len(self._plane.ladder))
 
     async def _move(self, canary: Canary, state: RolloutState, lease: Lease) -> None:
         rollout = state.rollout

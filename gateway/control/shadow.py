@@ -1,7 +1,8 @@
-"""A router in shadow: it predicts for a share of requests after they were decided, and what it would have done is kept.
+"""A router on its way: it predicts for requests that another one decided, and what it would have done is kept.
 
-Nothing here is in a request's way: the queue is bounded, what does not fit is left out, predictions run in a thread of
-their own, and rows are written in batches.
+In shadow it sees a share of all requests; and in shadow and after it every request that was drawn for a check, since
+there what it would have done can be told from what was found. Nothing here is in a request's way: the queue is bounded,
+what does not fit is left out, predictions run in a thread of their own, and rows are written in batches.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ import asyncio
 import logging
 import random
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Protocol
 
 from classifier.types import Router, RouterRequest, Sufficiency
@@ -51,6 +54,15 @@ class _Seen:
     tier: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Watching:
+    """With which router, of which share of what is not checked, and what is in doubt with it."""
+
+    slot: Slot
+    share: float
+    tightened: Mapping[str, Mapping[int, float]]
+
+
 class Shadow:
     """Watches with one router at a time.
 
@@ -58,7 +70,7 @@ class Shadow:
     ----------
     ladder : the tiers
     writer : where decisions are kept
-    share : of the requests to look at
+    share : of the requests that a router which serves nothing looks at
     rng : draws them
     """
 
@@ -67,33 +79,51 @@ class Shadow:
         self._writer = writer
         self._share = share
         self._rng = rng
-        self._slot: Slot | None = None
-        self._seen: asyncio.Queue[_Seen] = asyncio.Queue(_MAX_WAITING)
+        self._watching: _Watching | None = None
+        self._seen: asyncio.Queue[_Seen | None] = asyncio.Queue(_MAX_WAITING)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="suffice-shadow")
         self._task: asyncio.Task[None] | None = None
         self.num_left_out = 0
 
     @property
     def version(self) -> str | None:
-        """Of the router in shadow."""
-        return self._slot.version if self._slot is not None else None
+        """Of the router that watches."""
+        return self._watching.slot.version if self._watching is not None else None
 
     def start(self) -> None:
         """Begin to work off what is shown."""
         self._task = asyncio.create_task(self._run(), name="suffice-shadow")
 
-    def watch_with(self, slot: Slot | None) -> None:
-        """Use another router, or none."""
-        self._slot = slot
+    def watch_with(
+        self,
+        slot: Slot | None,
+        *,
+        serves: bool = False,
+        tightened: Mapping[str, Mapping[int, float]] = MappingProxyType({}),
+    ) -> None:
+        """Use another router, or none.
 
-    def show(self, exchange: Exchange, facts: RequestFacts) -> None:
-        """A request that was just decided; pinned and explored ones say nothing of a router."""
-        if self._slot is None:
+        Parameters
+        ----------
+        serves : it has a share of the traffic already; then only what is checked is looked at
+        tightened : policy's name -> tier in doubt with this router -> P(as good) it must reach
+        """
+        self._watching = None if slot is None else _Watching(slot, 0.0 if serves else self._share, tightened)
+
+    def show(self, exchange: Exchange, *, is_drawn: bool) -> None:
+        """A request that was just answered; pinned and explored ones, and the router's own, say nothing new of it.
+
+        Parameters
+        ----------
+        is_drawn : its answer will be checked; no outcome has influenced that
+        """
+        watching, facts = self._watching, exchange.facts
+        if watching is None or facts is None or exchange.router_version == watching.slot.version:
             return
         decision, policy = exchange.decision, exchange.policy
         if decision is None or policy is None or decision.explored or facts.overrides.tier is not None:
             return
-        if not exchange.request.turns or self._rng.random() >= self._share:
+        if not exchange.request.turns or not (is_drawn or self._rng.random() < watching.share):
             return
         seen = _Seen(
             exchange.request_id, exchange.created_at, policy.name, exchange.request.turns, facts, decision.tier
@@ -102,6 +132,11 @@ class Shadow:
             self._seen.put_nowait(seen)
         except asyncio.QueueFull:
             self.num_left_out += 1
+
+    async def settle(self) -> None:
+        """Wait until everything shown so far was worked off and kept."""
+        await self._seen.put(None)
+        await self._seen.join()
 
     async def close(self) -> None:
         """Stop; what was not worked off is left out."""
@@ -112,28 +147,34 @@ class Shadow:
 
     async def _run(self) -> None:
         batch: list[ShadowDecision] = []
-        written_s = time.monotonic()
+        num_taken, written_s = 0, time.monotonic()
         while True:
-            wait_s = max(0.0, written_s + _WRITE_EVERY_S - time.monotonic()) if batch else None
+            wait_s = max(0.0, written_s + _WRITE_EVERY_S - time.monotonic()) if num_taken else None
+            is_awaited = False
             try:
                 seen = await asyncio.wait_for(self._seen.get(), wait_s)
-                decided = await self._decide(seen)
+                num_taken += 1
+                is_awaited = seen is None
+                decided = await self._decide(seen) if seen is not None else None
                 batch += [decided] if decided is not None else []
             except TimeoutError:
                 pass
-            if len(batch) >= _MAX_BATCH or (batch and time.monotonic() - written_s >= _WRITE_EVERY_S):
+            if is_awaited or len(batch) >= _MAX_BATCH or time.monotonic() - written_s >= _WRITE_EVERY_S:
                 await self._write(batch)
-                batch, written_s = [], time.monotonic()
+                for _ in range(num_taken):
+                    self._seen.task_done()
+                batch, num_taken, written_s = [], 0, time.monotonic()
 
     async def _decide(self, seen: _Seen) -> ShadowDecision | None:
-        slot = self._slot
-        if slot is None or slot.router is None or seen.policy_name not in slot.policies:
+        watching = self._watching
+        if watching is None or watching.slot.router is None or seen.policy_name not in watching.slot.policies:
             return None
+        slot = watching.slot
         loop = asyncio.get_running_loop()
         try:
             request = await slot.predictor.read(RouterRequest(seen.turns))
             estimate = await loop.run_in_executor(self._thread, _predict, slot.router, request)
-            tier = self._would_be(slot, seen, estimate)
+            tier = self._would_be(watching, seen, estimate)
         except PolicyError:
             return None
         except Exception:
@@ -151,13 +192,17 @@ class Shadow:
             novelty=estimate.novelty,
         )
 
-    def _would_be(self, slot: Slot, seen: _Seen, estimate: Sufficiency) -> int:
+    def _would_be(self, watching: _Watching, seen: _Seen, estimate: Sufficiency) -> int:
         estimates = tuple(TierEstimate(each.tier, each.p_right, each.p_as_good) for each in estimate.tiers)
-        facts = replace(seen.facts, estimates=estimates, novelty=estimate.novelty)
-        policy = replace(slot.policies[seen.policy_name], exploration_share=0.0)
+        # What is in doubt with the serving router is not with this one: its estimates mean something else.
+        tightened = watching.tightened.get(seen.policy_name, {})
+        facts = replace(seen.facts, estimates=estimates, novelty=estimate.novelty, tightened=tightened)
+        policy = replace(watching.slot.policies[seen.policy_name], exploration_share=0.0)
         return decide(facts, policy, self._ladder, random.Random(0)).tier
 
     async def _write(self, batch: list[ShadowDecision]) -> None:
+        if not batch:
+            return
         try:
             await self._writer.add_shadow_decisions(batch)
         except StoreError as problem:

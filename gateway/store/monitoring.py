@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
-from sqlalchemy import func, literal, select
+from sqlalchemy import case, func, literal, select
 
 from gateway.store.feedback import FeedbackBook
 from gateway.store.store import Store
-from gateway.store.tables import requests, retrain_runs, verifications
+from gateway.store.tables import requests, retrain_runs, shadow_decisions, verifications
 from policies.debias import GoldCounts
 from policies.types import ReasonCode
 
@@ -29,6 +29,7 @@ class CheckedRow:
     Parameters
     ----------
     tier : the cheap tier whose answer was judged, whichever of the two answered the request
+    dear_tier : the tier it was compared with
     is_up : the cheap answer was the served one
     inclusion : probability with which it was drawn
     loss : 1 - P(the cheap answer was good enough)
@@ -53,6 +54,7 @@ class CheckedRow:
     verdict: int
     p_as_good: float | None
     is_doubted: bool = False
+    dear_tier: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,29 @@ class MonitorReader:
             select(*(_V[name] for name in _COLUMNS), _R.sufficiency, _R.reason)
             .select_from(joined)
             .where(_V.status == "done", _V.finished_at >= finished_since)
+            .order_by(_V.finished_at, _V.verification_id)
+            .limit(limit)
+        )
+        async for row in self._stream(statement):
+            yield _checked(row)
+
+    async def tried(self, version: str, *, finished_since: datetime, limit: int) -> AsyncIterator[CheckedRow]:
+        """Finished checks that tell what a router on its way is worth, in the order of their ends.
+
+        Those of answers it decided itself, upward; and those, in either direction, of answers of the very tier that it
+        would have chosen where another router decided.
+        """
+        shadow = shadow_decisions.c
+        is_shadowed = (shadow.request_id == _V.request_id) & (shadow.router_version == version)
+        joined = verifications.join(requests, _V.request_id == _R.request_id)
+        joined = joined.join(shadow_decisions, is_shadowed, isouter=True)
+        cheap = case((_V.direction == "up", _V.tier), else_=_V.against_tier)
+        is_own = (_V.router_version == version) & (_V.direction == "up")
+        statement = (
+            select(*(_V[name] for name in _COLUMNS), _R.sufficiency, _R.reason)
+            .select_from(joined)
+            .where(_V.status == "done", _V.finished_at >= finished_since)
+            .where(is_own | ((_V.router_version != version) & (shadow.shadow_tier == cheap)))
             .order_by(_V.finished_at, _V.verification_id)
             .limit(limit)
         )
@@ -277,4 +302,5 @@ def _checked(row: Mapping[str, Any]) -> CheckedRow:
         int(verdict),
         estimates.get(tier),
         row["reason"] == ReasonCode.TIGHTENED.value,
+        row["against_tier"] if is_up else row["tier"],
     )
