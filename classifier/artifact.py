@@ -82,19 +82,23 @@ class RouterArtifact:
         """How many tiers it estimates."""
         return int(self.metadata["num_tiers"])
 
-    def save(self, path: Path | str) -> Path:
-        """Write the file whole or not at all: a temporary neighbour is synced, then renamed over ``path``."""
-        target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
+    def as_bytes(self) -> bytes:
+        """The file's content."""
         buffer = io.BytesIO()
         described = np.frombuffer(canonical_json(self.metadata), dtype=np.uint8)
         version = np.frombuffer(self.version.encode(), dtype=np.uint8)
         members: dict[str, Any] = {"metadata": described, "version": version, **self.arrays}
         np.savez_compressed(buffer, **members)
+        return buffer.getvalue()
+
+    def save(self, path: Path | str) -> Path:
+        """Write the file whole or not at all: a temporary neighbour is synced, then renamed over ``path``."""
+        target, content = Path(path), self.as_bytes()
+        target.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
         try:
             with os.fdopen(handle, "wb") as file:
-                file.write(buffer.getvalue())
+                file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
             os.chmod(temporary, 0o644)

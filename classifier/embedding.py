@@ -1,4 +1,5 @@
-"""Sentence embeddings as a further feature block: from a sentence-transformers model, or from tier 1's own prefill.
+"""Sentence embeddings as a further feature block: from a sentence-transformers model, from one that was fine-tuned and
+travels with the router (:mod:`classifier.tuned`), or from tier 1's own prefill.
 
 A router may do without (the shipped one does, see docs/router.md for the measurement). The library is imported when a
 model is asked for, not before.
@@ -6,8 +7,9 @@ model is asked for, not before.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,6 +21,7 @@ from classifier.types import RouterRequest
 
 PREFILL = "prefill"
 SENTENCE_TRANSFORMERS = "sentence-transformers"
+TUNED = "fine-tuned encoder"
 
 
 class Embedder(Protocol):
@@ -35,7 +38,12 @@ class Embedder(Protocol):
     def model(self) -> str: ...
 
     def embed(self, requests: Sequence[RouterRequest]) -> NDArray[np.float32]:
-        """float32 (num_requests, dim), each row of unit length."""
+        """float32 (num_requests, dim), each row of about unit length."""
+        ...
+
+    @property
+    def arrays(self) -> Mapping[str, NDArray[Any]]:
+        """What of it travels in the artifact."""
         ...
 
 
@@ -44,6 +52,7 @@ class PrefillEmbedder:
 
     source = PREFILL
     model = ""
+    arrays: Mapping[str, NDArray[Any]] = MappingProxyType({})
 
     def embed(self, requests: Sequence[RouterRequest]) -> NDArray[np.float32]:
         """The requests' own states.
@@ -79,22 +88,35 @@ class SentenceTransformerEmbedder:
     """
 
     source = SENTENCE_TRANSFORMERS
+    arrays: Mapping[str, NDArray[Any]] = MappingProxyType({})
 
     def __init__(self, model: str | Path, *, device: str = "cpu", batch_size: int = 32) -> None:
         self.model = str(model)
         self._batch_size = batch_size
-        self._encoder = _load_sentence_transformer(self.model, device)
+        self._encoder = load_sentence_transformer(self.model, device)
 
     def embed(self, requests: Sequence[RouterRequest]) -> NDArray[np.float32]:
         """Embeddings of the last user turns, clipped; the model truncates further to its own length."""
-        texts = [clip(request.text).encode("utf-8", "replace").decode() for request in requests]
+        texts = [readable(request) for request in requests]
         vectors = self._encoder.encode(
             texts, batch_size=self._batch_size, convert_to_numpy=True, show_progress_bar=False
         )
         return unit_rows(np.asarray(vectors, dtype=np.float32))
 
 
-def _load_sentence_transformer(model: str, device: str) -> Any:
+def readable(request: RouterRequest) -> str:
+    """The last user turn as encoders read it: clipped, and without lone surrogates, which no tokenizer takes."""
+    return clip(request.text).encode("utf-8", "replace").decode()
+
+
+def load_sentence_transformer(model: str, device: str) -> Any:
+    """A ``SentenceTransformer`` by hub id or folder.
+
+    Raises
+    ------
+    EmbeddingError
+        It cannot be had.
+    """
     try:
         from sentence_transformers import SentenceTransformer
 
@@ -122,8 +144,8 @@ def unit_rows(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
     return scaled
 
 
-def embedder_for(source: str, model: str) -> Embedder | None:
-    """The embedder an artifact names; None where it uses none.
+def embedder_for(source: str, model: str, arrays: Mapping[str, NDArray[Any]] = MappingProxyType({})) -> Embedder | None:
+    """The embedder an artifact names, made of what travels in it; None where it uses none.
 
     Raises
     ------
@@ -136,4 +158,9 @@ def embedder_for(source: str, model: str) -> Embedder | None:
         return PrefillEmbedder()
     if source == SENTENCE_TRANSFORMERS:
         return SentenceTransformerEmbedder(model)
-    raise EmbeddingError(f"Unknown embedding source {source!r}; expected none, {PREFILL} or {SENTENCE_TRANSFORMERS}.")
+    if source == TUNED:
+        from classifier.tuned import TunedEncoder
+
+        return TunedEncoder(arrays, model)
+    known = ", ".join(("none", PREFILL, SENTENCE_TRANSFORMERS, TUNED))
+    raise EmbeddingError(f"Unknown embedding source {source!r}; expected one of {known}.")

@@ -99,7 +99,7 @@ class ArtifactRouter:
         self._names = (*feature_names(self.num_tiers), *sketch_names(self.num_components))
         described = artifact.metadata["embedding"]
         self._embedding_dim = int(described["dim"])
-        self._embedder = embedder or embedder_for(described["source"], described["model"])
+        self._embedder = embedder or embedder_for(described["source"], described["model"], artifact.arrays)
 
     @classmethod
     def load(cls, path: Path | str = BUILTIN, *, embedder: Embedder | None = None) -> ArtifactRouter:

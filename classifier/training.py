@@ -102,7 +102,7 @@ def fit_router(
     right, good = _cross_calibrated(mixed, rows, folds, table)
     estimator = _fit_estimator(rows, options, c, seed, weight)
     scale = NoveltyScale.fit(held_out_readings if table.typical is None else held_out_readings[table.typical])
-    arrays = _arrays(estimator, calibrators, SeenWords.fit(raw), scale)
+    arrays = _arrays(estimator, calibrators, SeenWords.fit(raw), scale) | dict(embedder.arrays if embedder else {})
     described = _metadata(table, options, estimator, calibrators, scale, embedder, vectors, seed, c)
     return Fitted(RouterArtifact.create(arrays, {**described, **(metadata or {})}), right, good, folds)
 

@@ -19,6 +19,7 @@ from classifier.table import TrainingTable
 from classifier.training import Fitted, fit_router
 from classifier.types import RouterRequest
 from tests.classifier.conftest import SMALL
+from tests.classifier.encoders import make_encoder
 from tests.classifier.simulated import draw, request_of
 
 FOREIGN = (
@@ -120,27 +121,7 @@ def test_prefill_states_add_what_they_know(table: TrainingTable) -> None:
 @pytest.fixture(scope="module")
 def sentence_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A real sentence-transformers model with random weights, made here."""
-    from sentence_transformers import SentenceTransformer
-    from transformers import BertConfig, BertModel, BertTokenizer
-
-    folder = tmp_path_factory.mktemp("encoder")
-    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz0123456789?.,"]
-    vocabulary += [f"##{c}" for c in "abcdefghijklmnopqrstuvwxyz0123456789"]
-    (folder / "vocab.txt").write_text("\n".join(vocabulary))
-    BertTokenizer(vocab=str(folder / "vocab.txt")).save_pretrained(folder)
-    config = BertConfig(
-        vocab_size=len(vocabulary),
-        hidden_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=64,
-    )
-    BertModel(config).save_pretrained(folder)
-    path = folder / "sentence-model"
-    # Of a bare encoder the library makes a model that averages over tokens.
-    SentenceTransformer(str(folder), device="cpu").save(str(path))
-    return path
+    return make_encoder(tmp_path_factory.mktemp("encoder"), (), layers=1)
 
 
 def test_any_sentence_transformers_model_by_path(sentence_model: Path, table: TrainingTable, tmp_path: Path) -> None:
