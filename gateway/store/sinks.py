@@ -8,9 +8,11 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,6 +29,10 @@ from gateway.store.urls import DatabaseUrl
 # 25006: the server has become a standby.
 _LOST_CLASSES = frozenset({"08", "40", "57"})
 _READ_ONLY = "25006"
+
+# Rows of one SQLite statement. The interpreter is let go and waited for once a statement, not once a row; with the
+# log's fifty columns this stays below the 999 values that every build of SQLite takes.
+_MOST_ROWS = 16
 
 
 class BatchSink(Protocol):
@@ -80,7 +86,8 @@ class SqliteSink:
         connection.execute("BEGIN IMMEDIATE")
         try:
             for statement, rows in self._statements.of(batch, again=again):
-                connection.executemany(statement, rows)
+                for together in _together(rows) if statement.row else [[row] for row in rows]:
+                    connection.execute(statement.sql(len(together)), list(chain.from_iterable(together)))
             connection.execute("COMMIT")
         except BaseException:
             if connection.in_transaction:
@@ -135,11 +142,12 @@ class PostgresSink:
             work = self._statements.of(batch, again=again)
             if len(work) == 1:
                 # executemany is a transaction by itself: one round trip.
-                await self._connection.executemany(*work[0])
+                statement, rows = work[0]
+                await self._connection.executemany(statement.sql(), rows)
                 return
             async with self._connection.transaction():
                 for statement, rows in work:
-                    await self._connection.executemany(statement, rows)
+                    await self._connection.executemany(statement.sql(), rows)
 
     def is_lost(self, error: BaseException) -> bool:
         if isinstance(error, asyncpg.PostgresError):
@@ -194,6 +202,28 @@ async def connect_postgres(url: DatabaseUrl, config: StoreConfig) -> Any:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Statement:
+    """One statement: what stands before its row of values, the row (empty where it takes none), what stands after."""
+
+    before: str
+    row: str = ""
+    after: str = ""
+
+    def sql(self, num_rows: int = 1) -> str:
+        """The text for so many rows."""
+        return self.before + ", ".join([self.row] * num_rows) + self.after
+
+
+def _together(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
+    """The rows in runs of a power of two, so that a connection has few statements to remember."""
+    begin = 0
+    while (left := len(rows) - begin) > 0:
+        size = min(1 << (left.bit_length() - 1), _MOST_ROWS)
+        yield rows[begin : begin + size]
+        begin += size
+
+
 class _Statements:
     """The SQL of a batch, in the placeholder style of a driver (``?`` or ``$``)."""
 
@@ -203,35 +233,41 @@ class _Statements:
         self._insert = {table.name: self._sql_insert(table) for table in inserted}
         columns = [column.name for column in sessions.c]
         updates = ", ".join(f"{name} = excluded.{name}" for name in columns[2:])
-        self._upsert_session = (
-            f"{self._sql_insert(sessions)} ON CONFLICT (tenant, session_id) DO UPDATE SET {updates} "
-            f"WHERE {sessions.name}.updated_at <= excluded.updated_at"
+        self._upsert_session = replace(
+            self._sql_insert(sessions),
+            after=f" ON CONFLICT (tenant, session_id) DO UPDATE SET {updates} "
+            f"WHERE {sessions.name}.updated_at <= excluded.updated_at",
         )
-        self._use_key = f"UPDATE {api_keys.name} SET last_used_at = {self._mark(1)} WHERE key_id = {self._mark(2)}"
+        self._use_key = _Statement(
+            f"UPDATE {api_keys.name} SET last_used_at = {self._mark(1)} WHERE key_id = {self._mark(2)}"
+        )
 
-    def of(self, batch: Sequence[EncodedRecord], *, again: bool) -> list[tuple[str, list[Row]]]:
+    def of(self, batch: Sequence[EncodedRecord], *, again: bool) -> list[tuple[_Statement, list[Row]]]:
         """Statements and their rows, in the order that foreign keys need; empty ones left out."""
-        ending = " ON CONFLICT (request_id) DO NOTHING" if again else ""
-        work = [(self._insert[requests.name] + ending, [entry.request for entry in batch])]
+        work = [(self._inserted(requests, again), [entry.request for entry in batch])]
         texts = [entry.text for entry in batch if entry.text is not None]
         session_rows = [entry.session for entry in batch if entry.session is not None]
         # In one order everywhere, so that two servers updating the same rows cannot deadlock.
         session_rows.sort(key=lambda row: row[:2])
         key_uses = sorted((entry.key_use for entry in batch if entry.key_use is not None), key=lambda row: row[1])
-        work.append((self._insert[request_texts.name] + ending, texts))
-        if jobs := [entry.job for entry in batch if entry.job is not None]:
-            job_ending = " ON CONFLICT (verification_id) DO NOTHING" if again else ""
-            job_texts = [entry.job_text for entry in batch if entry.job_text is not None]
-            work.append((self._insert[verifications.name] + job_ending, jobs))
-            work.append((self._insert[verification_texts.name] + job_ending, job_texts))
+        work.append((self._inserted(request_texts, again), texts))
+        work.append((self._inserted(verifications, again), [entry.job for entry in batch if entry.job is not None]))
+        job_texts = [entry.job_text for entry in batch if entry.job_text is not None]
+        work.append((self._inserted(verification_texts, again), job_texts))
         work.append((self._upsert_session, session_rows))
         work.append((self._use_key, key_uses))
         return [(statement, rows) for statement, rows in work if rows]
 
-    def _sql_insert(self, table: Table) -> str:
+    def _inserted(self, table: Table, again: bool) -> _Statement:
+        """The insertion into a table, whose rows may be there already where an earlier try may have been committed."""
+        statement = self._insert[table.name]
+        key = next(iter(table.primary_key)).name
+        return replace(statement, after=f" ON CONFLICT ({key}) DO NOTHING") if again else statement
+
+    def _sql_insert(self, table: Table) -> _Statement:
         names = [column.name for column in table.c]
         marks = ", ".join(self._mark(place) for place in range(1, len(names) + 1))
-        return f"INSERT INTO {table.name} ({', '.join(names)}) VALUES ({marks})"
+        return _Statement(f"INSERT INTO {table.name} ({', '.join(names)}) VALUES ", f"({marks})")
 
     def _mark(self, place: int) -> str:
         return "?" if self._style == "?" else f"${place}"
