@@ -433,13 +433,17 @@ class EngineCore:
 
 
 def _make_runner(model: Model, kv: KVCache, config: EngineConfig, *, context_length: int, name: str) -> StepRunner:
-    on_device = isinstance(model, DecoderModel) and model.prefers_fused
+    on_device = getattr(model, "prefers_fused", False)
     if config.runner == "plain" or (config.runner == "auto" and not on_device):
         return Runner(model, kv)
     # Imported here: an engine on a CPU has no use for it.
     from engine.device.runner import DeviceRunner
 
-    assert isinstance(model, DecoderModel), "the device's runner knows decoders only"
+    if not isinstance(model, DecoderModel):
+        from engine.parallel.runner import ParallelModel, ParallelRunner
+
+        assert isinstance(model, ParallelModel), "the device's runner knows decoders only"
+        return ParallelRunner(model, kv, config, max_tokens_per_sequence=context_length, name=name)
     return DeviceRunner(model, kv, config, max_tokens_per_sequence=context_length, name=name)
 
 

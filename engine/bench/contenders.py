@@ -126,7 +126,6 @@ class OurEngine:
             # Nobody is answered live here: prompts may take whole steps, as they do in the peer's offline mode.
             itl_target_s=10.0,
             max_waiting=1 << 20,
-            asynchronous=False if isinstance(model, ParallelModel) else None,
         )
         self.vocab_size = model.config.vocab_size
         self.engine = Engine(model, config, speculator=speculator, name="bench")

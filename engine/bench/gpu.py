@@ -152,7 +152,6 @@ def _profiles(model: DecoderModel | ParallelModel, args: argparse.Namespace) -> 
         num_blocks=4096,
         max_num_seqs=64,
         max_batch_tokens=8192,
-        asynchronous=False if isinstance(model, ParallelModel) else None,
     )
     engine = Engine(model, config, start=False)
     prompts = Prompts(model.config.vocab_size, args.seed)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import socket
 from collections.abc import Sequence
 from contextlib import closing
+from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -18,10 +20,13 @@ from engine.load.dummy import DummyTensors
 from engine.load.model import LoadFormat, ProgressFn, choose_device, choose_dtype
 from engine.load.source import load_config, resolve_checkpoint
 from engine.load.tensors import TensorFiles, TensorSource
+from engine.parallel.follow import follow
 from engine.parallel.load import assemble_shard
-from engine.parallel.model import ParallelModel, follow
-from engine.parallel.ranks import Ranks
+from engine.parallel.model import ParallelModel
+from engine.parallel.ranks import BROKEN, Ranks
 from engine.parallel.shard import shard_config
+
+logger = logging.getLogger(__name__)
 
 
 def load_parallel(
@@ -54,17 +59,21 @@ def load_parallel(
     port = _free_port()
     context = multiprocessing.get_context("spawn")
     workers: list[BaseProcess] = []
+    pipes: list[Connection] = []
     for rank in range(1, len(targets)):
-        arguments = (rank, len(targets), port, targets[rank], folder, config, chosen, load_format, seed)
+        ours, theirs = context.Pipe()
+        arguments = (rank, len(targets), port, targets[rank], theirs, folder, config, chosen, load_format, seed)
         workers.append(context.Process(target=_serve_rank, args=arguments, name=f"rank-{rank}", daemon=True))
         workers[-1].start()
+        theirs.close()  # so that a pipe ends with the process that holds its other end
+        pipes.append(ours)
     try:
-        ranks = Ranks(0, len(targets), port, torch.device(targets[0]))
+        ranks = Ranks(0, len(targets), port, torch.device(targets[0]), pipes)
         shard = assemble_shard(
             _source(folder, config, ranks.device, load_format, seed), config, chosen, ranks, progress
         )
-        ranks.wait_for_all()
-    except RuntimeError as error:
+        ranks.agree(True)  # the others take as long over loading as they need
+    except BROKEN as error:
         _end(workers)
         raise LoadError(f"The ranks of the model did not start: {error}") from error
     except BaseException:
@@ -86,6 +95,7 @@ def _serve_rank(
     size: int,
     port: int,
     device: str,
+    pipe: Connection,
     folder: Path | None,
     config: ModelConfig,
     dtype: torch.dtype,
@@ -98,14 +108,20 @@ def _serve_rank(
         torch.cuda.set_device(target)
     else:
         torch.set_num_threads(1)
-    ranks = Ranks(rank, size, port, target)
+    ranks = Ranks(rank, size, port, target, [pipe])
     shard = assemble_shard(_source(folder, config, target, load_format, seed), config, dtype, ranks)
+    status = 1
     try:
-        ranks.wait_for_all()
+        ranks.agree(True)
         follow(shard, ranks)
-    except RuntimeError:
-        # Rank 0 is gone without a word; its process has said why, and a collective may hold this one for good.
-        os._exit(1)
+        status = 0
+    except (OSError, EOFError):
+        pass  # rank 0 is gone without a word; its process has said why
+    except Exception:
+        logger.exception("rank %d cannot go on", rank)
+    # Nothing here is worth an orderly end, and a collective that nobody answers may hold this process for good.
+    logging.shutdown()
+    os._exit(status)
 
 
 def _end(workers: Sequence[BaseProcess]) -> None:

@@ -1,33 +1,43 @@
 """The model that an engine sees, and the ranks that compute along.
 
 Rank 0 lives in the engine's process: its scheduler, sampler and books are those of one GPU. Each call of the model is
-told to the other ranks, each a process of its own that runs :func:`follow`, and all of them compute their shard.
+told to the other ranks, each a process of its own that runs :func:`engine.parallel.follow.follow`, and all of them
+compute their shard.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
 
 import torch
 from torch import Tensor
 
 from engine.batch import Batch
 from engine.config import ModelConfig
+from engine.device.buffers import Form
 from engine.errors import RankLost
 from engine.kv_cache import KVCache
+from engine.layers.linear import Linear
 from engine.models.decoder import DecoderModel
-from engine.parallel.orders import HEADER, Order, batch_header, header, pack, packed_length, unpack
-from engine.parallel.ranks import Ranks
+from engine.models.fused import FusedDecoder
+from engine.parallel.orders import Order, batch_header, header, pack, step_header
+from engine.parallel.ranks import BROKEN, Ranks
+from engine.parallel.watch import Watch
+
+logger = logging.getLogger(__name__)
 
 
 class ParallelModel:
     """Rank 0's face of a model cut over ranks; what :class:`engine.engine.Engine` takes for a model.
 
-    Calls from several threads (engines that share the weights) take turns. CUDA graphs and steps launched ahead are not
-    for this model: every step begins with an order to the other ranks.
+    Calls from several threads (engines that share the weights) take turns, on the device too: the other ranks compute
+    one after the other what they are told.
 
     Parameters
     ----------
@@ -36,18 +46,20 @@ class ParallelModel:
     workers : processes of the other ranks, watched and ended with this object
     """
 
-    prefers_fused = False
-
-    def __init__(self, shard: DecoderModel, ranks: Ranks, workers: Sequence[object] = ()) -> None:
+    def __init__(self, shard: DecoderModel, ranks: Ranks, workers: Sequence[BaseProcess] = ()) -> None:
         self.shard = shard
+        self.ranks = ranks
         self.dtype = shard.dtype
         self.device = shard.device
-        self._ranks = ranks
+        self.prefers_fused = shard.prefers_fused
         self._workers = workers
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._pools: dict[int, int] = {}
         self._num_pools = 0
+        self._dropped: list[int] = []
         self._lost: str | None = None
+        self._last: torch.cuda.Event | None = None  # the end of the last turn on the device
+        self._watch = Watch(workers, self._let_go)
 
     @property
     def config(self) -> ModelConfig:
@@ -59,6 +71,16 @@ class ParallelModel:
         """Of this rank."""
         return self.shard.weight_bytes
 
+    @property
+    def fused(self) -> FusedDecoder:
+        """The shard's, for steps that were announced: it waits for the other ranks to compute them too."""
+        return self.shard.fused
+
+    @property
+    def lm_head(self) -> Linear:
+        """The shard's; see :attr:`fused`."""
+        return self.shard.lm_head
+
     def forward(self, batch: Batch, kv: KVCache) -> Tensor:
         """See :meth:`engine.models.decoder.DecoderModel.forward`.
 
@@ -67,48 +89,102 @@ class ParallelModel:
         RankLost
             Another rank died or does not answer; the model is of no use any more.
         """
-        with self._lock:
-            try:
-                self._check()
-                pool = self._pool(kv)
-                self._ranks.tell(batch_header(pool, batch))
-                self._ranks.tell(pack(batch))
-                return self.shard.forward(batch, kv)
-            except RuntimeError as error:
-                raise self._lose(error) from error
+        with self.turn():
+            self.ranks.tell(batch_header(self._pool(kv), batch))
+            self.ranks.tell(pack(batch))
+            return self.shard.forward(batch, kv)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """See :meth:`engine.models.decoder.DecoderModel.logits`."""
-        with self._lock:
+        """See :meth:`engine.models.decoder.DecoderModel.logits`; raises as :meth:`forward` does."""
+        with self.turn():
+            self.ranks.tell(header(Order.LOGITS, hidden.shape[0]))
+            self.ranks.share(hidden.contiguous())
+            return self.shard.logits(hidden)
+
+    # Steps of a runner
+
+    def prepare(self, kv: KVCache, num_bytes: int, tables: Tensor) -> int:
+        """Let the other ranks have room for a runner's input and for block tables of this shape; the pool's number."""
+        with self.turn():
+            number = self._pool(kv)
+            self.ranks.tell(header(Order.PREPARE, number, num_bytes, *tables.shape))
+            return number
+
+    def announce(self, pool: int, form: Form, graph: int, tables: Tensor) -> None:
+        """Tell of a step, and hand over what changed of the block tables; within a turn."""
+        self.ranks.tell(step_header(pool, form, graph, tables))
+        if tables.numel():
+            self.ranks.share(tables.contiguous())
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Nobody else asks anything of the ranks meanwhile, and what is asked comes after what was asked before.
+
+        Raises
+        ------
+        RankLost
+        """
+        with self._lock, self._watch.limit():
+            self._check()
             try:
-                self._check()
-                self._ranks.tell(header(Order.LOGITS, hidden.shape[0]))
-                self._ranks.share(hidden.contiguous())
-                return self.shard.logits(hidden)
-            except RuntimeError as error:
+                self._begin_turn()
+                yield
+                self._end_turn()
+            except BROKEN as error:
                 raise self._lose(error) from error
+
+    @contextmanager
+    def wait(self) -> Iterator[None]:
+        """Results are waited for.
+
+        Raises
+        ------
+        RankLost
+            They never came.
+        """
+        with self._watch.limit():
+            yield
+        self._check()
 
     def close(self) -> None:
         """Let the other ranks end. Idempotent."""
         with self._lock:
             if self._lost is None:
                 self._lost = "closed"
-                with contextlib.suppress(RuntimeError):  # they may be gone already
-                    self._ranks.tell(header(Order.STOP))
+                self._watch.stop()
+                with contextlib.suppress(*BROKEN):  # they may be gone already
+                    self.ranks.tell(header(Order.STOP))
         for worker in self._workers:
-            worker.join(10)  # type: ignore[attr-defined]
-            if worker.is_alive():  # type: ignore[attr-defined]
-                worker.kill()  # type: ignore[attr-defined]
+            worker.join(10)
+            if worker.is_alive():
+                worker.kill()
+
+    def _begin_turn(self) -> None:
+        while self._dropped:
+            self.ranks.tell(header(Order.DROP_KV, self._dropped.pop()))
+        if self._last is not None:
+            torch.cuda.current_stream(self.device).wait_event(self._last)
+
+    def _end_turn(self) -> None:
+        if self.device.type == "cuda":
+            self._last = torch.cuda.current_stream(self.device).record_event(self._last)
 
     def _check(self) -> None:
         if self._lost is not None:
             raise RankLost(f"The model's other ranks are gone ({self._lost}); load it again.")
-        if any(not worker.is_alive() for worker in self._workers):  # type: ignore[attr-defined]
-            raise RuntimeError("a rank's process has ended")
 
-    def _lose(self, error: RuntimeError) -> RankLost:
-        self._lost = self._lost or str(error)[:200]
-        return RankLost(f"A rank of the model was lost: {error}")
+    def _lose(self, error: Exception) -> RankLost:
+        self._lost = self._lost or f"{type(error).__name__}: {error}"[:200]
+        self._watch.alarm(self._lost)
+        return RankLost(f"A rank of the model was lost: {self._lost}")
+
+    def _let_go(self, reason: str) -> None:
+        """No rank can go on without the others: end them, and what waits for them here."""
+        self._lost = self._lost or reason
+        logger.error("a model over %d GPUs is lost: %s", self.ranks.size, self._lost)
+        for worker in self._workers:
+            worker.kill()
+        self.ranks.abort()
 
     def _pool(self, kv: KVCache) -> int:
         """The number under which the other ranks know a pool; the first time, they make theirs."""
@@ -117,7 +193,7 @@ class ParallelModel:
             return known
         self._num_pools += 1
         number = self._pools[id(kv)] = self._num_pools
-        self._ranks.tell(header(Order.MAKE_KV, number, kv.num_blocks, kv.block_size))
+        self.ranks.tell(header(Order.MAKE_KV, number, kv.num_blocks, kv.block_size))
         kv.on_clear = lambda block_ids: self._clear(number, block_ids)
         weakref.finalize(kv, self._forget, id(kv), number)
         return number
@@ -125,46 +201,10 @@ class ParallelModel:
     def _clear(self, pool: int, block_ids: list[int]) -> None:
         with self._lock:
             if self._lost is None and block_ids:
-                self._ranks.tell(header(Order.CLEAR, pool, len(block_ids)))
-                self._ranks.tell(torch.tensor(block_ids, dtype=torch.int64))
+                self.ranks.tell(header(Order.CLEAR, pool, len(block_ids)))
+                self.ranks.tell(torch.tensor(block_ids, dtype=torch.int64))
 
     def _forget(self, kv_id: int, pool: int) -> None:
+        # A finalizer may run in the middle of anything, so the others are told when the next turn begins.
         self._pools.pop(kv_id, None)
-        # A finalizer may run inside any call that holds the lock; the pool is then dropped with the ranks.
-        if self._lock.acquire(blocking=False):
-            try:
-                if self._lost is None:
-                    with contextlib.suppress(RuntimeError):  # nobody may be left to drop it
-                        self._ranks.tell(header(Order.DROP_KV, pool))
-            finally:
-                self._lock.release()
-
-
-def follow(shard: DecoderModel, ranks: Ranks) -> None:
-    """Compute along with rank 0 until it says stop; for every rank but 0.
-
-    Raises
-    ------
-    RuntimeError
-        Rank 0 is gone.
-    """
-    pools: dict[int, KVCache] = {}
-    config, device = shard.config, shard.device
-    while True:
-        head: list[int] = ranks.tell(torch.empty(HEADER, dtype=torch.int64)).tolist()
-        order, numbers = Order(head[0]), head[1:]
-        if order is Order.STOP:
-            return
-        if order is Order.MAKE_KV:
-            pools[numbers[0]] = KVCache(config, numbers[1], numbers[2], dtype=shard.dtype, device=device)
-        elif order is Order.DROP_KV:
-            del pools[numbers[0]]
-        elif order is Order.CLEAR:
-            block_ids = ranks.tell(torch.empty(numbers[1], dtype=torch.int64))
-            pools[numbers[0]].clear(block_ids.tolist())
-        elif order is Order.FORWARD:
-            body = ranks.tell(torch.empty(packed_length(head), dtype=torch.int64))
-            shard.forward(unpack(head, body, device), pools[numbers[0]])
-        else:
-            hidden = torch.empty(numbers[0], config.hidden_size, dtype=shard.dtype, device=device)
-            shard.logits(ranks.share(hidden))
+        self._dropped.append(pool)

@@ -2,13 +2,17 @@
 
 ::
 
-    header   code, then up to seven numbers
+    header   code, then up to nine numbers
     MAKE_KV  pool, num_blocks, block_size
     DROP_KV  pool
     CLEAR    pool, n                          + n block ids
     FORWARD  pool, T, B, width, R             + token_ids, positions, slots (T each), query_lens, context_lens (B each),
                                                  tables (B * width), rows (R)
     LOGITS   R                                + on the data link, hidden states (R, H)
+    PREPARE  pool, num_bytes, rows, columns     for steps: room for their input and for block tables
+    STEP     pool, T, S, R, max_query_len, by_rows, graph, rows, columns
+                                              + on the data link, block tables (rows, columns) that changed, then the
+                                                input (see engine.device.buffers); graph 0 is none
     STOP
 """
 
@@ -20,8 +24,9 @@ import torch
 from torch import Tensor
 
 from engine.batch import Batch
+from engine.device.buffers import Form, Shape
 
-HEADER = 8
+HEADER = 10
 
 
 class Order(IntEnum):
@@ -33,11 +38,25 @@ class Order(IntEnum):
     CLEAR = 3
     FORWARD = 4
     LOGITS = 5
+    PREPARE = 6
+    STEP = 7
 
 
 def header(order: Order, *numbers: int) -> Tensor:
     """A header with its numbers, padded."""
     return torch.tensor([order, *numbers, *[0] * (HEADER - 1 - len(numbers))], dtype=torch.int64)
+
+
+def step_header(pool: int, form: Form, graph: int, tables: Tensor) -> Tensor:
+    """Announces a step of this form, and block tables of the shape of ``tables``."""
+    shape = form.shape
+    sizes = (shape.num_tokens, shape.num_sequences, shape.num_rows)
+    return header(Order.STEP, pool, *sizes, form.max_query_len, int(form.by_rows), graph, *tables.shape)
+
+
+def form_of(head: list[int]) -> Form:
+    """Of the step that a header announces."""
+    return Form(Shape(*head[2:5]), head[5], bool(head[6]))
 
 
 def batch_header(pool: int, batch: Batch) -> Tensor:
