@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from engine.bench.card import machine_card
-from engine.bench.gpu import BATCHES, PROMPT_LENGTHS, bench_shapes
+from engine.bench.gpu import BATCHES, FIGURES, PROMPT_LENGTHS, bench_shapes
 from engine.bench.ladder import bench_ladder
 from engine.bench.ours import Run, run_ours
 from engine.bench.peer_server import ServerPeer
@@ -67,6 +67,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     gpu.add_argument("--shapes", nargs="+", choices=sorted(SHAPES), help="default on a GPU: the four of the ladder")
     gpu.add_argument("--batches", type=int, nargs="+", default=list(BATCHES))
     gpu.add_argument("--prompt-lengths", type=int, nargs="+", default=list(PROMPT_LENGTHS))
+    gpu.add_argument("--figures", nargs="+", choices=FIGURES, default=list(FIGURES), help="what to measure")
     gpu.add_argument("--at-once", type=int, default=512, help="most requests at once for the rate of output")
     gpu.add_argument("--tensor-parallel", type=int, default=1, help="GPUs of this host that each shape is cut over")
     gpu.add_argument("--profile", action="store_true", help="say where the time of a decode step goes")

@@ -45,6 +45,7 @@ from engine.parallel.model import ParallelModel
 
 BATCHES = (1, 8, 32, 128)
 PROMPT_LENGTHS = (512, 1024, 3968)
+FIGURES = ("itl", "ttft", "prefill", "output")
 # Requests at once for the rate of output: as many as the KV of the largest models leaves room for.
 AT_ONCE = {"70b-int4": 256}
 _MANY = 512
@@ -117,16 +118,18 @@ def _measure_all(contender: Contender, args: argparse.Namespace, many: int) -> d
             found[name] = {"error": f"{type(error).__name__}: {error}"[:300]}
         print(f"  {name}: {found[name]}", flush=True)
 
-    for batch in args.batches:
+    for batch in args.batches if "itl" in args.figures else ():
         texts = prompts.draw(batch, PROMPT_TOKENS)
         note(f"itl_ms_b{batch}", lambda texts=texts: itl_s(contender, texts), 1e3)  # type: ignore[misc]
-    for length in args.prompt_lengths:
+    for length in args.prompt_lengths if "ttft" in args.figures else ():
         # A step with prompts is compiled when it first comes, and captured when it comes again.
         note(f"ttft_ms_{length}", lambda length=length: ttft_s(contender, prompts, length), 1e3, warm=2)  # type: ignore[misc]
-    warm_prefill(contender, prompts)
-    note("prefill_tok_s", lambda: prefill_rate(contender, prompts), 1.0)
-    warm_output(contender, prompts, many)
-    note(f"output_tok_s_n{many}", lambda: output_rate(contender, prompts, many), 1.0)
+    if "prefill" in args.figures:
+        warm_prefill(contender, prompts)
+        note("prefill_tok_s", lambda: prefill_rate(contender, prompts), 1.0)
+    if "output" in args.figures:
+        warm_output(contender, prompts, many)
+        note(f"output_tok_s_n{many}", lambda: output_rate(contender, prompts, many), 1.0)
     return found
 
 
