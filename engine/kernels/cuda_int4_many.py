@@ -41,9 +41,16 @@ class Cut:
     join_us: float
 
 
-# Fitted to 350 timings of the matrices of 3B, 8B and 70B at 64 to 2,048 rows (``--sweep int4``): a plan chosen by them
-# takes 0.5 % longer than the best on average, 7 % at worst.
-CUTS = (Cut(16, 2, 1.6, 5.2), Cut(12, 2, 1.33, 3.9), Cut(8, 2, 1.09, 3.3), Cut(16, 1, 0.865, 3.3))
+# Fitted to 120 timings of matrices of 3B, 8B and 70B at 64 to 2,048 rows (``--sweep int4``): a plan chosen by them
+# takes 1 % longer than the best on average, 10 % at worst.
+CUTS = (
+    Cut(32, 1, 1.68, 5.0),
+    Cut(24, 1, 1.26, 7.0),
+    Cut(16, 2, 1.72, 5.0),
+    Cut(12, 2, 1.4, 4.0),
+    Cut(8, 2, 1.22, 4.0),
+    Cut(16, 1, 0.98, 4.0),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +65,9 @@ class Plan:
     us: float
 
 
-class _Problem(ctypes.Structure):
-    # As in int4_many.cu.
+class Problem(ctypes.Structure):
+    """What a launch is told, as in ``tiles.cuh``."""
+
     _fields_ = (
         *((name, ctypes.c_byte * 128) for name in ("x", "y")),
         *((name, ctypes.c_void_p) for name in ("codes", "scales", "bias", "partials", "states")),
@@ -78,9 +86,18 @@ def many_linear(x: Tensor, weight: Int4Weight, bias: Tensor | None = None, cut: 
     device = x.get_device()
     out = torch.empty(x.shape[0], weight.out_features, dtype=x.dtype, device=x.device)
     blocks, units = weight.codes.shape[:2]
-    plan = choose_plan(x.shape[0], blocks, units, num_multiprocessors(device), cut)
+    plan = choose_plan(x.shape[0], blocks, units, num_multiprocessors(device), CUTS if cut is None else (cut,))
+    kernel = _kernels(weight.groups_per_unit, x.dtype == torch.bfloat16, device)[plan.cut]
+    problem = describe_problem(x, weight, bias, out, plan)
+    kernel.launch((plan.grid, 1), THREADS, [problem], torch.cuda.current_stream(device).cuda_stream, early=True)
+    return out
+
+
+def describe_problem(x: Tensor, weight: Int4Weight, bias: Tensor | None, out: Tensor, plan: Plan) -> Problem:
+    """The launch of ``plan``; ``x`` as the program wants it."""
+    blocks, units = weight.codes.shape[:2]
     workspace = workspace_of(x.device)
-    problem = _Problem(
+    return Problem(
         _map(x, 8 * plan.cut.tiles),
         _map(out, BOX_ROWS),
         weight.codes.data_ptr(),
@@ -95,15 +112,11 @@ def many_linear(x: Tensor, weight: Int4Weight, bias: Tensor | None = None, cut: 
         plan.tiles,
         plan.whole,
     )
-    kernel = _kernels(weight.groups_per_unit, x.dtype == torch.bfloat16, device)[plan.cut]
-    kernel.launch((plan.grid, 1), THREADS, [problem], torch.cuda.current_stream(device).cuda_stream, early=True)
-    return out
 
 
 @functools.lru_cache(maxsize=4096)
-def choose_plan(rows: int, blocks: int, units: int, multiprocessors: int, cut: Cut | None = None) -> Plan:
+def choose_plan(rows: int, blocks: int, units: int, multiprocessors: int, cuts: tuple[Cut, ...] = CUTS) -> Plan:
     """The plan that should end soonest for ``rows`` activation rows and ``blocks`` x ``units`` of weights."""
-    cuts = CUTS if cut is None else (cut,)
     return min((plan_cut(each, rows, blocks, units, multiprocessors) for each in cuts), key=lambda plan: plan.us)
 
 
@@ -135,8 +148,12 @@ def _kernels(groups: int, is_bf16: bool, device: int) -> dict[Cut, Kernel]:
 
 def shared_bytes(cut: Cut, groups: int) -> tuple[int, int]:
     """Stages of the ring, and shared memory in all. A stage: codes, activations, scales (``STAGE_BYTES``)."""
-    used = cut.blocks * (64 * ROWS + 512 * groups) + 8 * cut.tiles * 256
-    per_stage = -(-used // 1024) * 1024
+    return fit_stages(cut.blocks * (64 * ROWS + 512 * groups) + 8 * cut.tiles * 256)
+
+
+def fit_stages(stage_bytes: int) -> tuple[int, int]:
+    """As many stages of so many bytes as a thread block can have, and its shared memory in all."""
+    per_stage = -(-stage_bytes // 1024) * 1024
     stages = min(MAX_STAGES, (SHARED_BYTES - BOXES_BYTES - CONTROL_BYTES) // per_stage)
     return stages, stages * per_stage + BOXES_BYTES + CONTROL_BYTES
 

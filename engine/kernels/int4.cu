@@ -44,15 +44,6 @@ struct Control {
     int is_last;
 };
 
-// A place in the ring, and the parity of its barriers' current phase.
-struct Place {
-    int stage = 0;
-    u32 parity = 0;
-    DEVICE void advance() {
-        if (++stage == STAGES) stage = 0, parity ^= 1;
-    }
-};
-
 // Thread block b owns units [start(b), start(b + 1)) of `total`.
 struct Shares {
     int whole, extra;
@@ -289,7 +280,7 @@ DEVICE void feed(const Problem &p, u8 *ring, Control &control, Cursor at, int co
         copy_x(p, ring + i * STAGE_BYTES, control.filled + i, u);
         if (++u == p.U) u = 0;
     }
-    Place place;
+    Place<STAGES> place;
     for (int step = STAGES; step < count; step++, place.advance(), at.advance(p.U)) {
         u64 *filled = control.filled + place.stage;
         barrier_wait(control.left + place.stage, place.parity);
@@ -318,7 +309,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, MIN_BLOCKS) int4_line
     wait_for_inputs();
     float acc[RT][NT][4] = {};
     bool begins = u == 0; // whether this part holds the row block's first unit
-    Place place;
+    Place<STAGES> place;
     for (int step = 0; step < count; step++, place.advance()) {
         barrier_wait(control.filled + place.stage, place.parity);
         multiply_unit(acc, ring + place.stage * STAGE_BYTES);

@@ -5,7 +5,8 @@
 
 #include "tiles.cuh"
 
-static constexpr int DEPTH = 4;                 // products of 16 inputs under way
+static constexpr int DEPTH = 8; // products of 16 inputs under way
+static constexpr int BATCH = 4; // of them sent at once: what comes before each sending keeps the matrix unit waiting
 static constexpr int HALF_BYTES = NT * 8 * 128; // activations: two halves of 64 inputs, swizzled by the copy engine
 static constexpr int X_BYTES = 2 * HALF_BYTES;
 static constexpr int SCALE_BYTES = BLOCKS * GROUPS * 512;
@@ -91,15 +92,22 @@ struct Team {
         }
         Scale scale;
 #pragma unroll
-        for (int step = 0; step < 8 * RT; step++) {
-            const int rt = step / 8, at = step % 8; // 16 inputs each
-            if (at % (8 / GROUPS) == 0) scale.set(pairs[rt][at / (8 / GROUPS)]);
-            unpack(a[step % DEPTH], words[rt][at / 4].at[at % 4], scale);
+        for (int first = 0; first < 8 * RT; first += BATCH) {
+#pragma unroll
+            for (int step = first; step < first + BATCH; step++) {
+                const int rt = step / 8, at = step % 8; // 16 inputs each
+                if (at % (8 / GROUPS) == 0) scale.set(pairs[rt][at / (8 / GROUPS)]);
+                unpack(a[step % DEPTH], words[rt][at / 4].at[at % 4], scale);
+            }
             group_begin();
-            multiply_group(acc[rt], a[step % DEPTH], x + (at / 4 * HALF_BYTES + at % 4 * 32 >> 4));
+#pragma unroll
+            for (int step = first; step < first + BATCH; step++) {
+                const int at = step % 8;
+                multiply_group(acc[step / 8], a[step % DEPTH], x + (at / 4 * HALF_BYTES + at % 4 * 32 >> 4));
+            }
             group_commit();
-            group_wait<DEPTH - 1>();
-            if (step == DEPTH - 2) leave(control, max(before, 0), before >= 0);
+            group_wait<DEPTH / BATCH - 1>();
+            if (first == DEPTH - 2 * BATCH) leave(control, max(before, 0), before >= 0);
         }
     }
 

@@ -39,6 +39,15 @@ DEVICE void barrier_wait(u64 *barrier, u32 parity) {
     } while (!done);
 }
 
+// A place in a ring of buffers, and the parity of its barriers' current phase.
+template <int SIZE> struct Place {
+    int stage = 0;
+    u32 parity = 0;
+    DEVICE void advance() {
+        if (++stage == SIZE) stage = 0, parity ^= 1;
+    }
+};
+
 // The copy engine moves a run of bytes (a multiple of 16) to shared memory and counts them on the barrier.
 DEVICE void copy_bulk(void *shared, const void *global, u32 bytes, u64 *barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
@@ -52,11 +61,25 @@ struct alignas(64) TensorMap { u64 opaque[16]; };
 
 DEVICE void prefetch_map(const TensorMap *map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 
-// A box of the matrix, its first element at (column, row); what lies outside the matrix comes as zeros.
+// A box of the matrix, its first element at (column, row); what lies outside the matrix comes as zeros. Likewise of more
+// dimensions, the nearest first.
 DEVICE void copy_box(void *shared, const TensorMap *map, int column, int row, u64 *barrier) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::
                      "r"(shared_address(shared)),
                  "l"(map), "r"(column), "r"(row), "r"(shared_address(barrier))
+                 : "memory");
+}
+
+DEVICE void copy_box(void *shared, const TensorMap *map, int c0, int c1, int c2, u64 *barrier) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
+                 "[%1, {%2, %3, %4}], [%5];" ::"r"(shared_address(shared)),
+                 "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(shared_address(barrier))
+                 : "memory");
+}
+DEVICE void copy_box(void *shared, const TensorMap *map, int c0, int c1, int c2, int c3, u64 *barrier) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
+                 "[%1, {%2, %3, %4, %5}], [%6];" ::"r"(shared_address(shared)),
+                 "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(shared_address(barrier))
                  : "memory");
 }
 
@@ -118,7 +141,9 @@ DEVICE void multiply(float (&acc)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 //
 // What names b is the low word of a descriptor: the address of the rows' first 16 inputs of those wanted, in units of 16
 // bytes, so that it can be counted on. The high word says a stride of 1024 bytes between groups of 8 rows, swizzle mode 1.
-DEVICE u32 describe(const void *b) { return (shared_address(b) & 0x3FFFFu) >> 4 | 1u << 16; }
+//
+// Where b is turned, its rows are the inputs, 64 columns each; more columns lie `next` bytes on.
+DEVICE u32 describe(const void *b, u32 next = 16) { return (shared_address(b) & 0x3FFFFu) >> 4 | next >> 4 << 16; }
 
 #if IS_BF16
 #define GROUP_TYPES ".f32.bf16.bf16"
@@ -128,44 +153,42 @@ DEVICE u32 describe(const void *b) { return (shared_address(b) & 0x3FFFFu) >> 4 
 #define SUM4_OF(sum) "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
 #define SUM4(i) SUM4_OF(acc[i])
 #define SUM16(i) SUM4(i), SUM4(i + 1), SUM4(i + 2), SUM4(i + 3)
+#define TO15 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define TO31 TO15 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define TO47 TO31 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define TO63 TO47 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define TO95                                                                                                             \
+    TO63 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, "   \
+         "%85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define TO127                                                                                                            \
+    TO95 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, "    \
+         "%114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define GROUP_OF(COLUMNS, INPUTS, SUMS, A, B, LAST)                                                                      \
+    "{\n.reg .b64 b;\nmov.b64 b, {" B ", 0x40000040};\nwgmma.mma_async.sync.aligned.m64n" COLUMNS INPUTS " {" SUMS         \
+    "}, {" A "}, b, " LAST ";\n}"
 
-DEVICE void multiply_group(float (&acc)[4][4], const u32 (&a)[4], u32 b) {
-    asm volatile("{\n.reg .b64 b;\nmov.b64 b, {%20, 0x40000040};\nwgmma.mma_async.sync.aligned.m64n32k16" GROUP_TYPES
-                 " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
-                 "{%16, %17, %18, %19}, b, 1, 1, 1, 0;\n}"
-                 : SUM16(0)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b));
-}
+// Halves by halves, 16 inputs; 8-bit floats (e4m3) by 8-bit floats, 32 inputs. In place of what the sums were unless ADDS.
+#define MULTIPLY_GROUP(TILES, COLUMNS, SUMS, A, B, ADDED, IS_TURNED, ...)                                                \
+    template <bool ADDS = true, bool TURNED = false>                                                                     \
+    DEVICE void multiply_group(float (&acc)[TILES][4], const u32 (&a)[4], u32 b) {                                       \
+        asm volatile(GROUP_OF(COLUMNS, "k16" GROUP_TYPES, SUMS, A, B, ADDED ", 1, 1, " IS_TURNED)                        \
+                     : __VA_ARGS__                                                                                       \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "n"(ADDS), "n"(TURNED));                      \
+    }                                                                                                                    \
+    template <bool ADDS> DEVICE void multiply_bytes(float (&acc)[TILES][4], const u32 (&a)[4], u32 b) {                  \
+        asm volatile(GROUP_OF(COLUMNS, "k32.f32.e4m3.e4m3", SUMS, A, B, ADDED ", 1, 1")                                  \
+                     : __VA_ARGS__                                                                                       \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "n"(ADDS));                                   \
+    }
 
-DEVICE void multiply_group(float (&acc)[8][4], const u32 (&a)[4], u32 b) {
-    asm volatile("{\n.reg .b64 b;\nmov.b64 b, {%36, 0x40000040};\nwgmma.mma_async.sync.aligned.m64n64k16" GROUP_TYPES
-                 " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, "
-                 "%21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-                 "{%32, %33, %34, %35}, b, 1, 1, 1, 0;\n}"
-                 : SUM16(0), SUM16(4)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b));
-}
-
-DEVICE void multiply_group(float (&acc)[12][4], const u32 (&a)[4], u32 b) {
-    asm volatile("{\n.reg .b64 b;\nmov.b64 b, {%52, 0x40000040};\nwgmma.mma_async.sync.aligned.m64n96k16" GROUP_TYPES
-                 " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, "
-                 "%21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, "
-                 "%40, %41, %42, %43, %44, %45, %46, %47}, "
-                 "{%48, %49, %50, %51}, b, 1, 1, 1, 0;\n}"
-                 : SUM16(0), SUM16(4), SUM16(8)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b));
-}
-
-DEVICE void multiply_group(float (&acc)[16][4], const u32 (&a)[4], u32 b) {
-    asm volatile("{\n.reg .b64 b;\nmov.b64 b, {%68, 0x40000040};\nwgmma.mma_async.sync.aligned.m64n128k16" GROUP_TYPES
-                 " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, "
-                 "%21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, "
-                 "%40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, "
-                 "%59, %60, %61, %62, %63}, "
-                 "{%64, %65, %66, %67}, b, 1, 1, 1, 0;\n}"
-                 : SUM16(0), SUM16(4), SUM16(8), SUM16(12)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b));
-}
+MULTIPLY_GROUP(4, "32", TO15, "%16, %17, %18, %19", "%20", "%21", "%22", SUM16(0))
+MULTIPLY_GROUP(8, "64", TO31, "%32, %33, %34, %35", "%36", "%37", "%38", SUM16(0), SUM16(4))
+MULTIPLY_GROUP(12, "96", TO47, "%48, %49, %50, %51", "%52", "%53", "%54", SUM16(0), SUM16(4), SUM16(8))
+MULTIPLY_GROUP(16, "128", TO63, "%64, %65, %66, %67", "%68", "%69", "%70", SUM16(0), SUM16(4), SUM16(8), SUM16(12))
+MULTIPLY_GROUP(24, "192", TO95, "%96, %97, %98, %99", "%100", "%101", "%102", SUM16(0), SUM16(4), SUM16(8), SUM16(12), SUM16(16),
+               SUM16(20))
+MULTIPLY_GROUP(32, "256", TO127, "%128, %129, %130, %131", "%132", "%133", "%134", SUM16(0), SUM16(4), SUM16(8), SUM16(12),
+               SUM16(16), SUM16(20), SUM16(24), SUM16(28))
 
 // Registers written before are seen by the multiplications after; those sent since the last commit are one batch; wait
 // until no more than so many batches are under way.
@@ -176,11 +199,13 @@ template <int PENDING> DEVICE void group_wait() {
 }
 
 // After a wait: keeps the compiler from reading sums before it.
+template <int COLUMNS> DEVICE void settle(float (&acc)[COLUMNS][4]) {
+#pragma unroll
+    for (int c = 0; c < COLUMNS; c++) asm volatile("" : SUM4_OF(acc[c])::"memory");
+}
 template <int ROWS, int COLUMNS> DEVICE void settle(float (&acc)[ROWS][COLUMNS][4]) {
 #pragma unroll
-    for (int r = 0; r < ROWS; r++)
-#pragma unroll
-        for (int c = 0; c < COLUMNS; c++) asm volatile("" : SUM4_OF(acc[r][c])::"memory");
+    for (int r = 0; r < ROWS; r++) settle(acc[r]);
 }
 
 // Two halves at once: a - b.
@@ -231,6 +256,12 @@ DEVICE float widen(u16 half) {
     asm("cvt.f32.f16 %0, %1;" : "=f"(out) : "h"(half));
     return out;
 #endif
+}
+
+DEVICE float power_of_two(float exponent) {
+    float out;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(exponent));
+    return out;
 }
 
 // Count this thread block in, what its threads wrote before a barrier included; the count before it, and with it what the

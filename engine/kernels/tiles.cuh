@@ -17,6 +17,7 @@ static constexpr int BLOCKS = TEAMS * RT / 2;   // of 128 weight rows, side by s
 static constexpr int TILE_BYTES = 1024;         // codes of 16 rows x 128 inputs
 static constexpr int BLOCK_BYTES = 8 * TILE_BYTES;
 static constexpr int CODE_BYTES = BLOCKS * BLOCK_BYTES;
+static constexpr int SPAN = 1024 / (NT * 8);    // tiles of a strip, see Cursor
 
 // Results on their way out: two boxes for each team.
 static constexpr int BOX_ROWS = 64 / TEAMS; // by 64 weight rows
@@ -44,15 +45,6 @@ struct Control {
     int seen[TEAMS];
 };
 
-// A place in the ring, and the parity of its barriers' current phase.
-struct Place {
-    int stage = 0;
-    u32 parity = 0;
-    DEVICE void advance() {
-        if (++stage == STAGES) stage = 0, parity ^= 1;
-    }
-};
-
 // Thread block b owns units [start(b), start(b + 1)) of the split tiles.
 struct Shares {
     int each, extra;
@@ -68,6 +60,9 @@ struct Shares {
 };
 
 // The next of a thread block's units: those of its whole tiles, then its share.
+//
+// Tiles are numbered through a strip of SPAN activation tiles and all weights before the next strip begins. What thread
+// blocks read at one time is then about as many activations as weights, the fewest bytes for the work.
 struct Cursor {
     int rounds, tile, u, share;
     DEVICE Cursor(const Problem &p, const Shares &shares) : tile(blockIdx.x), u(0), share(shares.start(blockIdx.x)) {
@@ -88,15 +83,19 @@ struct Cursor {
             tile++;
         return true;
     }
+    DEVICE int strip(const Problem &p) const { return tile / strip_tiles(p) * SPAN; }
+    DEVICE int strip_tiles(const Problem &p) const { return p.tiles / p.x_tiles * SPAN; }
+    DEVICE int width(const Problem &p) const { return min(SPAN, p.x_tiles - strip(p)); }
     // Weight blocks past the last are read again from it and never stored.
-    DEVICE int block(const Problem &p) const { return tile / p.x_tiles * BLOCKS; }
-    DEVICE int x_row(const Problem &p) const { return tile % p.x_tiles * (NT * 8); }
+    DEVICE int block(const Problem &p) const { return tile % strip_tiles(p) / width(p) * BLOCKS; }
+    DEVICE int x_row(const Problem &p) const { return (strip(p) + tile % strip_tiles(p) % width(p)) * (NT * 8); }
 };
 
 DEVICE int count_units(const Problem &p, const Shares &shares) {
     const int own = blockIdx.x, blocks = gridDim.x;
     return (p.whole - own + blocks - 1) / blocks * p.U + shares.start(own + 1) - shares.start(own);
 }
+
 // One lane of the last warpgroup: keep the ring full.
 template <class P> DEVICE void feed(const P &p, u8 *ring, Control &control, const Shares &shares) {
     const int count = count_units(p, shares), ahead = min(count, STAGES);
@@ -106,7 +105,7 @@ template <class P> DEVICE void feed(const P &p, u8 *ring, Control &control, cons
     // Weights do not depend on the kernel before; everything after this line may.
     wait_for_inputs();
     for (int i = 0; i < ahead; i++, x_at.advance(p)) copy_x(p, ring + i * P::STAGE_BYTES, control.filled + i, x_at);
-    Place place;
+    Place<STAGES> place;
     for (int step = STAGES; step < count; step++, place.advance(), at.advance(p)) {
         u8 *stage = ring + place.stage * P::STAGE_BYTES;
         barrier_wait(control.left + place.stage, place.parity);
@@ -199,13 +198,14 @@ DEVICE bool join(const Problem &p, float (&acc)[RT][NT][4], const Shares &shares
     }
     return true;
 }
+
 // A thread block's work, by its last warpgroup and by the others. Team: `acc`, and begin, multiply and finish a tile.
 template <class P, class Team>
 DEVICE void multiply_all(const P &p, u8 *ring, u8 *boxes, Control &control, const Shares &shares) {
     const int count = count_units(p, shares);
     Team team;
     Cursor at(p, shares);
-    Place place;
+    Place<STAGES> place;
     for (int step = 0; step < count;) {
         const Cursor began = at;
         team.begin();

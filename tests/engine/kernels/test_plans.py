@@ -41,7 +41,7 @@ def test_as_many_rows_are_cut_alike(least: int, most: int) -> None:
 
 
 def test_a_large_product_is_split_where_a_last_round_would_idle_most() -> None:
-    cut = CUTS[0]
+    cut = Cut(16, 2, 1.6, 5.2)
     assert plan_cut(cut, 512, 80, 64, 132).whole < plan_cut(cut, 512, 80, 64, 132).tiles == 160  # 1.2 rounds
     assert plan_cut(cut, 512, 64, 64, 132).whole == plan_cut(cut, 512, 64, 64, 132).tiles == 128  # nearly one
 
@@ -50,7 +50,7 @@ def test_a_large_product_is_split_where_a_last_round_would_idle_most() -> None:
 @pytest.mark.parametrize("groups", [1, 2, 4])
 def test_every_cut_fits_the_chip_and_the_workspace(cut: Cut, groups: int) -> None:
     stages, shared = shared_bytes(cut, groups)
-    assert stages >= 3
+    assert stages >= 2
     assert shared <= SHARED_BYTES
     sums = 8 * cut.tiles * 128 * cut.blocks * 4
     assert sums <= PARTIAL_BYTES_PER_SM
