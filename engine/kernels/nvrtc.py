@@ -163,39 +163,52 @@ class Kernel:
 
 # Copies of boxes
 
-_BOX_COLUMNS = 64  # of 2 bytes: the 128 bytes that the swizzle works on
-_DATA_TYPES = {"torch.float16": 6, "torch.bfloat16": 9}  # CU_TENSOR_MAP_DATA_TYPE_…
+_BOX_BYTES = 128  # along a row: what the swizzle works on
+# CU_TENSOR_MAP_DATA_TYPE_…, and the bytes of an element.
+_DATA_TYPES = {"torch.float16": (6, 2), "torch.bfloat16": (9, 2), "torch.float8_e4m3fn": (0, 1)}
 _SWIZZLE_128B = 3
 _L2_PROMOTION_256B = 3
 
 
-@functools.lru_cache(maxsize=4096)
 def describe_matrix(address: int, rows: int, columns: int, dtype: str, box_rows: int) -> bytes:
-    """A CUtensorMap of a contiguous matrix of halves, for boxes of ``box_rows`` x 64 swizzled over 128 bytes.
+    """:func:`describe_tensor` of a contiguous matrix, for boxes of ``box_rows`` x 128 bytes."""
+    columns_of_box = _BOX_BYTES // _DATA_TYPES[dtype][1]
+    return describe_tensor(address, dtype, (columns, rows), (columns,), (columns_of_box, box_rows))
+
+
+@functools.lru_cache(maxsize=4096)
+def describe_tensor(
+    address: int, dtype: str, sizes: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]
+) -> bytes:
+    """A CUtensorMap of up to five dimensions, the nearest first, for boxes of 128 bytes in that one, swizzled.
 
     Parameters
     ----------
     address : a multiple of 16
-    columns : a multiple of 8
-    dtype : ``str`` of torch.float16 or torch.bfloat16
+    dtype : ``str`` of torch.float16, torch.bfloat16 or torch.float8_e4m3fn
+    sizes : of the tensor
+    strides : elements from one to the next in every dimension but the first, whose bytes are multiples of 16
+    box : sizes of a box
     """
+    data_type, item_bytes = _DATA_TYPES[dtype]
+    rank = len(sizes)
     room = ctypes.create_string_buffer(128 + 64)
     start = ctypes.addressof(room) + -ctypes.addressof(room) % 64  # the driver wants it aligned
     status = _driver().cuTensorMapEncodeTiled(
         ctypes.c_void_p(start),
-        _DATA_TYPES[dtype],
-        2,
+        data_type,
+        rank,
         ctypes.c_void_p(address),
-        (ctypes.c_uint64 * 2)(columns, rows),
-        (ctypes.c_uint64 * 1)(2 * columns),
-        (ctypes.c_uint32 * 2)(_BOX_COLUMNS, box_rows),
-        (ctypes.c_uint32 * 2)(1, 1),
+        (ctypes.c_uint64 * rank)(*sizes),
+        (ctypes.c_uint64 * (rank - 1))(*(item_bytes * stride for stride in strides)),
+        (ctypes.c_uint32 * rank)(*box),
+        (ctypes.c_uint32 * rank)(*(1,) * rank),
         0,
         _SWIZZLE_128B,
         _L2_PROMOTION_256B,
         0,
     )
-    _check(status, f"describing a {rows} x {columns} matrix")
+    _check(status, f"describing a tensor of {' x '.join(map(str, sizes))}")
     return ctypes.string_at(start, 128)
 
 

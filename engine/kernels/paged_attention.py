@@ -28,7 +28,8 @@ def paged_attention(
     Parameters
     ----------
     q : (T, Hq, D), turned by RoPE; heads one after the other, rows may be strided
-    kv_cache : (num_blocks, block_size, 2, Hkv, D), this step's keys and values already in; a block may be strided
+    kv_cache : (num_blocks, block_size, 2, Hkv, D), this step's keys and values already in; a block may be strided.
+        Behind a context, its last block must hold finite numbers
     block_tables : int32 (S, max_blocks); entries past a sequence's context may hold anything
     context_lens : int32 (S,), keys present after this step; 0: a padding row, its output is 0
     query_starts : int32 (S + 1,); sequence s owns rows ``query_starts[s]:query_starts[s + 1]``, its last query sits at
@@ -43,8 +44,11 @@ def paged_attention(
     (T, Hq, D)
     """
     if runs_on_gpu(q):
-        from engine.kernels.triton_attention import paged_attention_triton
+        from engine.kernels.cuda_attention import paged_attention_cuda, takes
+        from engine.kernels.triton_attention import SHORT_QUERY, paged_attention_triton
 
+        if max_query_len > SHORT_QUERY and takes(q, kv_cache):
+            return paged_attention_cuda(q, kv_cache, block_tables, context_lens, query_starts, scale, window, out)
         return paged_attention_triton(
             q, kv_cache, block_tables, context_lens, query_starts, scale, window, max_query_len, out
         )
