@@ -25,7 +25,7 @@ from gateway.exchange import Exchange
 from gateway.frames import Frames
 from gateway.head import Head, read_head
 from gateway.ids import uuid7
-from gateway.lifeline import Lifeline
+from gateway.lifeline import Hangup, Lifeline
 from gateway.rates.estimate import wanted_nano_usd, wanted_tokens
 from gateway.rates.rates import Rates
 from gateway.responder import Responder, Send
@@ -85,7 +85,7 @@ class GenerationEndpoint:
             return
         exchange = Exchange(request_id, self._path, request, caller, head.traceparent, accepted_s)
         try:
-            await self._admit(exchange, responder, receive)
+            await self._admit(exchange, responder, receive, Hangup.of(scope))
         except asyncio.CancelledError:
             # The server gives up waiting: what was used is billed all the same, and a stream is not left looking whole.
             await self._service.settle_failure(exchange, Draining(), is_cancelled=True)
@@ -116,12 +116,15 @@ class GenerationEndpoint:
         self._service.catalog.resolve(request.model)
         return caller, request, accepted_s
 
-    async def _admit(self, exchange: Exchange, responder: Responder, receive: Receive) -> None:
+    async def _admit(self, exchange: Exchange, responder: Responder, receive: Receive, hangup: Hangup | None) -> None:
         limits, admission, rates = self._door.limits, self._door.admission, self._door.rates
         if exchange.caller.limits:
             exchange.grant = await rates.admit(exchange.request_id, exchange.caller, self._wanted_tokens(exchange))
         async with Lifeline(
-            receive, timeout_s=limits.request_timeout_s, stall_timeout_s=limits.slow_client_timeout_s
+            receive,
+            timeout_s=limits.request_timeout_s,
+            stall_timeout_s=limits.slow_client_timeout_s,
+            hangup=hangup,
         ) as lifeline:
             began_s = exchange.clock()
             await admission.enter(exchange.request.wishes.priority)

@@ -15,6 +15,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from gateway.errors import GatewayError, HeadTooLarge, HeadTooSlow, NotHttp, answer_to
 from gateway.ids import uuid7
+from gateway.lifeline import Hangup
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
@@ -30,6 +31,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
+        self._hangup = Hangup()
         self._is_head_whole = False
         self._num_head_bytes = 0
         self._head_timer: asyncio.TimerHandle | None = None
@@ -47,6 +49,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         super().connection_lost(exc)
+        self._hangup.tell()
 
     def data_received(self, data: bytes) -> None:
         if not self._is_head_whole:
@@ -64,6 +67,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._is_head_whole = True
         self._num_head_bytes = 0
         self._stop_timer()
+        self._hangup.offer(self.scope)
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:

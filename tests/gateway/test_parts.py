@@ -15,7 +15,7 @@ from gateway.eager import Eager
 from gateway.errors import ClientGone, ClientStalled, DeadlineExceeded, InvalidRequest, MalformedBody
 from gateway.head import read_head
 from gateway.ids import is_uuid, uuid7
-from gateway.lifeline import FIRST_LOOK_S, Lifeline
+from gateway.lifeline import FIRST_LOOK_S, Hangup, Lifeline
 from gateway.merge import merge
 
 
@@ -191,6 +191,27 @@ async def test_the_lifeline_tells_why_it_cut() -> None:
         await hold(Connection(), timeout_s=0.03)
     with pytest.raises(ClientStalled):
         await hold(Connection(), stall_timeout_s=0.03)
+
+
+async def hold_beside(hangup: Hangup, *, timeout_s: float = 5) -> None:
+    """A request that would go on for long, on a connection that tells of its end."""
+    async with Lifeline(Connection().receive, timeout_s=timeout_s, stall_timeout_s=5, hangup=hangup):
+        assert len(asyncio.all_tasks()) == 1
+        await asyncio.sleep(FIRST_LOOK_S * 2)
+        assert len(asyncio.all_tasks()) == 1
+        await asyncio.sleep(5)
+
+
+async def test_a_connection_that_tells_of_its_end_needs_no_task() -> None:
+    hangup = Hangup()
+    asyncio.get_running_loop().call_later(0.02, hangup.tell)
+    with pytest.raises(ClientGone):
+        await hold_beside(hangup)
+    with pytest.raises(ClientGone):
+        await hold_beside(hangup)
+    assert hangup.listener is None
+    with pytest.raises(DeadlineExceeded):
+        await hold_beside(Hangup(), timeout_s=0.03)
 
 
 async def test_the_lifeline_leaves_no_trace() -> None:
