@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Literal
@@ -15,6 +16,8 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 Retention = Literal["none", "digest", "full"]
 VerificationMethod = Literal["auto", "generate", "score"]
 GraderName = Literal["final_answer", "overlap", "embedding", "likelihood", "judge"]
+
+_DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 
 
 def _option(default: Any, help_text: str, *, at_least: float | None = None, at_most: float | None = None) -> Any:
@@ -234,7 +237,16 @@ class LearningConfig:
     )
     encoder: str = _option(
         "",
-        "A sentence-transformers model, by folder or id, that a router fitted anew from kept texts may read as well.",
+        "A sentence-transformers model, by folder or id, that routers fitted anew from kept texts may read as well: as "
+        "it is, and fine-tuned on the checked answers.",
+    )
+    encoder_tuning_s: float = _option(
+        900.0, "Seconds the encoder may be fine-tuned in a retrain; 0 leaves it as it is.", at_least=0
+    )
+    encoder_steps: int = _option(1000, "Batches of 16 prompts it is fine-tuned on, at most.", at_least=1)
+    encoder_learning_rate: float = _option(5e-5, "Step size of its fine-tuning (AdamW).", at_least=1e-7, at_most=0.1)
+    encoder_device: str = _option(
+        "cpu", "Where a retrain reads and fine-tunes it: `cpu`, `cuda` or `cuda:N`. It serves on the CPU."
     )
     quality_value_usd: Decimal | None = _option(
         None,
@@ -252,3 +264,9 @@ class LearningConfig:
     lease_s: float = _option(60.0, "Seconds after which a retrain that died counts as abandoned.", at_least=0.5)
     timeout_s: float = _option(7200.0, "A retrain that takes longer is ended.", at_least=1)
     nice: int = _option(10, "Niceness of the process that retrains.", at_least=0, at_most=19)
+
+    def __post_init__(self) -> None:
+        if not _DEVICE.fullmatch(self.encoder_device):
+            raise FieldError("encoder_device", self.encoder_device, "cpu, cuda or cuda:N")
+        if self.encoder and self.encoder_tuning_s >= self.timeout_s:
+            raise FieldError("encoder_tuning_s", self.encoder_tuning_s, "less than timeout_s, which ends the retrain")

@@ -21,9 +21,10 @@ from classifier.embedding import Embedder
 from classifier.metrics import log_loss, roc_auc
 from classifier.router import ArtifactRouter
 from gateway.learn.decision import derive, labelled_traffic, thinned
-from gateway.learn.refit import Refit, Source, can_refit, fit_refits, known_requests, predict
+from gateway.learn.refit import Refit, can_refit, fit_refits, predict
 from gateway.learn.replay import Estimates
 from gateway.learn.rows import LearningTable
+from gateway.learn.sources import Source
 from policies.ladder import Ladder
 
 Floats = NDArray[np.float64]
@@ -55,7 +56,7 @@ class Candidate:
     def estimates(self, table: LearningTable) -> Estimates:
         """What it would have said of :meth:`judged_rows`."""
         if self.reads_text:
-            return predict(self.artifact, known_requests(table), self.embedder)
+            return predict(self.artifact, table.prompts(), self.embedder)
         return Estimates(*ArtifactRouter(self.artifact).revise(table.views))
 
 
@@ -89,25 +90,42 @@ def fit_candidate(
     """
     step("fit", 0.4)
     adjusted = fit_adjustment(table.checked(), serving.space, seed=seed)
-    described, refit = _summary(table, adjusted, seed, window), None
+    described, refits = _summary(table, adjusted, seed, window), list[Refit]()
     if can_refit(table, judge):
         step("refit", 0.45)
-        refits, refused = fit_refits(table, serving, sources, seed=seed, window=window)
-        refit = min(refits, key=lambda each: each.loss)
+        refits, refused = fit_refits(
+            table,
+            serving,
+            sources,
+            seed=seed,
+            window=window,
+            progress=lambda done: step("fine-tune the encoder", 0.5 + 0.1 * done),
+        )
         described["log_loss_left_out"] |= {each.kind: round(each.loss, 5) for each in refits}
         described["sources_left_out"] = refused
+    compared = _compared(table, adjusted, refits)
+    described["log_loss_compared"] = {kind: round(loss, 5) for kind, loss in compared.items()}
+    described["kind"] = best = min(compared, key=compared.__getitem__)
     step("derive thresholds", 0.6)
-    if refit is None or refit.loss >= _adjusted_loss(table, adjusted, refit):
-        return _adjusted_candidate(table, serving, adjusted, ladder, described | {"kind": adjusted.kind}, seed)
-    return _refit_candidate(table, serving, refit, ladder, described | {"kind": refit.kind}, seed)
+    for refit in refits:
+        if refit.kind == best:
+            return _refit_candidate(table, serving, refit, ladder, described, seed)
+    return _adjusted_candidate(table, serving, adjusted, ladder, described, seed)
 
 
-def _adjusted_loss(table: LearningTable, adjusted: Adjusted, refit: Refit) -> float:
-    """Of the adjustment, on the very answers that the refit's loss is of."""
+def _compared(table: LearningTable, adjusted: Adjusted, refits: Sequence[Refit]) -> dict[str, float]:
+    """Log-loss of the adjustment and of every refit, on the checked answers that all of them had left out.
+
+    Refits' rows go back to a moment each, so those of the one that goes back least are in all. Of equal losses the
+    adjustment's is the first.
+    """
     checked = np.flatnonzero(table.is_checked)
-    guess, labels = adjusted.left_out[np.searchsorted(checked, refit.rows)], table.labels[refit.rows]
+    rows = min((each.rows for each in refits), key=len, default=checked)
+    labels = table.labels[rows]
     known = ~np.isnan(labels)
-    return log_loss(guess[known], labels[known])
+    guesses = {adjusted.kind: adjusted.left_out[np.searchsorted(checked, rows)]}
+    guesses |= {each.kind: each.good[np.searchsorted(each.rows, rows), :-1] for each in refits}
+    return {kind: log_loss(guess[known], labels[known]) for kind, guess in guesses.items()}
 
 
 def _adjusted_candidate(
@@ -123,7 +141,8 @@ def _adjusted_candidate(
     plain = RouterArtifact.create({**base_arrays(serving.artifact), **adjusted.adjustment.arrays()}, metadata)
     right, good, _ = ArtifactRouter(plain).revise(table.views)
     good[np.flatnonzero(table.is_checked), :-1] = adjusted.left_out
-    decision = _decision(table, right, good, serving, ladder, seed)
+    rows = thinned(table, seed)
+    decision = _decision(table.take(rows), right[rows], good[rows], serving, ladder)
     return Candidate(plain.with_metadata(decision=decision), adjusted.kind)
 
 
@@ -137,23 +156,24 @@ def _refit_candidate(
 ) -> Candidate:
     # From the oldest row that was fitted on: of a stretch of time, all checked rows count or none.
     rows = np.flatnonzero(table.has_text & (np.arange(len(table)) >= refit.rows[0]))
+    rows = rows[thinned(table.take(rows), seed)]
     part, is_fitted = table.take(rows), table.is_checked[rows]
     right, good = (np.empty((len(rows), table.num_tiers)) for _ in range(2))
-    right[is_fitted], good[is_fitted] = refit.right, refit.good
+    fitted = np.searchsorted(refit.rows, rows[is_fitted])
+    right[is_fitted], good[is_fitted] = refit.right[fitted], refit.good[fitted]
     others = np.flatnonzero(~is_fitted)
-    said = predict(refit.artifact, known_requests(part.take(others)), refit.embedder)
+    said = predict(refit.artifact, part.take(others).prompts(), refit.embedder)
     right[others], good[others] = said.right, said.good
-    decision = _decision(part, right, good, serving, ladder, seed)
+    decision = _decision(part, right, good, serving, ladder)
     artifact = refit.artifact.with_metadata(decision=decision, refit=dict(described))
     return Candidate(artifact, refit.kind, reads_text=True, embedder=refit.embedder)
 
 
 def _decision(
-    table: LearningTable, right: Floats, good: Floats, serving: ArtifactRouter, ladder: Ladder, seed: int
+    table: LearningTable, right: Floats, good: Floats, serving: ArtifactRouter, ladder: Ladder
 ) -> dict[str, Any]:
     """What policies need, from graded traffic whose estimates had not seen its labels."""
-    kept = thinned(table, seed)
-    return derive(labelled_traffic(table.take(kept), right[kept], good[kept], ladder), serving.decision)
+    return derive(labelled_traffic(table, right, good, ladder), serving.decision)
 
 
 _REPLACED = ("decision", "note")

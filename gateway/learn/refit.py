@@ -11,7 +11,7 @@ answer as good as the top tier's is taken to be right when that one is.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from classifier.artifact import RouterArtifact
 from classifier.embedding import Embedder
-from classifier.errors import EmbeddingError
+from classifier.errors import EmbeddingError, TrainingError
 from classifier.metrics import log_loss
 from classifier.router import ArtifactRouter
 from classifier.table import TrainingTable
@@ -28,13 +28,11 @@ from classifier.training import fit_router
 from classifier.types import RouterRequest
 from gateway.learn.replay import Estimates
 from gateway.learn.rows import LearningTable
+from gateway.learn.sources import Opened, Progress, Source
 
 _log = logging.getLogger("suffice.learn")
 
 Floats = NDArray[np.float64]
-Source = Callable[[], Embedder]
-"""Opens a further source of features; raises EmbeddingError where it cannot be had."""
-
 MIN_LABELS = 300
 MIN_LABELS_A_TIER = 40
 MAX_ROWS = 8_000
@@ -53,7 +51,7 @@ class Refit:
     Attributes
     ----------
     artifact : fitted on all of ``rows``
-    rows : int64 (n,), rows of the table it was fitted on
+    rows : int64 (n,), the newest checked rows with a text, back to a moment
     right, good : float64 (n, T), estimates by fits that had not seen the row
     kind : what it reads
     loss : log-loss of the checked answers left out
@@ -85,7 +83,13 @@ def fit_rows(table: LearningTable) -> NDArray[np.int64]:
 
 
 def fit_refits(
-    table: LearningTable, serving: ArtifactRouter, sources: Sequence[Source], *, seed: int, window: str
+    table: LearningTable,
+    serving: ArtifactRouter,
+    sources: Sequence[Source],
+    *,
+    seed: int,
+    window: str,
+    progress: Progress = lambda done: None,
 ) -> tuple[list[Refit], list[str]]:
     """One refit from the text alone and one with every source that can be had; and why others cannot.
 
@@ -95,25 +99,24 @@ def fit_refits(
         Too few rows.
     """
     found, refused = [fit_refit(table, serving, None, seed=seed, window=window)], []
+    rows = table.take(fit_rows(table))
     for source in sources:
         try:
-            found.append(fit_refit(table, serving, source(), seed=seed, window=window))
-        except EmbeddingError as error:
+            found.append(fit_refit(table, serving, source(rows, seed, progress), seed=seed, window=window))
+        except (EmbeddingError, TrainingError) as error:
             _log.warning("no refit with this source of features: %s", error)
             refused.append(str(error))
     return found, refused
 
 
-def fit_refit(
-    table: LearningTable, serving: ArtifactRouter, embedder: Embedder | None, *, seed: int, window: str
-) -> Refit:
+def fit_refit(table: LearningTable, serving: ArtifactRouter, opened: Opened | None, *, seed: int, window: str) -> Refit:
     """Fit a router on the checked rows that have a text.
 
     Parameters
     ----------
     table : training rows
     serving : says how often the top tier is right, and what the tiers' own confidence is worth
-    embedder : a further source of features; None reads the text alone
+    opened : a further source of features, and the rows it has seen, which are left out; None reads the text alone
     window : what the rows are, for the card
 
     Raises
@@ -123,12 +126,12 @@ def fit_refit(
     EmbeddingError
         The source failed.
     """
-    rows = fit_rows(table)
+    embedder, num_seen = (None, 0) if opened is None else (opened.embedder, opened.num_seen)
+    rows = fit_rows(table)[num_seen:]
     part = table.take(rows)
     top_right = part.views.right[:, -1:]
-    requests = known_requests(part)
     training = TrainingTable.build(
-        requests,
+        part.prompts(),
         np.hstack([part.labels * top_right, top_right]),
         groups=part.groups,
         weights=_row_weights(part),
@@ -136,19 +139,12 @@ def fit_refit(
         window=window,
         as_good=part.labels,
     )
-    fitted = fit_router(training, seed=seed, embedder=embedder, metadata=_described(serving))
+    metadata = {**_described(serving), **({"tuning": opened.card} if opened is not None and opened.card else {})}
+    fitted = fit_router(training, seed=seed, embedder=embedder, metadata=metadata)
     known = ~np.isnan(part.labels)
     loss = log_loss(fitted.p_as_good[:, :-1][known], part.labels[known])
     kind = "refit" if embedder is None else f"refit with {embedder.source}"
     return Refit(fitted.artifact, rows, fitted.p_right, fitted.p_as_good, kind, loss, embedder)
-
-
-def known_requests(table: LearningTable) -> tuple[RouterRequest, ...]:
-    """The prompts of a table whose rows all have one."""
-    assert table.requests is not None
-    found = tuple(each for each in table.requests if each is not None)
-    assert len(found) == len(table)
-    return found
 
 
 def predict(artifact: RouterArtifact, requests: Sequence[RouterRequest], embedder: Embedder | None) -> Estimates:

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import tempfile
+import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import insert, update
 
-from classifier.embedding import PrefillEmbedder, SentenceTransformerEmbedder
 from classifier.errors import TrainingError
 from classifier.router import ArtifactRouter
 from gateway.control.errors import Conflict
@@ -33,10 +30,10 @@ from gateway.learn.candidate import Candidate, fit_candidate, held_out_metrics
 from gateway.learn.decision import cautious
 from gateway.learn.errors import NothingToLearn, RetrainRefused
 from gateway.learn.evaluate import MIN_ROWS, Comparison, Contender, compare
-from gateway.learn.refit import Source
 from gateway.learn.replay import Estimates
 from gateway.learn.rows import LearningTable
 from gateway.learn.runs import LEASE, RunStore
+from gateway.learn.sources import sources_of
 from gateway.learn.split import split_rows
 from gateway.learn.table import TableSpec, read_table
 from gateway.learn.texts import with_requests, with_states
@@ -52,7 +49,6 @@ from policies.pricing import price_usd
 from policies.promotion import PromotionRule
 
 if TYPE_CHECKING:
-    from gateway.config_sections import LearningConfig
     from gateway.settings import Settings
 
 _log = logging.getLogger("suffice.learn")
@@ -175,10 +171,12 @@ async def retrain(
 async def _run(
     settings: Settings, store: Store, wish: Wish, run_id: str, lease: Lease, report: Report, now: Now
 ) -> Outcome:
-    runs, noted = RunStore(store, now), ("start", 0.0)
+    runs, noted, ended = RunStore(store, now), ("start", 0.0), threading.Event()
 
     def note(stage: str, done: float) -> None:
         nonlocal noted
+        if ended.is_set():  # asked from the thread that fits, which no cancelling reaches
+            raise RetrainRefused("The run has ended.")
         noted = (stage, done)
         report(stage, done)
 
@@ -199,6 +197,7 @@ async def _run(
             beating.result()  # raises what ended the heartbeat
         result = working.result()
     finally:
+        ended.set()
         for task in (beating, working):
             task.cancel()
         await asyncio.gather(beating, working, return_exceptions=True)
@@ -252,7 +251,7 @@ def _fit_and_judge(settings: Settings, scene: _Scene, table: LearningTable, wish
             judge,
             scene.serving,
             settings.ladder,
-            sources=_sources(config),
+            sources=sources_of(config),
             seed=wish.seed,
             window=window,
             step=report,
@@ -312,12 +311,6 @@ def _least_cautious(
 
 def _contender(router: ArtifactRouter, scene: _Scene, table: LearningTable) -> Contender:
     return Contender(Estimates(*router.revise(table.views)), complete_policies(scene.policies, router))
-
-
-def _sources(config: LearningConfig) -> list[Source]:
-    """What a refit may read besides the text."""
-    found: list[Source] = [PrefillEmbedder] if config.prefill_probe else []
-    return [*found, partial(SentenceTransformerEmbedder, config.encoder)] if config.encoder else found
 
 
 def _window(table: LearningTable, protocol: str) -> str:
@@ -405,8 +398,7 @@ async def _held(store: Store, lease_s: float) -> AsyncIterator[Lease]:
 async def _publish(store: Store, result: _Result, run_id: str, lease: Lease, now: datetime) -> None:
     """Router, evaluation and what the run says of them, together or not at all; refused if the lease was lost."""
     artifact, judged = result.candidate.artifact, result.comparison
-    with tempfile.TemporaryDirectory(prefix="suffice-retrain-") as folder:
-        content = artifact.save(Path(folder) / "router.npz").read_bytes()
+    content = artifact.as_bytes()
     evaluation_id = uuid7()
     entry = RouterVersion(
         version=artifact.version,

@@ -99,6 +99,13 @@ class LearningTable:
             return np.zeros(len(self), dtype=np.bool_)
         return np.array([each is not None for each in self.requests], dtype=np.bool_)
 
+    def prompts(self) -> tuple[RouterRequest, ...]:
+        """The prompts of a table whose rows all have one."""
+        assert self.requests is not None
+        found = tuple(each for each in self.requests if each is not None)
+        assert len(found) == len(self)
+        return found
+
     @property
     def lengths(self) -> Floats:
         """Characters of the prompts, float64 (n,)."""

@@ -19,6 +19,7 @@ from gateway.control.loading import read_router
 from gateway.learn.candidate import fit_candidate
 from gateway.learn.refit import can_refit, fit_refit, fit_rows
 from gateway.learn.retrain import Wish, retrain
+from gateway.learn.sources import as_it_is
 from gateway.learn.split import split_rows
 from gateway.learn.table import read_table
 from gateway.learn.texts import request_of, with_requests
@@ -152,7 +153,7 @@ async def test_a_source_that_knows_more_than_the_text_is_preferred(world_setting
         judge,
         base_router(),
         ladder,
-        sources=[absent, PrefillEmbedder],
+        sources=[as_it_is(absent), as_it_is(PrefillEmbedder)],
         seed=0,
         window="",
         step=lambda stage, done: None,
