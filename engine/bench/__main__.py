@@ -64,13 +64,19 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     gpu = parser.add_argument_group("random weights", "used on a GPU, or where --shapes is given")
     gpu.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     gpu.add_argument("--load-format", choices=("dummy",), default="dummy", help="shapes have no files to read")
+    gpu.add_argument(
+        "--dummy-codes",
+        choices=("random", "zero"),
+        default="random",
+        help="of 4-bit weights; zero is what vLLM's dummy loader measures with, and draws less power",
+    )
     gpu.add_argument("--shapes", nargs="+", choices=sorted(SHAPES), help="default on a GPU: the four of the ladder")
     gpu.add_argument("--batches", type=int, nargs="+", default=list(BATCHES))
     gpu.add_argument("--prompt-lengths", type=int, nargs="+", default=list(PROMPT_LENGTHS))
     gpu.add_argument("--figures", nargs="+", choices=FIGURES, default=list(FIGURES), help="what to measure")
     gpu.add_argument("--at-once", type=int, default=512, help="most requests at once for the rate of output")
     gpu.add_argument("--tensor-parallel", type=int, default=1, help="GPUs of this host that each shape is cut over")
-    gpu.add_argument("--profile", action="store_true", help="say where the time of a decode step goes")
+    gpu.add_argument("--profile", action="store_true", help="say where the time of steps goes, by kind of kernel")
     gpu.add_argument("--peer", choices=("vllm",), help="the same through vLLM, where it can be imported")
     gpu.add_argument("--peer-folders", type=Path, help="folders of config.json files named as the shapes, for vLLM")
     gpu.add_argument("--ladder", action="store_true", help="drive four tiers together with a Poisson mix")

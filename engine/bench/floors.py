@@ -42,6 +42,19 @@ def measure_ceilings(device: torch.device) -> Ceilings:
     return Ceilings(data.nbytes / read_s, 2 * side**3 / matmul_s)
 
 
+def sustained_matmul_flops(device: torch.device, seconds: float = 2.0) -> float:
+    """Operations a second of a large bfloat16 product of random numbers, once a GPU's power limit has set its clock.
+
+    Prefill goes on for seconds, so this, rather than the best of a few products, is what it can be compared with.
+    """
+    a = torch.randn(8192, 8192, dtype=torch.bfloat16, device=device)
+    began_s, rate = time.perf_counter(), 0.0
+    while time.perf_counter() - began_s < seconds:
+        batch_s = _timed(lambda: [torch.mm(a, a) for _ in range(128)], device)
+        rate = 128 * 2 * 8192**3 / batch_s
+    return rate
+
+
 def _timed(work: object, device: torch.device) -> float:
     assert callable(work)
     _wait(device)
@@ -103,3 +116,26 @@ def prefill_floor_s(costs: Costs, ceilings: Ceilings, num_tokens: int) -> float:
     attention = costs.attention_flops_per_pair * num_tokens * num_tokens / 2
     weights_s = costs.weight_bytes / ceilings.read_bytes_per_s
     return max(weights_s, (products + attention) / ceilings.matmul_flops)
+
+
+def kind_floors_s(
+    costs: Costs, ceilings: Ceilings, *, num_tokens: int, num_drawn: int, num_keys: float, num_pairs: float
+) -> dict[str, float]:
+    """Least seconds of a step's products, head and attention, each alone.
+
+    Parameters
+    ----------
+    num_tokens, num_drawn : rows through the layers, and through the head
+    num_keys : read from the cache
+    num_pairs : of a query and a key it sees
+    """
+
+    def least_s(num_bytes: float, operations: float) -> float:
+        return max(num_bytes / ceilings.read_bytes_per_s, operations / ceilings.matmul_flops)
+
+    head_bytes = 2 * costs.head_params
+    return {
+        "products": least_s(costs.weight_bytes - head_bytes, 2 * costs.linear_params * num_tokens),
+        "head": least_s(head_bytes, 2 * costs.head_params * num_drawn),
+        "attention": least_s(costs.kv_bytes_per_token * num_keys, costs.attention_flops_per_pair * num_pairs),
+    }

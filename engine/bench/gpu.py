@@ -11,6 +11,7 @@ import json
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,18 @@ import torch
 
 from engine.bench.card import machine_card
 from engine.bench.contenders import OurEngine, Vllm
-from engine.bench.floors import Ceilings, Costs, decode_floor_s, measure_ceilings, prefill_floor_s
+from engine.bench.floors import (
+    Ceilings,
+    Costs,
+    decode_floor_s,
+    measure_ceilings,
+    prefill_floor_s,
+    sustained_matmul_flops,
+)
 from engine.bench.measures import (
     LONG,
     OUTPUT_TOKENS,
+    PREFILL_TOKENS,
     PROMPT_TOKENS,
     SLACK,
     Contender,
@@ -34,7 +43,7 @@ from engine.bench.measures import (
     warm_output,
     warm_prefill,
 )
-from engine.bench.profile import profile_decode
+from engine.bench.profile import profile_decode, profile_prefill
 from engine.bench.shapes import SHAPES
 from engine.config import EngineConfig, ModelConfig
 from engine.engine import Engine
@@ -55,7 +64,15 @@ def bench_shapes(args: argparse.Namespace) -> None:
     """Measure every shape asked for; a failure is a row of its own and the rest goes on."""
     device = torch.device(args.device)
     ceilings = measure_ceilings(device)
-    card = machine_card() | {"ceilings": ceilings.as_dict(), "seed": args.seed, "repeats": args.repeats}
+    limits = ceilings.as_dict()
+    if device.type == "cuda":
+        limits["sustained_matmul_flops"] = float(f"{sustained_matmul_flops(device):.4g}")
+    card = machine_card() | {
+        "ceilings": limits,
+        "seed": args.seed,
+        "repeats": args.repeats,
+        "dummy_codes": args.dummy_codes,
+    }
     print(json.dumps(card), flush=True)
     write_line({"bench": "engine-gpu", "card": card}, args.out)
     rows: list[dict[str, Any]] = []
@@ -79,7 +96,7 @@ def _bench_shape(name: str, args: argparse.Namespace, device: torch.device, ceil
     with OurEngine(model, max_num_seqs=many, kv_tokens=kv_tokens) as ours:
         row["ours"] = _measure_all(ours, args, many)
     if args.profile:
-        row["profile"] = _profiles(model, args)
+        row["profile"] = _profiles(model, args, ceilings)
     if device.type == "cuda":
         row["peak_gb"] = round(torch.cuda.max_memory_allocated(device) / 1e9, 2)
     row["mbu"] = _mbu(config, row, ceilings)
@@ -95,7 +112,7 @@ def _bench_shape(name: str, args: argparse.Namespace, device: torch.device, ceil
 
 def _load(config: ModelConfig, args: argparse.Namespace) -> DecoderModel | ParallelModel:
     if args.tensor_parallel == 1:
-        return dummy_model(config, device=args.device, seed=args.seed)
+        return dummy_model(config, device=args.device, seed=args.seed, codes=args.dummy_codes)
     devices = [f"{args.device}:{i}" if args.device == "cuda" else args.device for i in range(args.tensor_parallel)]
     return load_parallel(config, devices, load_format="dummy", seed=args.seed)
 
@@ -150,7 +167,9 @@ def _mbu(config: ModelConfig, row: dict[str, Any], ceilings: Ceilings) -> float 
     return round(Costs.of(config).weight_bytes / (found * 1e-3) / ceilings.read_bytes_per_s, 3)
 
 
-def _profiles(model: DecoderModel | ParallelModel, args: argparse.Namespace) -> list[dict[str, object]]:
+def _profiles(
+    model: DecoderModel | ParallelModel, args: argparse.Namespace, ceilings: Ceilings
+) -> list[dict[str, object]]:
     config = EngineConfig(
         num_blocks=4096,
         max_num_seqs=64,
@@ -158,14 +177,22 @@ def _profiles(model: DecoderModel | ParallelModel, args: argparse.Namespace) -> 
     )
     engine = Engine(model, config, start=False)
     prompts = Prompts(model.config.vocab_size, args.seed)
+    wanted: list[Callable[[], dict[str, object]]] = [
+        partial(profile_decode, engine, prompts, batch, ceilings) for batch in args.batches if batch <= 32
+    ]
+    # A whole step of the rate of prefill, and the longest prompt alone.
+    wanted += [
+        partial(profile_prefill, engine, prompts, count, num_tokens, ceilings)
+        for count, num_tokens in ((8192 // PREFILL_TOKENS, PREFILL_TOKENS), (1, max(args.prompt_lengths)))
+    ]
     found: list[dict[str, object]] = []
     try:
-        for batch in [b for b in args.batches if b <= 32]:
+        for measure in wanted:
             try:
-                found.append(profile_decode(engine, prompts, batch))
+                found.append(measure())
             except Exception as error:
                 traceback.print_exc()
-                found.append({"batch": batch, "error": f"{type(error).__name__}: {error}"[:300]})
+                found.append({"error": f"{type(error).__name__}: {error}"[:300]})
     finally:
         engine.close()
     return found

@@ -1,36 +1,51 @@
-"""Where the time of a decode step goes: kernels by name, the host, and the gaps between them."""
+"""Where the time of a step goes: kernels by what they are for, what lies idle between them, and the host."""
 
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 
 import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from engine.bench.contenders import Countdown
+from engine.bench.floors import Ceilings, Costs, kind_floors_s
 from engine.bench.measures import Prompts
 from engine.engine import Engine
 from engine.request import Request, SamplingParams
 
 _WARM_STEPS = 24
 _STEPS = 32
-_TOP = 12
+_DECODE_PROMPT = 128
+# What a kernel is for, by part of its name; the library's products are those of the head where weights have 4 bits.
+_KINDS = (
+    ("int4_", "products"),
+    ("attention_many", "attention"),
+    ("_attend", "attention"),
+    ("_combine", "attention"),
+    ("_rms_norm", "norms"),
+    ("_silu_and_mul", "gate"),
+    ("_rope_and_write_kv", "turn"),
+    ("gemm", "head"),
+    ("gemv", "head"),
+    ("nvjet", "head"),
+    ("cutlass", "head"),
+    ("splitK", "head"),
+)
 
 
-def profile_decode(engine: Engine, prompts: Prompts, batch: int) -> dict[str, object]:
+def profile_decode(engine: Engine, prompts: Prompts, batch: int, ceilings: Ceilings) -> dict[str, object]:
     """Step an engine that has no thread of its own through decoding ``batch`` sequences.
 
     Returns
     -------
-    Milliseconds a step by the wall, by the host alone (the step's own thread time) and of kernels on the device, and
-    the share of each of the busiest kernels. Kernel times are missing without a GPU.
+    Milliseconds a step by the wall and by the host alone (the step's own thread time); with a GPU also by kind of
+    kernel (see :func:`by_kind`), with floors.
     """
     ended = Countdown(batch)
-    sampling = SamplingParams(temperature=0.0, max_tokens=_WARM_STEPS + 3 * _STEPS, ignore_eos=True)
-    for index, prompt in enumerate(prompts.draw(batch, 128)):
-        engine.submit(Request(f"profile-{batch}-{index}", tuple(prompt), sampling), ended)
+    _submit(engine, prompts, batch, _DECODE_PROMPT, _WARM_STEPS + 3 * _STEPS, ended)
     _step(engine, _WARM_STEPS)
     _synchronize(engine)
     began_s, began_host_s = time.perf_counter(), time.thread_time()
@@ -39,37 +54,102 @@ def profile_decode(engine: Engine, prompts: Prompts, batch: int) -> dict[str, ob
     _synchronize(engine)
     wall_s = time.perf_counter() - began_s
     found: dict[str, object] = {
+        "step": "decode",
         "batch": batch,
         "step_ms": round(wall_s / _STEPS * 1e3, 4),
         "host_cpu_ms": round(host_s / _STEPS * 1e3, 4),
     }
-    if engine.model.device.type == "cuda":
-        found |= _kernels(engine)
-    while engine.has_work():
-        engine.step()
-    ended.wait()
+    context = batch * (_DECODE_PROMPT + _WARM_STEPS + 1.5 * _STEPS)
+    floors = kind_floors_s(
+        Costs.of(engine.model.config), ceilings, num_tokens=batch, num_drawn=batch, num_keys=context, num_pairs=context
+    )
+    found |= _profiled(engine, lambda: _step(engine, _STEPS), _STEPS, floors)
+    _finish(engine, ended)
     return found
 
 
-def _kernels(engine: Engine) -> dict[str, object]:
+def profile_prefill(
+    engine: Engine, prompts: Prompts, count: int, num_tokens: int, ceilings: Ceilings
+) -> dict[str, object]:
+    """The same of computing ``count`` prompts in as few steps as the engine's limit allows, all of it together."""
+    found: dict[str, object] = {"step": "prefill", "prompts": count, "num_tokens": num_tokens}
+
+    def serve() -> None:
+        ended = Countdown(count)
+        _submit(engine, prompts, count, num_tokens, 1, ended)
+        _finish(engine, ended)
+        _synchronize(engine)
+
+    serve()
+    began_s = time.perf_counter()
+    serve()
+    found["step_ms"] = round((time.perf_counter() - began_s) * 1e3, 3)
+    floors = kind_floors_s(
+        Costs.of(engine.model.config),
+        ceilings,
+        num_tokens=count * num_tokens,
+        num_drawn=count,
+        num_keys=0,
+        num_pairs=count * num_tokens * num_tokens / 2,
+    )
+    return found | _profiled(engine, serve, 1, floors)
+
+
+def _profiled(engine: Engine, work: Callable[[], None], steps: int, floors_s: dict[str, float]) -> dict[str, object]:
+    if engine.model.device.type != "cuda":
+        return {}
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
-        _step(engine, _STEPS)
+        work()
         torch.cuda.synchronize()
-    total_us: Counter[str] = Counter()
-    count: Counter[str] = Counter()
-    for event in profiler.events() or ():
-        if event.device_type == DeviceType.CUDA:
-            total_us[event.name] += event.device_time
-            count[event.name] += 1
-    busy_us = sum(total_us.values())
+    spans = [
+        (event.name, event.time_range.start, event.time_range.end)
+        for event in profiler.events() or ()
+        if event.device_type == DeviceType.CUDA
+    ]
+    return by_kind(spans, steps, floors_s)
+
+
+def by_kind(spans: Iterable[tuple[str, float, float]], steps: int, floors_s: dict[str, float]) -> dict[str, object]:
+    """Kernels of ``steps`` equal steps, (name, began, ended) in microseconds, as milliseconds a step.
+
+    A kernel counts from the end of the one before it where the two overlap (programmatic dependent launch), so that the
+    parts and what lies idle between them add up to the whole.
+    """
+    us: defaultdict[str, float] = defaultdict(float)
+    calls: defaultdict[str, int] = defaultdict(int)
+    idle_us, last = 0.0, None
+    for name, began, ended in sorted(spans, key=lambda span: span[2]):
+        kind = next((kind for part, kind in _KINDS if part in name), "others")
+        if last is not None:
+            idle_us += max(began - last, 0.0)
+            began = max(began, last)
+        us[kind] += ended - began
+        calls[kind] += 1
+        last = ended
     return {
-        "kernels_ms": round(busy_us / _STEPS / 1e3, 4),
-        "launches": round(sum(count.values()) / _STEPS, 1),
-        "top": [
-            {"kernel": name[:80], "share": round(us / busy_us, 4), "calls": round(count[name] / _STEPS, 1)}
-            for name, us in total_us.most_common(_TOP)
-        ],
+        "idle_ms": round(idle_us / steps / 1e3, 4),
+        "launches": round(sum(calls.values()) / steps, 1),
+        "kinds": {
+            kind: {
+                "ms": round(us[kind] / steps / 1e3, 4),
+                "calls": round(calls[kind] / steps, 1),
+                **({"floor_ms": round(floors_s[kind] * 1e3, 4)} if kind in floors_s else {}),
+            }
+            for kind in sorted(us, key=us.__getitem__, reverse=True)
+        },
     }
+
+
+def _submit(engine: Engine, prompts: Prompts, count: int, num_tokens: int, max_tokens: int, ended: Countdown) -> None:
+    sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+    for index, prompt in enumerate(prompts.draw(count, num_tokens)):
+        engine.submit(Request(f"profile-{count}-{index}", tuple(prompt), sampling), ended)
+
+
+def _finish(engine: Engine, ended: Countdown) -> None:
+    while engine.has_work():
+        engine.step()
+    ended.wait()
 
 
 def _step(engine: Engine, count: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -19,8 +20,12 @@ from engine.errors import TensorMismatch
 # Eight 4-bit zero points of 7 or 8 each: random codes then lie evenly about zero. With 8 throughout their mean is -0.5,
 # and what the inputs have in common grows from layer to layer.
 _LEAST_ZEROS, _ONE_EACH = 0x77777777, 0x11111111
+# Of everything in floating point, where codes are zero: that loader's.
+_BLANK = 1e-3
 # Codes 0..15 about their mean have this standard deviation.
 _CODE_STD = 4.64
+
+Codes = Literal["random", "zero"]
 
 
 class DummyTensors:
@@ -32,9 +37,12 @@ class DummyTensors:
     device : where the tensors are drawn; a GPU fills 40 GB in seconds
     seed : of everything drawn
     residual_scale : size of what layers add to the residual stream; near 0 the last hidden state is the embedding
+    codes : of 4-bit weights and their zero points: random, or zero with everything else uniform within a thousandth of
+        0, which is what vLLM's dummy loader measures with (it leaves integers as they were allocated). A card at its
+        power limit multiplies zeros faster than anything else
     folder : named in messages
 
-    Weights are scaled so that hidden states keep their size from layer to layer: nothing overflows, nothing dies.
+    Random weights are scaled so that hidden states keep their size from layer to layer: nothing overflows or dies.
     """
 
     def __init__(
@@ -44,10 +52,12 @@ class DummyTensors:
         device: torch.device,
         seed: int = 0,
         residual_scale: float = 1.0,
+        codes: Codes = "random",
         folder: Path = Path(),
     ) -> None:
         self.folder = folder
         self._residual_scale = residual_scale
+        self._is_blank = codes == "zero"
         self._config = config
         self._device = device
         self._generator = torch.Generator(device).manual_seed(seed)
@@ -74,6 +84,8 @@ class DummyTensors:
         if shape is None:
             raise TensorMismatch(f"{self.folder}: dummy tensor {name!r} needs a shape.", tensor=name, path=self.folder)
         suffix = name.rpartition(".")[2]
+        if self._is_blank:
+            return self._blank(shape, suffix)
         if suffix == "qzeros":
             return self._random_words(shape).bitwise_and_(_ONE_EACH).add_(_LEAST_ZEROS)
         if suffix == "qweight":
@@ -97,6 +109,12 @@ class DummyTensors:
 
     def finish(self) -> None:
         """Nothing is left over here."""
+
+    def _blank(self, shape: tuple[int, ...], suffix: str) -> Tensor:
+        if suffix in ("qweight", "qzeros"):
+            return torch.zeros(shape, dtype=torch.int32, device=self._device)
+        drawn = torch.empty(shape, dtype=self._dtype, device=self._device)
+        return drawn.uniform_(-_BLANK, _BLANK, generator=self._generator)
 
     def _gain(self, name: str) -> float:
         return self._residual_scale if "o_proj" in name or "down_proj" in name else 1.0

@@ -16,7 +16,7 @@ from engine.layers.linear import Linear
 from engine.layers.norm import RMSNorm
 from engine.layers.quant import QuantWeight
 from engine.load.awq import read_awq
-from engine.load.dummy import DummyTensors
+from engine.load.dummy import Codes, DummyTensors
 from engine.load.gptq import read_gptq
 from engine.load.linear import CpuCompute, LinearFactory, LinearPart
 from engine.load.source import load_config, resolve_checkpoint
@@ -74,11 +74,12 @@ def dummy_model(
     device: torch.device | str = "cpu",
     seed: int = 0,
     residual_scale: float = 1.0,
+    codes: Codes = "random",
     progress: ProgressFn | None = None,
 ) -> DecoderModel:
     """A model of this shape and format with random weights; no files. See :func:`load_model` and the tensors' class."""
     target = choose_device(device)
-    source = DummyTensors(config, device=target, seed=seed, residual_scale=residual_scale)
+    source = DummyTensors(config, device=target, seed=seed, residual_scale=residual_scale, codes=codes)
     return assemble(source, config, choose_dtype(dtype, config, target), target, "auto", progress)
 
 

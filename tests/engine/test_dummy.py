@@ -71,3 +71,12 @@ def test_layers_left_out_of_quantisation_are_dense(tmp_path: Path) -> None:
     assert "model.layers.0.mlp.down_proj.weight" in dummy
     assert "model.layers.0.mlp.down_proj.qweight" not in dummy
     assert "model.layers.0.mlp.up_proj.qweight" in dummy
+
+
+def test_zero_codes_are_zero_weights_and_everything_else_is_small(tmp_path: Path) -> None:
+    save_quantized(make_reference(seed=2), tmp_path, method="awq")
+    model = dummy_model(load_config(tmp_path), codes="zero")
+    layer = model.layers[0]
+    assert not layer.o(torch.randn(3, layer.o.in_features)).any()
+    for values in (model.embedding, layer.input_norm.weight):
+        assert 0 < values.abs().max() <= 1e-3

@@ -12,6 +12,7 @@ from engine.bench.__main__ import main
 from engine.bench.chains import RESIDUAL_SCALE, successors, walk
 from engine.bench.contenders import OurEngine
 from engine.bench.floors import Ceilings, Costs, decode_floor_s, prefill_floor_s
+from engine.bench.profile import by_kind
 from engine.bench.shapes import SHAPES
 from engine.config import EngineConfig
 from engine.draft import ModelDrafter
@@ -44,7 +45,7 @@ def test_every_figure_and_the_ladder_come_out(tmp_path: Path, capsys: pytest.Cap
     assert card["card"]["ceilings"]["read_bytes_per_s"] > 0
     assert set(row["ours"]) == {"itl_ms_b1", "itl_ms_b2", "ttft_ms_32", "prefill_tok_s", "output_tok_s_n4"}
     assert not any("error" in found for found in row["ours"].values())
-    assert [found["batch"] for found in row["profile"]] == [1, 2]
+    assert [found["step"] for found in row["profile"]] == ["decode", "decode", "prefill", "prefill"]
     assert not any("error" in found for found in row["profile"])
     mixed, top_only = ladder["ladder"]["loads"], ladder["all_on_tier_3"]["loads"]
     assert len(loads) == len(mixed) + len(top_only)
@@ -112,3 +113,24 @@ def test_a_pass_that_fails_says_so() -> None:
 def test_the_peer_needs_folders_to_read() -> None:
     with pytest.raises(SystemExit):
         main(["--peer", "vllm"])
+
+
+def test_overlapping_kernels_and_what_lies_idle_add_up_to_the_whole() -> None:
+    spans = [
+        ("int4_many", 0.0, 500.0),
+        ("_rms_norm", 400.0, 700.0),
+        ("attention_many", 900.0, 1000.0),
+        ("copy", 1000.0, 1200.0),
+    ]
+    found = by_kind(spans, 2, {"products": 1e-4})
+    kinds = found["kinds"]
+    assert isinstance(kinds, dict)
+    assert {kind: each["ms"] for kind, each in kinds.items()} == {
+        "products": 0.25,
+        "norms": 0.1,
+        "attention": 0.05,
+        "others": 0.1,
+    }
+    assert kinds["products"]["floor_ms"] == 0.1
+    assert found["idle_ms"] == 0.1
+    assert found["launches"] == 2
