@@ -7,7 +7,15 @@ from policies.escalate import way_up
 from policies.exploration import Uniform, draw, propensities
 from policies.fallback import fallback_order
 from policies.ladder import Ladder
-from policies.limits import available_tiers, fitting_tiers, indexes, permitted_tiers, prompt_tiers
+from policies.limits import (
+    affordable_tiers,
+    available_tiers,
+    barred_tiers,
+    fitting_tiers,
+    indexes,
+    permitted_tiers,
+    prompt_tiers,
+)
 from policies.policy import Policy, StickyMode
 from policies.types import ReasonCode, RequestFacts, RoutingDecision
 
@@ -29,12 +37,14 @@ def decide(facts: RequestFacts, policy: Policy, ladder: Ladder, rng: Uniform) ->
     ------
     UnknownTier, ConflictingLimits
         The request asks for what the ladder or the policy does not have.
+    OutsideRegions, BeyondCost
+        Policy and request leave no tier by where it is, or by what it is expected to cost.
     NoTierFits
         The prompt is beyond the context of every permitted tier.
     NoTierAvailable
         Every tier that fits is down or full.
     """
-    permitted = permitted_tiers(facts.overrides, policy, ladder)
+    permitted = affordable_tiers(facts, policy, permitted_tiers(facts.overrides, policy, ladder))
     fitting = fitting_tiers(facts, permitted)
     available = available_tiers(facts, fitting)
     candidates = prompt_tiers(facts, policy, available)
@@ -56,6 +66,7 @@ def decide(facts: RequestFacts, policy: Policy, ladder: Ladder, rng: Uniform) ->
         confidence=estimate.p_as_good if estimate is not None else None,
         detail=f"explored instead of tier {best.tier}; {best.detail}" if explored else best.detail,
         way_up=way_up(available, facts, policy),
+        barred=barred_tiers(facts, policy, ladder),
     )
 
 

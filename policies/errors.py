@@ -6,6 +6,8 @@
     ├── InvalidPolicy      the policy itself is wrong; names the field                    (at start)
     ├── InvalidLadder      the tier table is wrong; names the tier and the field          (at start)
     ├── ConflictingLimits  request and policy leave no tier; names the fields             (the caller's to mend)
+    │   ├── OutsideRegions     none of the tiers is in a region that both permit
+    │   └── BeyondCost         each of the tiers is expected to cost more than is permitted
     ├── UnknownTier        a tier that is not on the ladder                               (the caller's to mend)
     ├── NoTierFits         the prompt is beyond every permitted tier's context; numbers   (the caller's to mend)
     └── NoTierAvailable    permitted tiers exist, none can take the request now           (try again later)
@@ -36,6 +38,14 @@ class ConflictingLimits(PolicyError):
     def __init__(self, message: str, *, fields: Iterable[str]) -> None:
         super().__init__(message)
         self.fields = tuple(fields)
+
+
+class OutsideRegions(ConflictingLimits):
+    """The tiers that are left otherwise are all in regions that policy or request does not permit."""
+
+
+class BeyondCost(ConflictingLimits):
+    """The request is expected to cost more than policy or request permits at every tier that is left otherwise."""
 
 
 class UnknownTier(PolicyError):

@@ -17,11 +17,13 @@ def check_ladder(ladder: Ladder) -> None:
     Raises
     ------
     InvalidLadder
-        No tier; numbers that are not 1, 2, 3 … in order; a name given twice; a price below zero.
+        No tier; numbers that are not 1, 2, 3 … in order; a name given twice; a price below zero; a region that is no
+        name, or two for one model.
     """
     if not ladder:
         raise InvalidLadder("tiers", "length", 0, "at least one tier")
     names: set[str] = set()
+    regions: dict[str, str | None] = {}
     for place, tier in enumerate(ladder, start=1):
         if tier.index != place:
             raise InvalidLadder(tier.name, "index", tier.index, str(place))
@@ -33,6 +35,18 @@ def check_ladder(ladder: Ladder) -> None:
                 raise InvalidLadder(tier.name, field_name, str(price), "a finite amount of dollars, 0 or more")
         if tier.context_length is not None and tier.context_length < 1:
             raise InvalidLadder(tier.name, "context_length", tier.context_length, "at least 1")
+        if tier.region is not None and (problem := region_problem(tier.region)):
+            raise InvalidLadder(tier.name, "region", tier.region, problem)
+        if regions.setdefault(tier.model, tier.region) != tier.region:
+            expected = f"{regions[tier.model]!r} as for the other tier of model {tier.model!r}"
+            raise InvalidLadder(tier.name, "region", tier.region, expected)
+
+
+def region_problem(name: str) -> str | None:
+    """What the name of a region should be, where it is not; names must fit into a header's list."""
+    if 0 < len(name) <= 64 and name.isascii() and name.isprintable() and not set(name) & set(" ,"):
+        return None
+    return "1 to 64 printable ASCII characters without spaces and commas"
 
 
 def top(tiers: Iterable[int]) -> int:

@@ -1,13 +1,17 @@
-"""Which tiers a request may use at all: by policy and by its own limits, by context length, by what is up now."""
+"""Which tiers a request may use at all: by policy and its own limits, by cost, by context length, by what is up now."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
 
-from policies.errors import ConflictingLimits, NoTierAvailable, NoTierFits, UnknownTier
+from policies.errors import BeyondCost, ConflictingLimits, NoTierAvailable, NoTierFits, OutsideRegions, UnknownTier
 from policies.ladder import Ladder
 from policies.policy import Policy
-from policies.types import Overrides, RequestFacts, Tier
+from policies.pricing import expected_bill_usd
+from policies.types import Bar, Overrides, RequestFacts, Tier
+
+_NONE_BARRED: Mapping[int, Bar] = {}
 
 
 def permitted_tiers(overrides: Overrides, policy: Policy, ladder: Ladder) -> Ladder:
@@ -19,33 +23,68 @@ def permitted_tiers(overrides: Overrides, policy: Policy, ladder: Ladder) -> Lad
         The request names a tier the ladder does not have.
     ConflictingLimits
         Nothing is left; names the fields that exclude each other.
+    OutsideRegions
+        What else is left is in no region that both permit.
     """
-    if overrides.tier is overrides.min_tier is overrides.max_tier is None and not policy.allowed_tiers:
-        return ladder
-    _check_known(overrides, ladder)
-    low = overrides.min_tier if overrides.min_tier is not None else ladder[0].index
-    high = overrides.max_tier if overrides.max_tier is not None else ladder[-1].index
-    if low > high:
-        raise ConflictingLimits(f"min_tier {low} is above max_tier {high}.", fields=("min_tier", "max_tier"))
-    if overrides.tier is not None and not low <= overrides.tier <= high:
-        bound = "min_tier" if overrides.tier < low else "max_tier"
-        limit = low if bound == "min_tier" else high
-        raise ConflictingLimits(f"tier {overrides.tier} contradicts {bound} {limit}.", fields=("tier", bound))
-    permitted = tuple(
-        tier
-        for tier in ladder
-        if low <= tier.index <= high
-        and (not policy.allowed_tiers or tier.index in policy.allowed_tiers)
-        and overrides.tier in (None, tier.index)
-    )
+    if not policy.allowed_regions and not overrides.regions:
+        return _numbered_tiers(overrides, policy, ladder)
+    numbered = _numbered_tiers(overrides, policy, ladder)
+    permitted = tuple([tier for tier in numbered if is_in_regions(tier, overrides, policy)])
     if not permitted:
-        asked = [name for name in ("tier", "min_tier", "max_tier") if getattr(overrides, name) is not None]
-        raise ConflictingLimits(
-            f"Policy {policy.name!r} allows the tiers {', '.join(map(str, sorted(policy.allowed_tiers)))}; "
-            f"{' and '.join(f'{name} {getattr(overrides, name)}' for name in asked)} leaves none of them.",
-            fields=(*asked, "policy"),
-        )
+        raise OutsideRegions(_where(numbered, overrides, policy), fields=_fields(overrides, "regions", "tier"))
     return permitted
+
+
+def is_in_regions(tier: Tier, overrides: Overrides, policy: Policy) -> bool:
+    """Whether the request's prompt may be sent to where a tier is."""
+    return (not policy.allowed_regions or tier.region in policy.allowed_regions) and (
+        not overrides.regions or tier.region in overrides.regions
+    )
+
+
+def affordable_tiers(facts: RequestFacts, policy: Policy, permitted: Ladder) -> Ladder:
+    """The tiers at which the request is expected to cost no more than policy and request permit.
+
+    Raises
+    ------
+    BeyondCost
+        None is; says what the cheapest of them would cost.
+    """
+    limit_usd = cost_limit_usd(facts.overrides, policy)
+    if limit_usd is None:
+        return permitted
+    bills_usd = [expected_bill_usd(tier, facts, policy) for tier in permitted]
+    affordable = tuple([tier for tier, bill in zip(permitted, bills_usd, strict=True) if bill <= limit_usd])
+    if not affordable:
+        tiers = ", ".join(map(str, indexes(permitted)))
+        raise BeyondCost(
+            f"The request may cost ${limit_usd:f} by policy {policy.name!r} and its own limit; of the permitted tiers "
+            f"({tiers}) the cheapest is expected to cost ${min(bills_usd):f}. Lower max_tokens, shorten the prompt, or "
+            "raise the limit.",
+            fields=_fields(facts.overrides, "max_cost_usd", "tier"),
+        )
+    return affordable
+
+
+def cost_limit_usd(overrides: Overrides, policy: Policy) -> Decimal | None:
+    """The lower of the policy's and the request's limit on what it may be expected to cost; None without any."""
+    if overrides.max_cost_usd is None or policy.max_cost_usd is None:
+        return policy.max_cost_usd if overrides.max_cost_usd is None else overrides.max_cost_usd
+    return min(policy.max_cost_usd, overrides.max_cost_usd)
+
+
+def barred_tiers(facts: RequestFacts, policy: Policy, ladder: Ladder) -> Mapping[int, Bar]:
+    """Every tier that a limit on regions or cost keeps from the request, and which of them does."""
+    limit_usd = cost_limit_usd(facts.overrides, policy)
+    if limit_usd is None and not policy.allowed_regions and not facts.overrides.regions:
+        return _NONE_BARRED
+    barred: dict[int, Bar] = {}
+    for tier in ladder:
+        if not is_in_regions(tier, facts.overrides, policy):
+            barred[tier.index] = Bar.REGION
+        elif limit_usd is not None and expected_bill_usd(tier, facts, policy) > limit_usd:
+            barred[tier.index] = Bar.COST
+    return barred
 
 
 def fitting_tiers(facts: RequestFacts, permitted: Ladder) -> Ladder:
@@ -102,3 +141,49 @@ def _check_known(overrides: Overrides, ladder: Ladder) -> None:
         asked = getattr(overrides, name)
         if asked is not None and asked not in known:
             raise UnknownTier(name, asked, known)
+
+
+def _numbered_tiers(overrides: Overrides, policy: Policy, ladder: Ladder) -> Ladder:
+    """The tiers whose numbers both permit, wherever they are."""
+    if overrides.tier is overrides.min_tier is overrides.max_tier is None and not policy.allowed_tiers:
+        return ladder
+    _check_known(overrides, ladder)
+    low = overrides.min_tier if overrides.min_tier is not None else ladder[0].index
+    high = overrides.max_tier if overrides.max_tier is not None else ladder[-1].index
+    if low > high:
+        raise ConflictingLimits(f"min_tier {low} is above max_tier {high}.", fields=("min_tier", "max_tier"))
+    if overrides.tier is not None and not low <= overrides.tier <= high:
+        bound = "min_tier" if overrides.tier < low else "max_tier"
+        limit = low if bound == "min_tier" else high
+        raise ConflictingLimits(f"tier {overrides.tier} contradicts {bound} {limit}.", fields=("tier", bound))
+    permitted = tuple(
+        tier
+        for tier in ladder
+        if low <= tier.index <= high
+        and (not policy.allowed_tiers or tier.index in policy.allowed_tiers)
+        and overrides.tier in (None, tier.index)
+    )
+    if not permitted:
+        asked = [name for name in ("tier", "min_tier", "max_tier") if getattr(overrides, name) is not None]
+        raise ConflictingLimits(
+            f"Policy {policy.name!r} allows the tiers {', '.join(map(str, sorted(policy.allowed_tiers)))}; "
+            f"{' and '.join(f'{name} {getattr(overrides, name)}' for name in asked)} leaves none of them.",
+            fields=(*asked, "policy"),
+        )
+    return permitted
+
+
+def _where(numbered: Ladder, overrides: Overrides, policy: Policy) -> str:
+    """Why none of these tiers is in a permitted region, with all that was stated."""
+    places = ", ".join(f"tier {tier.index} is in {tier.region or 'no region'}" for tier in numbered)
+    said = [
+        f"{whose} allows {', '.join(regions)}"
+        for whose, regions in ((f"policy {policy.name!r}", policy.allowed_regions), ("the request", overrides.regions))
+        if regions
+    ]
+    return f"No tier is in a permitted region: {' and '.join(said)}; {places}."
+
+
+def _fields(overrides: Overrides, *names: str) -> tuple[str, ...]:
+    """What the request itself said of these, and that the policy said something too."""
+    return (*(name for name in names if getattr(overrides, name) not in (None, ())), "policy")

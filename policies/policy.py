@@ -11,6 +11,7 @@ from enum import StrEnum
 
 from policies.errors import InvalidPolicy
 from policies.escalation import Escalation
+from policies.ladder import Ladder, region_problem
 from policies.sampling import Sampling
 from policies.types import ThresholdMode, Tier
 
@@ -49,6 +50,12 @@ class Policy:
     mode : ``floor`` picks the cheapest tier whose P(as good as the top tier) reaches its threshold;
         ``benefit`` picks the largest ``quality_value_usd * P(right) - cost``: a dearer tier must earn its price
     allowed_tiers : numbers of the tiers it may use, all when empty
+    allowed_regions : regions that a prompt may be sent to, to be answered or to be checked; anywhere when empty. A tier
+        without a `region` is in none of them
+    max_cost_usd : most that a request may be expected to cost, by the price table and `expected_output_tokens`; dearer
+        tiers are not permitted, and a request without any other is refused. None for no limit
+    budget_usd_per_day : most dollars that its requests may cost in a day (UTC) together; beyond it they are refused.
+        None for no limit
     quality_floor : share of the top tier's quality to hold, 0..1
     confidence : confidence with which the floor is to be held, 0..1, used when thresholds are derived
     thresholds : tier number -> least P(as good); a tier without one uses ``quality_floor``
@@ -78,6 +85,9 @@ class Policy:
     version: str = "1"
     mode: ThresholdMode = ThresholdMode.FLOOR
     allowed_tiers: tuple[int, ...] = ()
+    allowed_regions: tuple[str, ...] = ()
+    max_cost_usd: Decimal | None = None
+    budget_usd_per_day: Decimal | None = None
     quality_floor: float = 0.95
     confidence: float = 0.95
     thresholds: Mapping[int, float] = field(default_factory=dict)
@@ -103,15 +113,18 @@ class Policy:
         for tier, threshold in self.thresholds.items():
             if not _is_share(threshold):
                 raise InvalidPolicy(f"thresholds.{tier}", threshold, "a probability from 0 to 1")
+        for region in self.allowed_regions:
+            if problem := region_problem(region):
+                raise InvalidPolicy("allowed_regions", region, problem)
 
-    def check_against(self, ladder: tuple[Tier, ...]) -> None:
-        """Refuse a policy that names tiers the ladder does not have.
+    def check_against(self, ladder: Ladder) -> None:
+        """Refuse a policy that names tiers or regions the ladder does not have, or that leaves no tier.
 
         Raises
         ------
         InvalidPolicy
             ``allowed_tiers``, ``thresholds``, ``sampling.shares`` or ``escalation.least_confidence`` names an unknown
-            tier.
+            tier; ``allowed_regions`` names an unknown region, or none of an allowed tier.
         """
         known = {tier.index for tier in ladder}
         expected = f"numbers among {sorted(known)}"
@@ -123,6 +136,22 @@ class Policy:
             raise InvalidPolicy("sampling.shares", sorted(unknown), expected)
         if unknown := set(self.escalation.least_confidence) - known:
             raise InvalidPolicy("escalation.least_confidence", sorted(unknown), expected)
+        regions = {tier.region for tier in ladder if tier.region is not None}
+        if unknown_regions := set(self.allowed_regions) - regions:
+            known_regions = ", ".join(sorted(regions)) or "none: no tier has one"
+            raise InvalidPolicy("allowed_regions", sorted(unknown_regions), f"regions of the tiers ({known_regions})")
+        if not any(map(self.permits, ladder)):
+            raise InvalidPolicy("allowed_regions", list(self.allowed_regions), "a region of one of the allowed tiers")
+
+    def permits(self, tier: Tier) -> bool:
+        """Whether its requests may be sent to a tier at all, whatever they cost there."""
+        return (not self.allowed_tiers or tier.index in self.allowed_tiers) and (
+            not self.allowed_regions or tier.region in self.allowed_regions
+        )
+
+    def top(self, ladder: Ladder) -> int:
+        """Number of the highest tier it permits: the one that its quality is measured against."""
+        return max((tier.index for tier in ladder if self.permits(tier)), default=len(ladder))
 
     def threshold(self, tier: int) -> float:
         """Least P(as good as the top tier) at which this tier suffices."""
@@ -159,6 +188,9 @@ _LIMITS: Mapping[str, tuple[Callable[..., bool], str]] = {
     "name": (lambda v: 0 < len(v) <= 64, "1 to 64 characters"),
     "version": (lambda v: 0 < len(v) <= 64, "1 to 64 characters"),
     "allowed_tiers": (lambda v: len(set(v)) == len(v) and all(t >= 1 for t in v), "different tier numbers from 1"),
+    "allowed_regions": (lambda v: len(set(v)) == len(v), "different regions"),
+    "max_cost_usd": (_is_price, "a finite amount of dollars, 0 or more"),
+    "budget_usd_per_day": (_is_price, "a finite amount of dollars, 0 or more"),
     "quality_floor": (_is_share, "a share from 0 to 1"),
     "confidence": (lambda v: 0.5 <= v < 1.0, "a confidence from 0.5 to below 1"),
     "quality_value_usd": (_is_price, "a finite amount of dollars, 0 or more"),

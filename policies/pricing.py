@@ -38,16 +38,27 @@ def from_nano_usd(amount_nano_usd: int) -> Decimal:
 def expected_cost_usd(tier: Tier, facts: RequestFacts, policy: Policy) -> Decimal:
     """What serving this request at this tier would cost, before it is known how long the answer gets.
 
-    The price by the table, with the prompt as counted and the answer as long as the policy expects and the request
-    allows, and the price of the expected waiting.
+    The price of one answer by the table, and the price of the expected waiting.
     """
-    num_output_tokens = policy.expected_output_tokens
-    if facts.max_tokens is not None:
-        num_output_tokens = min(num_output_tokens, facts.max_tokens)
-    price = price_usd(tier, facts.num_prompt_tokens or 0, num_output_tokens)
+    price = _expected_price_usd(tier, facts, policy)
     if not policy.wait_cost_per_s_usd:
         return price
     return price + policy.wait_cost_per_s_usd * Decimal(repr(facts.expected_wait_s.get(tier.index, 0.0)))
+
+
+def expected_bill_usd(tier: Tier, facts: RequestFacts, policy: Policy) -> Decimal:
+    """What this request is expected to be billed at this tier, with all the answers it asks for."""
+    return _expected_price_usd(tier, facts, policy) * facts.num_answers
+
+
+def _expected_price_usd(tier: Tier, facts: RequestFacts, policy: Policy) -> Decimal:
+    """The price by the table: the prompt as counted, the answer as long as policy and request let one expect."""
+    num_input_tokens, num_output_tokens = facts.num_prompt_tokens, policy.expected_output_tokens
+    if facts.max_tokens is not None:
+        num_output_tokens = min(num_output_tokens, facts.max_tokens)
+    if num_input_tokens is None:
+        num_input_tokens = facts.guessed_prompt_tokens
+    return price_usd(tier, num_input_tokens, num_output_tokens)
 
 
 def switch_cost_usd(holder: Tier, cached_tokens: int, policy: Policy) -> Decimal:

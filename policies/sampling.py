@@ -140,6 +140,7 @@ def chances(
     throttle: float = 1.0,
 ) -> Chances:
     """How likely an answer is to be drawn.
+    barred: frozenset[int] = frozenset(),
 
     Parameters
     ----------
@@ -152,11 +153,13 @@ def chances(
     throttle : 0..1, lowers every chance alike while checks are behind; known before the draw, so nothing is biased
     """
     name, by_confidence = sampling.stratum(answered.confidence)
+    barred : tiers of the policy that this prompt must not be sent to. Against a barred top nothing can be checked: the
+        chance is 0, since a lower one in its place would say something else
     tier = answered.tier
     top = max(prices, default=tier)
-    below = sorted(other for other in prices if other < tier)
+    below = sorted(other for other in prices if other < tier and other not in barred)
     up = 0.0
-    if top > tier:
+    if top > tier and top not in barred:
         factor *= by_confidence * (sampling.explored_factor if answered.is_explored else 1.0)
         up = min(sampling.shares.get(tier, share) * factor, 1.0) * throttle
     wanted = sampling.doubt_share if answered.is_doubted else sampling.down_share

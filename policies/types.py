@@ -51,6 +51,7 @@ class Tier:
     price_per_output_token_usd : price of a token of the answer, on top
     price_per_compute_hour_usd : price of an hour of the device, for the cost by measured seconds
     context_length : most tokens of prompt and answer; by default the model's own
+    region : where its model runs, as policies name it; without one it is in no region
     """
 
     index: int
@@ -61,6 +62,7 @@ class Tier:
     price_per_output_token_usd: Decimal = Decimal(0)
     price_per_compute_hour_usd: Decimal = Decimal(0)
     context_length: int | None = None
+    region: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +76,18 @@ class TierEstimate:
 
 @dataclass(frozen=True, slots=True)
 class Overrides:
-    """What one request may ask for (body ``suffice`` object or headers)."""
+    """What one request may ask for (body ``suffice`` object or headers).
+
+    ``regions`` and ``max_cost_usd`` only ever narrow what its policy says of the same; none when empty and None.
+    """
 
     tier: int | None = None
     min_tier: int | None = None
     max_tier: int | None = None
     explore: bool = True
     session_id: str | None = None
+    regions: tuple[str, ...] = ()
+    max_cost_usd: Decimal | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +104,8 @@ class RequestFacts:
 
     ``unavailable`` are tiers whose backend cannot take the request now. ``novelty`` is how foreign the prompt looks to
     the router, 0 familiar to 1 foreign. ``tightened`` are tiers whose quality is in doubt, with the P(as good) they
-    must reach until it is shown again; above 1 for none.
+    must reach until it is shown again; above 1 for none. ``guessed_prompt_tokens`` stand for the count in prices where
+    there is none. ``num_answers`` is how many answers are asked for, each to a prompt of that length at most.
     """
 
     num_prompt_tokens: int | None
@@ -110,6 +118,15 @@ class RequestFacts:
     kill_switch: bool = False
     novelty: float = 0.0
     tightened: Mapping[int, float] = field(default_factory=dict)
+    guessed_prompt_tokens: int = 0
+    num_answers: int = 1
+
+
+class Bar(StrEnum):
+    """Why a limit of policy or request keeps a tier from a request."""
+
+    REGION = "region"
+    COST = "cost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +135,8 @@ class RoutingDecision:
 
     ``propensity`` is the probability with which *this* tier was chosen given the facts; ``propensities`` the whole
     distribution (tier -> probability, summing to 1). ``ladder`` is the fallback order after ``tier``. ``way_up`` says
-    of each tier that may answer below which confidence its answer goes up, and where to.
+    of each tier that may answer below which confidence its answer goes up, and where to. ``barred`` are the tiers that
+    a limit on regions or cost keeps from it.
     """
 
     tier: int
@@ -130,3 +148,4 @@ class RoutingDecision:
     confidence: float | None
     detail: str = ""
     way_up: tuple[Rung, ...] = ()
+    barred: Mapping[int, Bar] = field(default_factory=dict)

@@ -6,6 +6,7 @@ from decimal import Decimal
 
 from hypothesis import strategies as st
 
+from policies.escalation import Escalation, EscalationMode
 from policies.policy import FallbackMode, Policy, StickyMode
 from policies.types import (
     Overrides,
@@ -27,6 +28,10 @@ TIERS = tuple(tier.index for tier in LADDER)
 shares = st.floats(0, 1)
 subsets = st.sets(st.sampled_from(TIERS)).map(lambda tiers: tuple(sorted(tiers)))
 prices = st.decimals(0, 1, places=4)
+REGIONS = ("eu", "us")
+places = st.none() | st.sampled_from(REGIONS)
+region_lists = st.just(()) | st.lists(st.sampled_from(REGIONS), min_size=1, unique=True).map(tuple)
+cost_limits = st.none() | st.decimals(0, 3, places=3)
 
 
 def estimates(p_right: tuple[float, ...], p_as_good: tuple[float, ...] | None = None) -> tuple[TierEstimate, ...]:
@@ -49,6 +54,7 @@ def ladders(draw: st.DrawFn) -> tuple[Tier, ...]:
             price_per_input_token_usd=draw(prices) / 1000,
             price_per_output_token_usd=draw(prices) / 1000,
             context_length=context,
+            region=draw(places),
         )
         for tier, context in zip(LADDER, contexts, strict=True)
     )
@@ -58,6 +64,8 @@ policies = st.builds(
     Policy,
     mode=st.sampled_from(ThresholdMode),
     allowed_tiers=subsets,
+    allowed_regions=region_lists,
+    max_cost_usd=cost_limits,
     quality_floor=shares,
     thresholds=st.dictionaries(st.sampled_from(TIERS), shares),
     quality_value_usd=st.none() | prices,
@@ -70,13 +78,21 @@ policies = st.builds(
     max_wait_s=st.none() | st.floats(0, 10),
     fallback=st.sampled_from(FallbackMode),
     max_fallbacks=st.integers(0, 5),
+    escalation=st.builds(Escalation, mode=st.sampled_from(EscalationMode), max_escalations=st.integers(1, 3)),
     expected_output_tokens=st.integers(1, 1000),
 )
 
 odd_tiers = st.none() | st.integers(0, 5)
 
 overrides = st.builds(
-    Overrides, tier=odd_tiers, min_tier=odd_tiers, max_tier=odd_tiers, explore=st.booleans(), session_id=st.none()
+    Overrides,
+    tier=odd_tiers,
+    min_tier=odd_tiers,
+    max_tier=odd_tiers,
+    explore=st.booleans(),
+    session_id=st.none(),
+    regions=region_lists,
+    max_cost_usd=cost_limits,
 )
 
 facts = st.builds(
@@ -94,4 +110,6 @@ facts = st.builds(
     kill_switch=st.booleans(),
     novelty=shares,
     tightened=st.just({}) | st.dictionaries(st.sampled_from(TIERS), st.floats(0, 2)),
+    guessed_prompt_tokens=st.integers(0, 6000),
+    num_answers=st.integers(1, 4),
 )
