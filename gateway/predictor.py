@@ -35,8 +35,8 @@ def make_threads() -> ThreadPoolExecutor:
 class Predictor:
     """One router, or none. ``predict`` gives None where no estimate can be had; the policy then plays safe.
 
-    Requests that come in one turn of the event loop are estimated together, which a router does for less than one by
-    one. Nothing waits for company: the next turn of the loop is the batch's.
+    Requests that come in two turns of the event loop are estimated together, which a router does for less than one by
+    one. Nothing waits for company: what the second turn takes in had come while the first was under way.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ class Predictor:
         if self._mean_cpu_s < _INLINE_CPU_S and sum([len(text) for _, text in turns]) < _INLINE_CHARS:
             answer: asyncio.Future[Sufficiency | None] = loop.create_future()
             if not self._waiting:
-                loop.call_soon(self._answer_waiting, router)
+                loop.call_soon(loop.call_soon, self._answer_waiting, router)
             self._waiting.append((request, answer))
             return await answer
         try:
