@@ -46,7 +46,7 @@ class Recorder:
         request, decision, estimate = exchange.request, exchange.decision, exchange.sufficiency
         bill = exchange.bill()
         usage = bill.usage
-        return RequestRecord(
+        record = RequestRecord(
             request_id=exchange.request_id,
             created_at=exchange.created_at,
             endpoint=exchange.endpoint,
@@ -94,15 +94,17 @@ class Recorder:
             verify_probability=verify_probability,
             traceparent=exchange.traceparent,
             domain=domain_of(estimate.features) if estimate else "",
-            **self._kept(exchange),
         )
+        if self._retention != "none":
+            prompt = "\n".join(map(prompt_text, request.prompts))
+            self._keep(record, prompt, "\n".join([answer.text for answer in exchange.answers]))
+        return record
 
     def embedding_row(
         self, request_id: str, request: EmbeddingRequest, caller: Caller, created_at: datetime, **known: Any
     ) -> RequestRecord:
         """The row of a request for vectors: it needed no decision, so it has no tier and nothing a router said."""
-        kept: dict[str, Any] = {} if self._retention == "none" else self._texts("\n".join(request.texts), None)
-        return RequestRecord(
+        record = RequestRecord(
             request_id=request_id,
             created_at=created_at,
             endpoint="/v1/embeddings",
@@ -110,32 +112,25 @@ class Recorder:
             tenant=caller.tenant,
             key_id=caller.key_id,
             config_hash=self._config_hash,
-            **kept,
             **known,
         )
+        if self._retention != "none":
+            self._keep(record, "\n".join(request.texts), None)
+        return record
 
-    def _kept(self, exchange: Exchange) -> dict[str, str]:
+    def _keep(self, record: RequestRecord, prompt: str, answer: str | None) -> None:
         """Digests and texts, as far as retention allows."""
-        if self._retention == "none":
-            return {}
-        prompt = "\n".join(map(prompt_text, exchange.request.prompts))
-        return self._texts(prompt, "\n".join(answer.text for answer in exchange.answers))
-
-    def _texts(self, prompt: str, answer: str | None) -> dict[str, Any]:
-        if answer is None:
-            digest = {"prompt_digest": self._digest(prompt)}
-            return digest | ({"prompt_text": prompt} if self._retention == "full" else {})
-        kept = {"prompt_digest": self._digest(prompt), "answer_digest": self._digest(answer)}
+        record.prompt_digest = self._digest(prompt)
+        record.answer_digest = None if answer is None else self._digest(answer)
         if self._retention == "full":
-            kept |= {"prompt_text": prompt, "answer_text": answer}
-        return kept
+            record.prompt_text, record.answer_text = prompt, answer
 
 
 def prompt_text(prompt: Prompt) -> str:
     """A prompt as one text: roles and contents of a chat, the text itself, or the token ids."""
     if isinstance(prompt, str):
         return prompt
-    return "\n".join(str(each) if isinstance(each, int) else f"{each.role}: {each.content}" for each in prompt)
+    return "\n".join([str(each) if isinstance(each, int) else f"{each.role}: {each.content}" for each in prompt])
 
 
 def note(exchange: Exchange) -> dict[str, Any]:

@@ -24,6 +24,7 @@ EncodeTime = Callable[[datetime], Any]
 
 _NANO = Decimal(10) ** 9
 _SQLITE_TIME_CHARS = len("2026-01-31 12:00:00.000000")
+_PLAIN = frozenset({dict, list, tuple})
 _JSON_OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 _ANSWERED = frozenset({FinishReason.STOP, FinishReason.LENGTH, FinishReason.TOOL_CALLS})
 
@@ -65,11 +66,12 @@ def clean_text(text: str) -> str:
 
 def sqlite_time(moment: datetime) -> str:
     """The text that SQLAlchemy writes for a datetime in SQLite, so that both ways of writing agree."""
-    return moment.astimezone(UTC).isoformat(" ", "microseconds")[:_SQLITE_TIME_CHARS]
+    utc = moment if moment.tzinfo is UTC else moment.astimezone(UTC)
+    return utc.isoformat(" ", "microseconds")[:_SQLITE_TIME_CHARS]
 
 
 def postgres_time(moment: datetime) -> datetime:
-    return moment.astimezone(UTC)
+    return moment if moment.tzinfo is UTC else moment.astimezone(UTC)
 
 
 def encode_record(
@@ -200,18 +202,31 @@ def _optional(text: str | None) -> str | None:
 
 def to_json(value: Any) -> str:
     """JSON text; NaN and infinity become null, keys become text, unusable characters are mended."""
-    if isinstance(value, Mapping | list | tuple) and not value:
-        return "{}" if isinstance(value, Mapping) else "[]"
-    if not isinstance(value, dict) and isinstance(value, Mapping):
+    # Exact types first: what an abstract class asks of a value costs more than encoding most of them.
+    if type(value) not in _PLAIN and isinstance(value, Mapping):
         value = dict(value)
+    if not value:
+        return "{}" if isinstance(value, dict) else "[]" if isinstance(value, (list, tuple)) else _encoded(value)
+    return _encoded(value)
+
+
+def _encoded(value: Any) -> str:
     try:
-        encoded = orjson.dumps(value, option=_JSON_OPTIONS)
+        # Without options the keys of a mapping cost a third.
+        encoded = orjson.dumps(value)
     except TypeError:
-        encoded = orjson.dumps(_clean(value), option=_JSON_OPTIONS)
+        encoded = _encoded_with_options(value)
     if b"\\u0000" in encoded:
         # PostgreSQL's jsonb has no NUL.
         encoded = orjson.dumps(_clean(value), option=_JSON_OPTIONS)
     return encoded.decode()
+
+
+def _encoded_with_options(value: Any) -> bytes:
+    try:
+        return orjson.dumps(value, option=_JSON_OPTIONS)
+    except TypeError:
+        return orjson.dumps(_clean(value), option=_JSON_OPTIONS)
 
 
 def _clean(value: Any) -> Any:
