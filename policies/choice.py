@@ -114,20 +114,16 @@ def _by_mode(candidates: Ladder, facts: RequestFacts, policy: Policy, ladder: La
     known = tuple(tier for tier in candidates if tier.index in estimates)
     if not known:
         return Choice(candidates[-1].index, ReasonCode.NO_ESTIMATE, "no estimate for any tier it may use")
-    costs_usd = candidate_costs_usd(candidates, facts, policy, ladder)
     if policy.mode is ThresholdMode.FLOOR:
-        return _cheapest_sufficient(candidates, estimates, costs_usd, policy, ladder)
+        return _cheapest_sufficient(candidates, estimates, facts, policy, ladder)
     if policy.quality_value_usd is None:
         return Choice(candidates[-1].index, ReasonCode.NO_ESTIMATE, "the policy does not say what quality is worth")
+    costs_usd = candidate_costs_usd(candidates, facts, policy, ladder)
     return _most_beneficial(known, estimates, costs_usd, float(policy.quality_value_usd))
 
 
 def _cheapest_sufficient(
-    candidates: Ladder,
-    estimates: Mapping[int, TierEstimate],
-    costs_usd: Mapping[int, float],
-    policy: Policy,
-    ladder: Ladder,
+    candidates: Ladder, estimates: Mapping[int, TierEstimate], facts: RequestFacts, policy: Policy, ladder: Ladder
 ) -> Choice:
     """The least cost among the tiers whose P(as good) reaches their threshold; the ladder's top always does."""
     top = ladder[-1].index
@@ -138,8 +134,9 @@ def _cheapest_sufficient(
         # Without the top among the candidates the likeliest to be as good stands in; of equals, the higher.
         best = max(p_as_good, key=lambda index: (p_as_good[index], index))
         return Choice(best, ReasonCode.NONE_SUFFICES, f"P(as good)/needed: {detail}")
-    sufficient = [*below_top, *([top] if top in p_as_good else [])]
-    best = min(sufficient, key=lambda index: (costs_usd[index], index))
+    sufficient = tuple([tier for tier in candidates if tier.index == top or tier.index in below_top])
+    costs_usd = candidate_costs_usd(sufficient, facts, policy, ladder)
+    best = min(costs_usd, key=lambda index: (costs_usd[index], index))
     return Choice(best, ReasonCode.SUFFICIENT, f"P(as good)/needed: {detail}")
 
 

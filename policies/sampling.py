@@ -13,6 +13,8 @@ import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import pairwise
 from typing import Literal
 
 from policies.errors import InvalidPolicy
@@ -71,9 +73,7 @@ class Sampling:
         if confidence is None or not math.isfinite(confidence):
             return UNKNOWN, 1.0
         place = bisect_right(self.edges, confidence)
-        low = self.edges[place - 1] if place else 0.0
-        high = self.edges[place] if place < len(self.edges) else 1.0
-        return f"{low:g}-{high:g}", self.factors[place]
+        return _strata(self.edges)[place], self.factors[place]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class Chances:
 
     @property
     def any_down(self) -> float:
-        return sum(chance for _, chance in self.down)
+        return sum([chance for _, chance in self.down])
 
     @property
     def any(self) -> float:
@@ -167,11 +167,24 @@ def chances(
     return Chances(name, up, top if top > tier else None, tuple(zip(below, _parts(below, prices, down), strict=True)))
 
 
+@lru_cache(64)
+def _strata(edges: tuple[float, ...]) -> tuple[str, ...]:
+    """The names of the strata between edges."""
+    return tuple(f"{low:g}-{high:g}" for low, high in pairwise((0.0, *edges, 1.0)))
+
+
 def _parts(tiers: Sequence[int], prices: Mapping[int, float], whole: float) -> list[float]:
-    dearest = max((prices[tier] for tier in tiers), default=0.0)
+    weights, total = _weights(tuple([prices[tier] for tier in tiers]))
+    return [whole * each / total for each in weights]
+
+
+@lru_cache(64)
+def _weights(prices: tuple[float, ...]) -> tuple[tuple[float, ...], float]:
+    """The weight of each price, and their sum."""
+    dearest = max(prices, default=0.0)
     # A tier without a price of its own counts as a thousandth of the dearest: asked most, not always.
-    weights = [max(prices[tier], dearest / 1000.0) ** -0.5 if dearest > 0.0 else 1.0 for tier in tiers]
-    return [whole * each / sum(weights) for each in weights]
+    weights = tuple(max(price, dearest / 1000.0) ** -0.5 if dearest > 0.0 else 1.0 for price in prices)
+    return weights, sum(weights)
 
 
 def draw(chosen: Chances, rng: Uniform) -> Drawn | None:
