@@ -107,8 +107,6 @@ def _engine_config(config: LocalModelConfig) -> EngineConfig:
         max_batch_tokens=max(config.max_batch_tokens, config.max_num_seqs),
         max_draft_tokens=config.speculation.max_draft_tokens,
         threads=config.threads or 1,
-        # The other ranks are told of each step as it begins.
-        asynchronous=False if config.tensor_parallel > 1 else None,
     )
 
 

@@ -85,8 +85,9 @@ def bench_shapes(args: argparse.Namespace) -> None:
 
 
 def _bench_shape(name: str, args: argparse.Namespace, device: torch.device, ceilings: Ceilings) -> dict[str, Any]:
-    config = SHAPES[name]
-    row: dict[str, Any] = {"shape": name, "floors": _floors(config, ceilings, args)}
+    config, num_gpus = SHAPES[name], args.tensor_parallel
+    together = Ceilings(num_gpus * ceilings.read_bytes_per_s, num_gpus * ceilings.matmul_flops)
+    row: dict[str, Any] = {"shape": name, "tensor_parallel": num_gpus, "floors": _floors(config, together, args)}
     began_s = time.perf_counter()
     model = _load(config, args)
     row["load_s"] = round(time.perf_counter() - began_s, 2)
@@ -99,7 +100,7 @@ def _bench_shape(name: str, args: argparse.Namespace, device: torch.device, ceil
         row["profile"] = _profiles(model, args, ceilings)
     if device.type == "cuda":
         row["peak_gb"] = round(torch.cuda.max_memory_allocated(device) / 1e9, 2)
-    row["mbu"] = _mbu(config, row, ceilings)
+    row["mbu"] = _mbu(config, row, together)
     if isinstance(model, ParallelModel):
         model.close()
     del model
