@@ -440,7 +440,8 @@ def _make_runner(model: Model, kv: KVCache, config: EngineConfig, *, context_len
     from engine.device.runner import DeviceRunner
 
     if not isinstance(model, DecoderModel):
-        from engine.parallel.runner import ParallelModel, ParallelRunner
+        from engine.parallel.model import ParallelModel
+        from engine.parallel.runner import ParallelRunner
 
         assert isinstance(model, ParallelModel), "the device's runner knows decoders only"
         return ParallelRunner(model, kv, config, max_tokens_per_sequence=context_length, name=name)
