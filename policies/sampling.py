@@ -138,9 +138,9 @@ def chances(
     *,
     factor: float = 1.0,
     throttle: float = 1.0,
+    barred: frozenset[int] = frozenset(),
 ) -> Chances:
     """How likely an answer is to be drawn.
-    barred: frozenset[int] = frozenset(),
 
     Parameters
     ----------
@@ -151,10 +151,10 @@ def chances(
         spent that knows all tiers about equally well (Neyman 1934). Without any price the parts are equal
     factor : multiplies the upward share, as for a router on its way, whose answers are few and must be known soon
     throttle : 0..1, lowers every chance alike while checks are behind; known before the draw, so nothing is biased
-    """
-    name, by_confidence = sampling.stratum(answered.confidence)
     barred : tiers of the policy that this prompt must not be sent to. Against a barred top nothing can be checked: the
         chance is 0, since a lower one in its place would say something else
+    """
+    name, by_confidence = sampling.stratum(answered.confidence)
     tier = answered.tier
     top = max(prices, default=tier)
     below = sorted(other for other in prices if other < tier and other not in barred)
