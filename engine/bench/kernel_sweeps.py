@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.bench.kernel_cases import BLOCK_SIZE, INT4_BYTES, Shape, attention_case, copies_of, time_us
+from engine.bench.kernel_fp8 import sweep_activations
 from engine.kernels.cuda_int4 import (
     EXCLUSIVE_KIB,
     FEW_ROWS,
@@ -143,4 +144,9 @@ def sweep_attention(shape: Shape, _rows: tuple[int, ...]) -> Iterator[dict[str, 
         yield line
 
 
-SWEEPS = {"int4": sweep_int4, "layer": sweep_layer, "attention": sweep_attention}
+SWEEPS = {
+    "int4": sweep_int4,
+    "layer": sweep_layer,
+    "attention": sweep_attention,
+    "activations": sweep_activations,
+}

@@ -16,10 +16,11 @@ static constexpr u32 EXPONENT = IS_BF16 ? 0x43004300u : 0x64006400u; // of 128 o
 // Of a stage: codes, activations (at a multiple of 1024, as the swizzle goes by address), scales.
 struct Halves : Problem {
     static constexpr int STAGE_BYTES = (CODE_BYTES + X_BYTES + SCALE_BYTES + 1023) / 1024 * 1024;
+    static constexpr int COPIER_REGISTERS = 40, TEAM_REGISTERS = 232;
 };
 
 // Announce a stage's bytes and send for its weights.
-DEVICE void copy_weights(const Halves &p, u8 *stage, u64 *filled, const Cursor &at) {
+DEVICE void copy_weights(const Halves &p, u8 *stage, u64 *filled, const Cursor &at, bool) {
     barrier_arrive_expect(filled, CODE_BYTES + X_BYTES + SCALE_BYTES);
 #pragma unroll
     for (int b = 0; b < BLOCKS; b++) {
@@ -29,7 +30,7 @@ DEVICE void copy_weights(const Halves &p, u8 *stage, u64 *filled, const Cursor &
     }
 }
 
-DEVICE void copy_x(const Halves &p, u8 *stage, u64 *filled, const Cursor &at) {
+DEVICE void copy_x(const Halves &p, u8 *stage, u64 *filled, const Cursor &at, bool) {
     copy_box(stage + CODE_BYTES, &p.x, at.u * 128, at.x_row(p), filled);
     copy_box(stage + CODE_BYTES + HALF_BYTES, &p.x, at.u * 128 + 64, at.x_row(p), filled);
 }
@@ -72,7 +73,7 @@ struct Team {
     }
 
     // Multiply a unit. On return its last products may still be under way; the stage before, unless -1, has been left.
-    DEVICE void multiply(const u8 *stage, Control &control, int before) {
+    DEVICE void multiply(const Halves &, const u8 *stage, Control &control, int before, const Cursor &, bool) {
         const int team = threadIdx.x / TEAM_THREADS, warp = threadIdx.x / 32 % TEAM_WARPS, lane = threadIdx.x % 32;
         const u8 *codes = stage + team * (RT * 4 * TILE_BYTES) + warp * TILE_BYTES + lane * 16;
         const u8 *scales = stage + CODE_BYTES + X_BYTES + warp * 64 + lane / 4 * 8;

@@ -144,6 +144,8 @@ DEVICE void multiply(float (&acc)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 //
 // Where b is turned, its rows are the inputs, 64 columns each; more columns lie `next` bytes on.
 DEVICE u32 describe(const void *b, u32 next = 16) { return (shared_address(b) & 0x3FFFFu) >> 4 | next >> 4 << 16; }
+// Of blocks of 8 rows x 16 bytes: that of the next inputs lies 128 bytes on, that of the next rows (high word) 256.
+DEVICE u32 describe_blocks(const void *b) { return describe(b, 128); }
 
 #if IS_BF16
 #define GROUP_TYPES ".f32.bf16.bf16"
@@ -163,22 +165,28 @@ DEVICE u32 describe(const void *b, u32 next = 16) { return (shared_address(b) & 
 #define TO127                                                                                                            \
     TO95 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, "    \
          "%114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-#define GROUP_OF(COLUMNS, INPUTS, SUMS, A, B, LAST)                                                                      \
-    "{\n.reg .b64 b;\nmov.b64 b, {" B ", 0x40000040};\nwgmma.mma_async.sync.aligned.m64n" COLUMNS INPUTS " {" SUMS         \
+#define GROUP_OF(COLUMNS, INPUTS, SUMS, A, B, LAST, HIGH)                                                                \
+    "{\n.reg .b64 b;\nmov.b64 b, {" B ", " HIGH "};\nwgmma.mma_async.sync.aligned.m64n" COLUMNS INPUTS " {" SUMS         \
     "}, {" A "}, b, " LAST ";\n}"
 
 // Halves by halves, 16 inputs; 8-bit floats (e4m3) by 8-bit floats, 32 inputs. In place of what the sums were unless ADDS.
+// Float32 by float32, of which 11 bits count, 8 inputs; b lies as describe_blocks says.
 #define MULTIPLY_GROUP(TILES, COLUMNS, SUMS, A, B, ADDED, IS_TURNED, ...)                                                \
     template <bool ADDS = true, bool TURNED = false>                                                                     \
     DEVICE void multiply_group(float (&acc)[TILES][4], const u32 (&a)[4], u32 b) {                                       \
-        asm volatile(GROUP_OF(COLUMNS, "k16" GROUP_TYPES, SUMS, A, B, ADDED ", 1, 1, " IS_TURNED)                        \
+        asm volatile(GROUP_OF(COLUMNS, "k16" GROUP_TYPES, SUMS, A, B, ADDED ", 1, 1, " IS_TURNED, "0x40000040")          \
                      : __VA_ARGS__                                                                                       \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "n"(ADDS), "n"(TURNED));                      \
     }                                                                                                                    \
     template <bool ADDS> DEVICE void multiply_bytes(float (&acc)[TILES][4], const u32 (&a)[4], u32 b) {                  \
-        asm volatile(GROUP_OF(COLUMNS, "k32.f32.e4m3.e4m3", SUMS, A, B, ADDED ", 1, 1")                                  \
+        asm volatile(GROUP_OF(COLUMNS, "k32.f32.e4m3.e4m3", SUMS, A, B, ADDED ", 1, 1", "0x40000040")                    \
                      : __VA_ARGS__                                                                                       \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "n"(ADDS));                                   \
+    }                                                                                                                    \
+    DEVICE void multiply_floats(float (&acc)[TILES][4], const u32 (&a)[4], u32 b) {                                      \
+        asm volatile(GROUP_OF(COLUMNS, "k8.f32.tf32.tf32", SUMS, A, B, "1, 1, 1", "0x00000010")                          \
+                     : __VA_ARGS__                                                                                       \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b));                                              \
     }
 
 MULTIPLY_GROUP(4, "32", TO15, "%16, %17, %18, %19", "%20", "%21", "%22", SUM16(0))
@@ -245,6 +253,13 @@ DEVICE u32 round_pair(float low, float high) {
 #else
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
 #endif
+    return out;
+}
+
+// float32 to the 11 bits that count in a product.
+DEVICE u32 round_tf32(float value) {
+    u32 out;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(out) : "f"(value));
     return out;
 }
 

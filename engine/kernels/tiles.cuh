@@ -6,8 +6,9 @@
 // equal runs ("stream-K", Osama et al. 2023, section 4). The parts of a tile are summed pairwise, in a tree over its owners;
 // whoever comes second to a node adds, and as a + b = b + a the result does not depend on timing.
 //
-// Compile-time: NT, RT 1 or 2, STAGES of the ring, IS_BF16. A program brings its problem P, a Problem with STAGE_BYTES, with
-// copy_weights and copy_x, which fill a stage, and its Team, which multiplies stages.
+// Compile-time: NT, RT 1 or 2, STAGES of the ring, IS_BF16. A program brings its problem P, a Problem with STAGE_BYTES and
+// registers a thread; copy_weights and copy_x, which fill a stage; and its Team, which multiplies stages. They are told which
+// is the thread block's last.
 
 static constexpr int TEAMS = 2; // more of them leave too few registers to unpack ahead
 static constexpr int TEAM_WARPS = 4;
@@ -101,16 +102,18 @@ template <class P> DEVICE void feed(const P &p, u8 *ring, Control &control, cons
     const int count = count_units(p, shares), ahead = min(count, STAGES);
     Cursor at(p, shares), x_at = at;
     prefetch_map(&p.x);
-    for (int i = 0; i < ahead; i++, at.advance(p)) copy_weights(p, ring + i * P::STAGE_BYTES, control.filled + i, at);
+    for (int i = 0; i < ahead; i++, at.advance(p))
+        copy_weights(p, ring + i * P::STAGE_BYTES, control.filled + i, at, i == count - 1);
     // Weights do not depend on the kernel before; everything after this line may.
     wait_for_inputs();
-    for (int i = 0; i < ahead; i++, x_at.advance(p)) copy_x(p, ring + i * P::STAGE_BYTES, control.filled + i, x_at);
+    for (int i = 0; i < ahead; i++, x_at.advance(p))
+        copy_x(p, ring + i * P::STAGE_BYTES, control.filled + i, x_at, i == count - 1);
     Place<STAGES> place;
     for (int step = STAGES; step < count; step++, place.advance(), at.advance(p)) {
         u8 *stage = ring + place.stage * P::STAGE_BYTES;
         barrier_wait(control.left + place.stage, place.parity);
-        copy_weights(p, stage, control.filled + place.stage, at);
-        copy_x(p, stage, control.filled + place.stage, at);
+        copy_weights(p, stage, control.filled + place.stage, at, step == count - 1);
+        copy_x(p, stage, control.filled + place.stage, at, step == count - 1);
     }
 }
 
@@ -213,7 +216,7 @@ DEVICE void multiply_all(const P &p, u8 *ring, u8 *boxes, Control &control, cons
         bool is_whole;
         do {
             barrier_wait(control.filled + place.stage, place.parity);
-            team.multiply(ring + place.stage * P::STAGE_BYTES, control, before);
+            team.multiply(p, ring + place.stage * P::STAGE_BYTES, control, before, at, step == count - 1);
             before = place.stage;
             place.advance();
             is_whole = at.advance(p);
@@ -243,10 +246,10 @@ template <class P, class Team> DEVICE void run(const P &p) {
     __syncthreads();
     // The compiler takes what lane 0 says as the same for a warp.
     if (__shfl_sync(~0u, threadIdx.x / TEAM_THREADS, 0) == TEAMS) {
-        keep_registers<40>();
+        keep_registers<P::COPIER_REGISTERS>();
         if (threadIdx.x == TEAMS * TEAM_THREADS) feed(p, ring, control, shares);
     } else {
-        take_registers<232>();
+        take_registers<P::TEAM_REGISTERS>();
         wait_for_inputs();
         multiply_all<P, Team>(p, ring, boxes, control, shares);
     }

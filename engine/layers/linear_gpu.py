@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels.int4 import Int4Weight, int4_linear
+from engine.kernels.int4_fp8 import LEAST_ROWS, int4_fp8_linear
 from engine.layers.quant import QuantWeight
 
 
@@ -28,3 +29,15 @@ class GpuInt4Linear:
     @property
     def weight_bytes(self) -> int:
         return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+
+class Fp8RowsLinear(GpuInt4Linear):
+    """As :class:`GpuInt4Linear`, but many rows are rounded to 8 bits first; see :mod:`engine.kernels.int4_fp8`.
+
+    A row's result so depends on whether it is one of many: the answer is then that of a slightly noisier layer.
+    """
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if x.shape[0] < LEAST_ROWS:
+            return super().__call__(x)
+        return int4_fp8_linear(x, self.weight, self.bias)

@@ -9,13 +9,15 @@ import torch
 from torch import Tensor
 
 from engine.kernels.int4 import Int4Weight
+from engine.kernels.int4_fp8 import supports_fp8
 from engine.layers.linear import DenseLinear, ExactQuantLinear, Linear, StackedLinear
-from engine.layers.linear_gpu import GpuInt4Linear
+from engine.layers.linear_gpu import Fp8RowsLinear, GpuInt4Linear
 from engine.layers.linear_int4 import Int4Linear
 from engine.layers.linear_int8 import Int8Linear, is_int8_exact
 from engine.layers.quant import QuantWeight, can_concatenate, concatenate
 
 CpuCompute = Literal["auto", "int8", "int4", "exact"]
+Activations = Literal["auto", "fp8"]
 
 # Below this many weights a float32 product of one row is quicker than quantising the row: see docs of the bench.
 SMALL_WEIGHTS = 3 << 15
@@ -41,11 +43,14 @@ class LinearFactory:
         arithmetic. ``exact``: kept in 4 bits, dequantised for each call. ``auto``: int8 where the machine computes it
         without overflow, else int4; small matrices float32. Dense weights stay dense unless ``int8`` is asked for by
         name.
+    activations : what 4-bit weights are multiplied with on a GPU. ``fp8``: rows of which there are many are rounded to
+        8 bits first, where the kernels take the weight (:mod:`engine.kernels.int4_fp8`); ``auto``: all in ``dtype``
     """
 
     dtype: torch.dtype
     device: torch.device
     cpu_compute: CpuCompute = "auto"
+    activations: Activations = "auto"
 
     def build(self, parts: list[LinearPart]) -> Linear:
         """One layer that computes ``parts``, which read the same input, side by side."""
@@ -71,9 +76,12 @@ class LinearFactory:
     def _packed(self, weight: QuantWeight, bias: Tensor | None) -> Linear:
         if self.device.type != "cpu":
             weight = weight.to(self.device)
-            if GpuInt4Linear.supports(weight, self.dtype):
-                return GpuInt4Linear(Int4Weight.repack(weight), bias)
-            return ExactQuantLinear(weight, bias)
+            if not GpuInt4Linear.supports(weight, self.dtype):
+                return ExactQuantLinear(weight, bias)
+            repacked = Int4Weight.repack(weight)
+            if self.activations == "fp8" and supports_fp8(repacked):
+                return Fp8RowsLinear(repacked, bias)
+            return GpuInt4Linear(repacked, bias)
         if self.cpu_compute == "exact":
             return ExactQuantLinear(weight, bias)
         if self.cpu_compute == "int4" or not is_int8_exact():

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.kernels.cuda_int4_many import CUTS, SHARED_BYTES, Cut, Plan, choose_plan, plan_cut, shared_bytes
+from engine.kernels import cuda_int4_fp8
+from engine.kernels.cuda_int4_many import CUTS, SHARED_BYTES, Cut, Plan, choose_plan, fit_stages, plan_cut, shared_bytes
 from engine.kernels.workspace import NUM_COUNTERS, PARTIAL_BYTES_PER_SM
 
 Product = tuple[int, int, int, int]
@@ -14,7 +15,7 @@ Product = tuple[int, int, int, int]
 SHAPES = st.tuples(st.integers(33, 4096), st.integers(1, 500), st.integers(1, 240), st.integers(1, 160))
 
 
-@given(SHAPES, st.sampled_from(CUTS))
+@given(SHAPES, st.sampled_from(CUTS + cuda_int4_fp8.CUTS))
 def test_a_plan_covers_the_product_and_keeps_every_thread_block_busy(shape: Product, cut: Cut) -> None:
     rows, blocks, units, multiprocessors = shape
     plan = plan_cut(cut, *shape)
@@ -55,3 +56,19 @@ def test_every_cut_fits_the_chip_and_the_workspace(cut: Cut, groups: int) -> Non
     sums = 8 * cut.tiles * 128 * cut.blocks * 4
     assert sums <= PARTIAL_BYTES_PER_SM
     assert NUM_COUNTERS >= 2 * 132  # two teams a thread block
+
+
+@pytest.mark.parametrize("cut", cuda_int4_fp8.CUTS)
+def test_every_cut_of_8_bit_rows_fits_the_chip_and_the_workspace(cut: Cut) -> None:
+    stages, shared = fit_stages(cuda_int4_fp8.stage_bytes(cut))
+    assert stages >= 3
+    assert shared <= SHARED_BYTES
+    assert 8 * cut.tiles * 128 * cut.blocks * 4 <= PARTIAL_BYTES_PER_SM
+
+
+@given(st.integers(1, 2000))
+def test_the_threads_that_round_a_row_hold_all_of_it(units: int) -> None:
+    chunks, threads = cuda_int4_fp8.count_chunks(units)
+    assert threads % 32 == 0
+    assert threads <= cuda_int4_fp8.CHUNK_THREADS
+    assert chunks * threads * cuda_int4_fp8.CHUNK >= 128 * units
