@@ -30,6 +30,7 @@ from engine.request import Request, SamplingParams
 from engine.runner import Model
 from engine.sink import QueueSink
 from engine.speculator import Speculator
+from tests.engine.checkpoints import make_reference, save_reference
 from tests.engine.parallel.checkpoints import PROMPTS, write_checkpoint
 
 CONFIG = EngineConfig(runner="device", asynchronous=True, block_size=4, num_blocks=128, max_num_seqs=5)
@@ -74,6 +75,18 @@ def test_steps_of_two_ranks_draw_what_one_draws(whole_and_cut: tuple[DecoderMode
     assert [result.token_ids for result in answers[0]] == [result.token_ids for result in answers[1]]
     for ours, theirs in zip(*answers, strict=True):
         assert [t.logprob for t in ours.logprobs] == pytest.approx([t.logprob for t in theirs.logprobs], abs=2e-4)
+
+
+def test_four_ranks_draw_what_one_draws(tmp_path: Path) -> None:
+    sizes = {"num_attention_heads": 8, "num_key_value_heads": 4}
+    folder = save_reference(make_reference(seed=4, **sizes), tmp_path)
+    cut = load_parallel(folder, ("cpu",) * 4)
+    try:
+        requests = [Request(f"r{i}", tuple(prompt), SAMPLINGS["sampled"]) for i, prompt in enumerate(PROMPTS)]
+        ours, theirs = (serve_once(model, requests) for model in (cut, load_model(folder)))
+        assert [result.token_ids for result in ours] == [result.token_ids for result in theirs]
+    finally:
+        cut.close()
 
 
 def test_drafts_and_prompt_scores_pass_through_the_ranks(whole_and_cut: tuple[DecoderModel, ParallelModel]) -> None:
@@ -125,6 +138,24 @@ def test_a_rank_that_dies_during_a_step_ends_its_requests(tmp_path: Path) -> Non
         with pytest.raises(StepFailed, match="load it again"):
             serve(engine, [long])
         assert engine.stats().kv_free_fraction == 1.0
+    finally:
+        engine.close()
+        cut.close()
+
+
+def test_a_step_that_fails_here_lets_go_of_the_other_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory(*_: object) -> None:
+        raise torch.OutOfMemoryError("out of memory (simulated)")
+
+    cut = load_parallel(write_checkpoint("Llama", tmp_path), ("cpu", "cpu"))
+    engine = Engine(cut, CONFIG)
+    try:
+        monkeypatch.setattr(cut.fused, "forward", no_memory)
+        with pytest.raises(StepFailed) as failed:
+            engine.run_blocking(Request("r", (1, 2, 3), SAMPLINGS["greedy"]), timeout_s=60)
+        assert isinstance(failed.value.__cause__, RankLost)
+        cut._workers[0].join(30)
+        assert not cut._workers[0].is_alive()
     finally:
         engine.close()
         cut.close()
