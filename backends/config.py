@@ -20,6 +20,7 @@ from backends.protocol import Capability
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 CpuCompute = Literal["auto", "int8", "int4", "exact"]
+Activations = Literal["auto", "fp8"]
 LoadFormat = Literal["auto", "dummy"]
 SpeculationMode = Literal["off", "draft", "ngram"]
 Transport = Literal["auto", "httpx", "aiohttp"]
@@ -96,6 +97,11 @@ class LocalModelConfig:
         "How 4-bit weights are multiplied on a CPU: `int8` copies (fast), packed `int4`, or `exact` (slow).",
         choices=get_args(CpuCompute),
     )
+    activations: Activations = _option(
+        "auto",
+        "What 4-bit weights meet on a Hopper GPU: `fp8` rounds activations to 8 bits where a step has 49 rows or more.",
+        choices=get_args(Activations),
+    )
     load_format: LoadFormat = _option(
         "auto",
         "`dummy` draws random weights from `config.json` alone, for measuring; the tokenizer is still read.",
@@ -122,6 +128,10 @@ class LocalModelConfig:
         check_limits(self)
         if self.speculation.mode == "draft" and self.drafter is None:
             raise InvalidConfig("drafter", None, "a model name or path, because speculation.mode is 'draft'")
+        if self.activations == "fp8" and self.device == "cpu":
+            raise InvalidConfig("activations", "fp8", "'auto', because device is 'cpu'")
+        if self.activations == "fp8" and self.tensor_parallel > 1:
+            raise InvalidConfig("activations", "fp8", "'auto', because tensor_parallel is above 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from backends.builtin.paths import model_dir
-from backends.config import CpuCompute, LoadFormat, device_key
+from backends.config import Activations, CpuCompute, LoadFormat, device_key
 from backends.errors import ModelLoadError
 from backends.local_engine.shared import SharedEngines
 from engine.arena import Arena
@@ -79,6 +79,7 @@ class WeightPool:
         dtype: str,
         device: str,
         cpu_compute: CpuCompute = "auto",
+        activations: Activations = "auto",
         load_format: LoadFormat = "auto",
         tensor_parallel: int = 1,
         progress: Progress | None = None,
@@ -91,7 +92,7 @@ class WeightPool:
             Naming the file at fault.
         """
         with self._lock:
-            key = (path, dtype, device, cpu_compute, load_format, tensor_parallel)
+            key = (path, dtype, device, cpu_compute, activations, load_format, tensor_parallel)
             entry = self._entries.setdefault(key, _Entry())
         with entry.lock:
             if entry.checkpoint is None:
@@ -100,6 +101,7 @@ class WeightPool:
                     dtype=dtype,
                     device=device,
                     cpu_compute=cpu_compute,
+                    activations=activations,
                     load_format=load_format,
                     tensor_parallel=tensor_parallel,
                     progress=progress,
@@ -169,6 +171,7 @@ def load_checkpoint(
     dtype: str,
     device: str,
     cpu_compute: CpuCompute = "auto",
+    activations: Activations = "auto",
     load_format: LoadFormat = "auto",
     tensor_parallel: int = 1,
     progress: Progress | None = None,
@@ -188,7 +191,13 @@ def load_checkpoint(
             model = load_parallel(folder, devices, dtype=dtype, load_format=load_format, progress=report)
         else:
             model = load_model(
-                folder, dtype=dtype, device=device, cpu_compute=cpu_compute, load_format=load_format, progress=report
+                folder,
+                dtype=dtype,
+                device=device,
+                cpu_compute=cpu_compute,
+                activations=activations,
+                load_format=load_format,
+                progress=report,
             )
         return Checkpoint(folder, model, Tokenizer(folder))
     except (LoadError, TokenizerError, OSError) as error:

@@ -49,6 +49,7 @@ def build(group: EngineGroup, weights: WeightPool, *, on_progress: Progress | No
         dtype=config.dtype,
         device=device,
         cpu_compute=config.cpu_compute,
+        activations=config.activations,
         load_format=config.load_format,
         progress=on_progress,
     )

@@ -64,6 +64,7 @@ def _engine_of(config: LocalModelConfig) -> tuple[object, ...]:
         config.path,
         config.dtype,
         config.cpu_compute,
+        config.activations,
         config.load_format,
         config.device,
         config.tensor_parallel,

@@ -70,6 +70,12 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
         default="random",
         help="of 4-bit weights; zero is what vLLM's dummy loader measures with, and draws less power",
     )
+    gpu.add_argument(
+        "--activations",
+        choices=("auto", "fp8"),
+        default="auto",
+        help="fp8 rounds those of 4-bit products to 8 bits where a step has 49 rows or more",
+    )
     gpu.add_argument("--shapes", nargs="+", choices=sorted(SHAPES), help="default on a GPU: the four of the ladder")
     gpu.add_argument("--batches", type=int, nargs="+", default=list(BATCHES))
     gpu.add_argument("--prompt-lengths", type=int, nargs="+", default=list(PROMPT_LENGTHS))

@@ -72,6 +72,7 @@ def bench_shapes(args: argparse.Namespace) -> None:
         "seed": args.seed,
         "repeats": args.repeats,
         "dummy_codes": args.dummy_codes,
+        "activations": args.activations,
     }
     print(json.dumps(card), flush=True)
     write_line({"bench": "engine-gpu", "card": card}, args.out)
@@ -113,7 +114,8 @@ def _bench_shape(name: str, args: argparse.Namespace, device: torch.device, ceil
 
 def _load(config: ModelConfig, args: argparse.Namespace) -> DecoderModel | ParallelModel:
     if args.tensor_parallel == 1:
-        return dummy_model(config, device=args.device, seed=args.seed, codes=args.dummy_codes)
+        activations = "auto" if config.quant is None else args.activations
+        return dummy_model(config, device=args.device, seed=args.seed, codes=args.dummy_codes, activations=activations)
     devices = [f"{args.device}:{i}" if args.device == "cuda" else args.device for i in range(args.tensor_parallel)]
     return load_parallel(config, devices, load_format="dummy", seed=args.seed)
 

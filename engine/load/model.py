@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from engine.config import ModelConfig, QuantConfig
-from engine.errors import LoadError, OutOfMemoryPlan, TensorMismatch, UnsupportedModel
+from engine.errors import LoadError, OutOfMemoryPlan, TensorMismatch, UnsupportedModel, UnsupportedQuantization
+from engine.kernels.int4 import UNIT
 from engine.kv_cache import DTYPES
 from engine.layers.linear import Linear
 from engine.layers.norm import RMSNorm
@@ -18,7 +19,7 @@ from engine.layers.quant import QuantWeight
 from engine.load.awq import read_awq
 from engine.load.dummy import Codes, DummyTensors
 from engine.load.gptq import read_gptq
-from engine.load.linear import CpuCompute, LinearFactory, LinearPart
+from engine.load.linear import Activations, CpuCompute, LinearFactory, LinearPart
 from engine.load.source import load_config, resolve_checkpoint
 from engine.load.tensors import TensorFiles, TensorSource
 from engine.models.decoder import DecoderLayer, DecoderModel
@@ -33,6 +34,7 @@ def load_model(
     dtype: torch.dtype | str = "auto",
     device: torch.device | str = "cpu",
     cpu_compute: CpuCompute = "auto",
+    activations: Activations = "auto",
     load_format: LoadFormat = "auto",
     progress: ProgressFn | None = None,
 ) -> DecoderModel:
@@ -44,7 +46,7 @@ def load_model(
     dtype : of activations, dense weights and KV; "auto" is float32 on a CPU and the checkpoint's own elsewhere (float16
         checkpoints compute in bfloat16, whose range they cannot leave)
     device : where weights live
-    cpu_compute : see :class:`engine.load.linear.LinearFactory`
+    cpu_compute, activations : see :class:`engine.load.linear.LinearFactory`
     load_format : "auto" reads the safetensors files; "dummy" needs ``config.json`` alone and draws random weights
     progress : called with the share done, 0 to 1, after each layer
 
@@ -57,14 +59,15 @@ def load_model(
     config = load_config(folder)
     target = choose_device(device)
     chosen = choose_dtype(dtype, config, target)
+    factory = LinearFactory(chosen, target, cpu_compute, activations)
+    if activations == "fp8":
+        refuse_unless_fp8(config, chosen, target)
     if load_format == "dummy":
-        return assemble(
-            DummyTensors(config, device=target, folder=folder), config, chosen, target, cpu_compute, progress
-        )
+        return assemble(DummyTensors(config, device=target, folder=folder), config, factory, progress)
     files = TensorFiles(folder, target)
     if target.type == "cuda":
         refuse_unless_fits(folder, files.num_bytes, torch.cuda.mem_get_info(target)[0])
-    return assemble(files, config, chosen, target, cpu_compute, progress)
+    return assemble(files, config, factory, progress)
 
 
 def dummy_model(
@@ -72,6 +75,7 @@ def dummy_model(
     *,
     dtype: torch.dtype | str = "auto",
     device: torch.device | str = "cpu",
+    activations: Activations = "auto",
     seed: int = 0,
     residual_scale: float = 1.0,
     codes: Codes = "random",
@@ -80,21 +84,40 @@ def dummy_model(
     """A model of this shape and format with random weights; no files. See :func:`load_model` and the tensors' class."""
     target = choose_device(device)
     source = DummyTensors(config, device=target, seed=seed, residual_scale=residual_scale, codes=codes)
-    return assemble(source, config, choose_dtype(dtype, config, target), target, "auto", progress)
+    chosen = choose_dtype(dtype, config, target)
+    if activations == "fp8":
+        refuse_unless_fp8(config, chosen, target)
+    return assemble(source, config, LinearFactory(chosen, target, activations=activations), progress)
 
 
 def assemble(
-    source: TensorSource,
-    config: ModelConfig,
-    dtype: torch.dtype,
-    device: torch.device,
-    cpu_compute: CpuCompute = "auto",
-    progress: ProgressFn | None = None,
+    source: TensorSource, config: ModelConfig, factory: LinearFactory, progress: ProgressFn | None = None
 ) -> DecoderModel:
     """Put a model together from wherever its tensors come from."""
     with torch.inference_mode():
-        factory = LinearFactory(dtype, device, cpu_compute)
         return Assembler(source, config, factory).assemble(progress or (lambda share: None))
+
+
+def refuse_unless_fp8(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+    """Refuse ``activations = "fp8"`` where no product would take them.
+
+    Raises
+    ------
+    LoadError, UnsupportedQuantization
+    """
+    quant = config.quant
+    if quant is None or (quant.group_size > 0 and quant.group_size % UNIT):
+        held = "no 4-bit weights" if quant is None else f"4-bit weights in groups of {quant.group_size} inputs"
+        raise UnsupportedQuantization(
+            f"activations is 'fp8', but the model has {held}; the kernels take groups of a multiple of {UNIT} inputs. "
+            "Leave it at 'auto'.",
+            method="none" if quant is None else quant.method,
+        )
+    if device.type != "cuda" or dtype == torch.float32 or torch.cuda.get_device_capability(device)[0] != 9:
+        raise LoadError(
+            f"activations is 'fp8', but the model computes in {str(dtype).removeprefix('torch.')} on {device}; "
+            "expected a half type on a GPU of compute capability 9.0 (Hopper). Leave it at 'auto' here."
+        )
 
 
 def refuse_unless_fits(folder: Path, needed_bytes: int, free_bytes: int) -> None:

@@ -37,6 +37,9 @@ URL = "http://127.0.0.1:8000/v1"
         (lambda: RemoteModelConfig(urls=("ftp://host",), model="m"), "urls"),
         (lambda: RemoteModelConfig(urls=("http://u:secret@host/v1",), model="m"), "urls"),
         (lambda: RemoteModelConfig(urls=(URL, URL), model="m"), "urls"),
+        (lambda: LocalModelConfig(path="m", activations="int8"), "activations"),  # type: ignore[arg-type]
+        (lambda: LocalModelConfig(path="m", activations="fp8", device="cpu"), "activations"),
+        (lambda: LocalModelConfig(path="m", activations="fp8", tensor_parallel=2), "activations"),
         (lambda: RemoteModelConfig(urls=(URL,), model=""), "model"),
         (lambda: RemoteModelConfig(urls=(URL,), model="m", capabilities=("fly",)), "capabilities"),  # type: ignore[arg-type]
         (lambda: RemoteModelConfig(urls=(URL,), model="m", capabilities=("generate", "score")), "score_api"),

@@ -55,6 +55,11 @@ def test_what_is_the_engines_own_must_be_equal(change: dict[str, object]) -> Non
     assert members({"a": PLAIN, "b": replace(PLAIN, **change)}) == {("a",), ("b",)}  # type: ignore[arg-type]
 
 
+def test_models_on_a_gpu_that_round_activations_have_an_engine_of_their_own() -> None:
+    plain = replace(PLAIN, device="cuda")
+    assert members({"a": plain, "b": replace(plain, activations="fp8")}) == {("a",), ("b",)}
+
+
 def test_one_engine_has_one_drafter() -> None:
     ngram = replace(PLAIN, speculation=SpeculationConfig(mode="ngram"))
     longer = replace(DRAFTED, speculation=SpeculationConfig(mode="draft", max_draft_tokens=2))

@@ -152,6 +152,19 @@ def test_unsupported_quantisation_is_refused_by_name(folder: Path, quantization:
     assert caught.value.method == quantization.get("quant_method", "unstated")
 
 
+@pytest.mark.parametrize(
+    ("group_size", "error", "named"),
+    [(None, UnsupportedQuantization, "no 4-bit"), (32, UnsupportedQuantization, "32"), (128, LoadError, "Hopper")],
+)
+def test_8_bit_activations_are_refused_where_nothing_would_take_them(
+    folder: Path, group_size: int | None, error: type[LoadError], named: str
+) -> None:
+    quant = {"quant_method": "awq", "bits": 4, "group_size": group_size}
+    edit_config(folder, quantization_config=... if group_size is None else quant)
+    with pytest.raises(error, match=named):
+        load_model(folder, activations="fp8", load_format="dummy")
+
+
 def test_a_name_that_is_nowhere(tmp_path: Path) -> None:
     for source in (tmp_path / "absent", "./absent", "absent", "a/b/c"):
         with pytest.raises(CheckpointNotFound, match="no such folder"):
