@@ -78,6 +78,11 @@ class TokenReader:
         self._tokenizer.no_padding()
         self._tokenizer.enable_truncation(max_tokens)
 
+    @property
+    def vocabulary_size(self) -> int:
+        """How many tokens there are."""
+        return int(self._tokenizer.get_vocab_size())
+
     def read(self, requests: Sequence[RouterRequest]) -> list[list[int]]:
         """Token ids of the last user turns."""
         return [each.ids for each in self._tokenizer.encode_batch([readable(request) for request in requests])]
@@ -88,7 +93,8 @@ class TokenReader:
         longest = max(1, *(len(row) for row in rows))
         ids, mask = np.zeros((2, len(rows), longest), dtype=np.int64)
         for place, row in enumerate(rows):
-            ids[place, : len(row)], mask[place, : len(row)] = row, 1
+            ids[place, : len(row)] = row
+            mask[place, : max(len(row), 1)] = 1  # of nothing, too, there is a mean
         return torch.from_numpy(ids), torch.from_numpy(mask)
 
 
@@ -115,6 +121,9 @@ class TunedEncoder:
             setup = json.loads(arrays[SETUP].tobytes())
             self._reader = TokenReader(setup["tokenizer"], int(setup["max_tokens"]))
             self._net = _net(setup, arrays[WEIGHTS].tobytes())
+            _check_vocabulary(self._net, self._reader)
+            # The longest text there can be: no request is to find out that it has no place.
+            self.embed([RouterRequest((("user", "a " * int(setup["max_tokens"])),))])
         except Exception as error:  # JSON, tokenizers, safetensors and torch each raise kinds of their own
             problem = f"{type(error).__name__}: {error}"
             raise EmbeddingError(f"The router's fine-tuned encoder cannot be read ({problem}).") from error
@@ -166,12 +175,28 @@ def pack(net: TierHeads, state: dict[str, Tensor], tokenizer: str, max_tokens: i
 
 
 def _net(setup: Mapping[str, Any], weights: bytes) -> TierHeads:
+    """The described net with these weights; what is described is allocated only where it is as large as they are."""
+    state = {name: _single(value) for name, value in load(weights).items()}
+    with torch.device("meta"):
+        described = {name: value.shape for name, value in _build(setup).state_dict().items()}
+    if described != {name: value.shape for name, value in state.items()}:
+        raise ValueError("the weights are not of the shape that is described")
+    net = _build(setup)
+    net.load_state_dict(state)
+    return net.eval()
+
+
+def _build(setup: Mapping[str, Any]) -> TierHeads:
     config = dict(setup["config"])
     shape = AutoConfig.for_model(config.pop("model_type"), **config | {"dtype": "float32"})
     transformer = AutoModel.from_config(shape)  # type: ignore[no-untyped-call]
-    net = TierHeads(transformer, int(setup["num_outputs"]))
-    net.load_state_dict({name: _single(value) for name, value in load(weights).items()})
-    return net.eval()
+    return TierHeads(transformer, int(setup["num_outputs"]))
+
+
+def _check_vocabulary(net: TierHeads, reader: TokenReader) -> None:
+    known = net.transformer.get_input_embeddings().num_embeddings  # type: ignore[operator]
+    if reader.vocabulary_size > known:
+        raise ValueError(f"the tokenizer has {reader.vocabulary_size} tokens, the encoder {known}")
 
 
 def _single(value: Tensor) -> Tensor:

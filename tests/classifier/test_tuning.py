@@ -63,6 +63,13 @@ def learnt(encoders: Callable[[int], Path]) -> Tuned:
     return tune(encoders(0))
 
 
+@pytest.fixture(scope="module")
+def artifact(learnt: Tuned) -> RouterArtifact:
+    requests, is_oak = draw_ordered(random.Random(7), 60)
+    table = TrainingTable.build(requests, np.column_stack([is_oak, np.ones(60)]))
+    return fit_router(table, seed=0, options=SMALL, embedder=learnt.encoder).artifact
+
+
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_it_learns_what_frozen_states_do_not_tell(encoders: Callable[[int], Path], seed: int) -> None:
     rng = random.Random(100 + seed)
@@ -89,6 +96,7 @@ def test_a_router_with_it_is_whole_without_the_folder_it_began_as(tmp_path: Path
     loaded = ArtifactRouter.load(file)
     assert loaded.version == artifact.version
     fresh, truth = draw_ordered(random.Random(8), 200)
+    assert len(loaded.predict([RouterRequest(()), RouterRequest((("user", "oak " * 5000),))])) == 2
     ours, theirs = (each.predict(fresh) for each in (ArtifactRouter(artifact, embedder=found.encoder), loaded))
     for one, other in zip(ours, theirs, strict=True):
         assert (one.tiers, one.novelty) == (other.tiers, other.novelty)
@@ -190,23 +198,31 @@ def test_what_cannot_be_fine_tuned_is_named(
         tune(encoders(0))
 
 
-@pytest.mark.parametrize("damage", ["weights", "shape", "code", "missing"])
-def test_a_damaged_encoder_is_refused_before_it_serves(learnt: Tuned, damage: str) -> None:
+@pytest.mark.parametrize("damage", ["weights", "shape", "giant", "code", "missing", "outputs", "words", "length"])
+def test_a_damaged_encoder_is_refused_before_it_serves(learnt: Tuned, artifact: RouterArtifact, damage: str) -> None:
     arrays = dict(learnt.encoder.arrays)
     setup = json.loads(arrays[tuned.SETUP].tobytes())
     if damage == "weights":
         arrays[tuned.WEIGHTS] = arrays[tuned.WEIGHTS][:-8]
     elif damage == "shape":
         setup["config"]["hidden_size"] = 64
+    elif damage == "giant":
+        # Half a terabyte, were it allocated before it is looked at.
+        setup["config"]["intermediate_size"] = 2_000_000_000
+    elif damage == "outputs":
+        setup["num_outputs"] = 3
+    elif damage == "words":
+        tokenizer = json.loads(setup["tokenizer"])
+        tokenizer["model"]["vocab"] |= {f"unheard{number}": 5000 + number for number in range(100)}
+        setup["tokenizer"] = json.dumps(tokenizer)
+    elif damage == "length":
+        setup["max_tokens"] = 4096
     elif damage == "code":
         # A model of its own code: nothing in the libraries goes by that name, and nothing is fetched.
         setup["config"] |= {"model_type": "foreign", "auto_map": {"AutoModel": "somewhere--modeling.Model"}}
     else:
         del arrays[tuned.WEIGHTS]
     arrays[tuned.SETUP] = np.frombuffer(json.dumps(setup).encode(), dtype=np.uint8)
-    requests, is_oak = draw_ordered(random.Random(7), 60)
-    table = TrainingTable.build(requests, np.column_stack([is_oak, np.ones(60)]))
-    artifact = fit_router(table, seed=0, options=SMALL, embedder=learnt.encoder).artifact
     kept = {name: value for name, value in artifact.arrays.items() if name not in learnt.encoder.arrays}
     with pytest.raises(EmbeddingError, match="fine-tuned encoder"):
         ArtifactRouter(RouterArtifact.create(kept | arrays, artifact.metadata))
