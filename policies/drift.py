@@ -22,6 +22,9 @@ from typing import Any
 
 from policies.debias import GoldCounts
 
+# Far beyond any alarm; a rise that lasts must not grow wealth beyond what numbers, and JSON, can say.
+_MOST_WEALTH = 1e100
+
 
 @dataclass(frozen=True, slots=True)
 class DriftDesign:
@@ -159,7 +162,7 @@ def _step(design: DriftDesign, state: DriftState, loss: float, weight: float) ->
     opened = _opening(design, state)
     each = opened / len(design.risen)
     purses = tuple(
-        (purse + each) * (1.0 + weight * (_growth(design.in_order, rate, loss) - 1.0))
+        min((purse + each) * (1.0 + weight * (_growth(design.in_order, rate, loss) - 1.0)), _MOST_WEALTH)
         for purse, rate in zip(state.purses, design.risen, strict=True)
     )
     num_checked = state.num_checked + 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -93,3 +94,10 @@ def test_designs_out_of_range_are_refused(bad: dict[str, float]) -> None:
 def test_a_loss_out_of_range_is_refused() -> None:
     with pytest.raises(ValueError, match="loss"):
         observe(DESIGN, DriftState.start(DESIGN), [1.5])
+
+
+def test_a_rise_that_lasts_does_not_outgrow_numbers() -> None:
+    state = observe(DriftDesign(0.1, (0.9,)), DriftState.start(DriftDesign(0.1, (0.9,))), (1.0,) * 5000)
+    assert math.isfinite(state.evidence)
+    assert DriftState.from_dict(json.loads(json.dumps(state.as_dict()))) == state
+    assert state.is_alarmed
