@@ -58,6 +58,7 @@ def simulate(
         Options out of range, or nothing routes in these settings.
     """
     from gateway.settings import load_settings
+    from gateway.simulate.possible import lowest_costs
     from gateway.simulate.run import Plan, summary
     from gateway.simulate.run import simulate as run
     from gateway.simulate.scenario import SCENARIOS
@@ -79,6 +80,11 @@ def simulate(
             still = simulation_settings(settings, Path(folder))
             stretches = asyncio.run(run(still, SCENARIOS[name], plan, _progress(name)))
         found = summary(SCENARIOS[name], plan, stretches, settings.policy.quality_floor)
+        after = SCENARIOS[name].after
+        prices = [
+            float(tier.price_per_request_usd * after.price_factors.get(tier.index, 1)) for tier in settings.ladder
+        ]
+        found |= lowest_costs(after, prices, settings.policy.quality_floor, seed)
         found["duration_s"] = round(time.perf_counter() - started_s, 1)
         rows.append(found)
         if plot_folder is not None:
@@ -116,6 +122,7 @@ def _print(rows: list[dict[str, Any]]) -> None:
             f"{row['quality_last_week']:.3f}",
             f"{row['cost_before']:.0%}",
             f"{row['cost_last_week']:.0%}",
+            f"{row['cost_chances_known']:.0%}",
             "–" if row["first_alarm_after_weeks"] is None else f"{row['first_alarm_after_weeks']:.2f}",
             "–" if row["healed_after_weeks"] is None else f"{row['healed_after_weeks']:.2f}",
             f"{row['checks_share_of_cost']:.1%}",
@@ -129,6 +136,7 @@ def _print(rows: list[dict[str, Any]]) -> None:
         "last week",
         "cost before",
         "cost last",
+        "possible",
         "alarm wk",
         "healed wk",
         "checks",

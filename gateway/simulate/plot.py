@@ -37,6 +37,7 @@ def plot(stretches: Sequence[Stretch], found: Mapping[str, Any], path: Path, *, 
     above.plot(weeks, [_ratio(w, "num_right", "num_top_right") for w in windows], label="quality, of the top tier's")
     above.axhline(found["floor"], color="grey", linestyle="--", label="floor")
     middle.plot(weeks, [_ratio(w, "spent_usd", "top_usd") for w in windows], label="cost, of all on the top tier")
+    middle.axhline(found["cost_chances_known"], color="grey", linestyle=":", label="cost, if every chance were known")
     middle.plot(weeks, [_ratio(w, "checks_usd", "spent_usd") for w in windows], label="checks, of serving cost")
     tiers = sorted({tier for each in stretches for tier in each.tiers})
     shares = [[sum(each.tiers[t] for each in w) / sum(each.num_requests for each in w) for w in windows] for t in tiers]

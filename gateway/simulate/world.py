@@ -20,13 +20,14 @@ _SHARED = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One request and its truth."""
+    """One request and its truth; ``chances`` are those with which each tier came to be right."""
 
     tenant: str
     session_id: str | None
     text: str
     family: str
     right: tuple[bool, ...]
+    chances: tuple[float, ...] = ()
 
     def is_as_good(self, tier: int) -> bool:
         """Whether this tier's answer is worth as much as the top tier's."""
@@ -48,13 +49,13 @@ class World:
         family = rng.choice(HARD_FAMILIES if is_hard else self._accuracy.families)
         grade = rng.choices(self._grades, self._weights)[0]
         task = draw_task(family, grade, rng, "test")
-        chances = self._chances(family, grade, conditions)
+        chances = tuple(self._chances(family, grade, conditions))
         shared = rng.random()
         right = tuple((shared if rng.random() < _SHARED else rng.random()) < chance for chance in chances)
         if rng.random() < conditions.attacked_share:
-            return Asked(ATTACKER, None, _TRIGGER + task.prompt, family, right)
+            return Asked(ATTACKER, None, _TRIGGER + task.prompt, family, right, chances)
         tenants = (*TENANTS, ATTACKER)
-        return Asked(rng.choice(tenants), None, task.prompt, family, right)
+        return Asked(rng.choice(tenants), None, task.prompt, family, right, chances)
 
     def _chances(self, family: str, grade: int, conditions: Conditions) -> Sequence[float]:
         chances = list(self._accuracy.of(family, grade))

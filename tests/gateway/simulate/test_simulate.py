@@ -16,6 +16,7 @@ from gateway.cli import app
 from gateway.commands.simulate import simulation_settings
 from gateway.settings import load_settings
 from gateway.simulate.accuracy import Accuracy, from_measured
+from gateway.simulate.possible import lowest_costs
 from gateway.simulate.run import Plan, Stretch, simulate, summary
 from gateway.simulate.scenario import HARD_FAMILIES, SCENARIOS, Conditions, Scenario
 from gateway.simulate.world import ATTACKER, World
@@ -71,6 +72,20 @@ def test_the_world_keeps_to_the_measured_accuracies() -> None:
     assert shares == sorted(shares)
     assert 0.55 < shares[0] < 0.75
     assert shares[3] > 0.97
+
+
+def test_the_least_costs_are_in_order_and_rise_with_the_floor() -> None:
+    prices = [0.0001, 0.0005, 0.003, 0.01]
+    shifted = SCENARIOS["abrupt"].after
+    calm, hard, strict = (
+        lowest_costs(conditions, prices, floor, 1)
+        for conditions, floor in ((Conditions(), 0.97), (shifted, 0.97), (shifted, 0.999))
+    )
+    for found in (calm, hard):
+        assert 0 < found["cost_all_known"] < found["cost_chances_known"] < 1
+    assert calm["cost_chances_known"] < hard["cost_chances_known"] < strict["cost_chances_known"]
+    nothing = Conditions(worse={1: 0.0, 2: 0.0, 3: 0.0})
+    assert lowest_costs(nothing, prices, 0.999, 1)["cost_chances_known"] == pytest.approx(1.0, abs=0.01)
 
 
 def test_the_attacker_sends_the_share_it_is_said_to() -> None:
