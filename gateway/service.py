@@ -210,7 +210,9 @@ class Service:
         assert not exchange.settled, "a request ends once"
         exchange.settled = True
         reason = exchange.answers[0].finish_reason
-        chances = self.sampler.chances(exchange, reason, self.routers.check_factor(exchange.router_version))
+        version = exchange.router_version
+        factor, doubt = self.routers.check_factor(version), self.routers.doubt(version, exchange.created_at)
+        chances = self.sampler.chances(exchange, reason, factor, doubt)
         drawn = self.sampler.draw(chances)
         record = self._recorder.row(exchange, reason, 200, None, None if chances is None else chances.logged)
         job = None if drawn is None else self.sampler.job(exchange, record, drawn)

@@ -154,6 +154,12 @@ def record(
     return counted
 
 
+def is_behind(plan: RolloutPlan, state: Rollout, now_s: float) -> bool:
+    """Whether a serving stage has less than half of its evidence when half of its time is over."""
+    is_late = now_s - state.entered_s >= plan.max_stage_s / 2
+    return state.stage is Stage.PARTIAL and is_late and state.effective_checked < plan.min_checked / 2
+
+
 def roll_back(state: Rollout, reason: str, now_s: float) -> Rollout:
     """End it: the former router serves everything again."""
     return replace(state, stage=Stage.ROLLED_BACK, step=-1, entered_s=now_s, reason=reason)

@@ -37,7 +37,8 @@ class Sampling:
     factors : what a share is multiplied with in each stratum, one more than there are edges; from least sure on
     explored_factor : what a share is multiplied with for answers that were explored
     down_share : share of answers above the cheapest tier to ask a lower tier as well, 0..1
-    doubt_share : the same of answers that went up because a lower tier, or the router's own word, was in doubt
+    doubt_share : the same of answers that went up because a lower tier, or the router's own word, was in doubt; of
+        what a router that came of a drift sends to the top, in the measure of the doubt about it
 
     Raises
     ------
@@ -50,7 +51,7 @@ class Sampling:
     factors: tuple[float, ...] = (2.0, 1.0, 0.5)
     explored_factor: float = 10.0
     down_share: float = 0.01
-    doubt_share: float = 0.6
+    doubt_share: float = 0.9
 
     def __post_init__(self) -> None:
         for tier, share in self.shares.items():
@@ -85,13 +86,14 @@ class Answered:
     tier : that answered
     confidence : P(as good as the top tier) of this answer
     is_explored : it was served by chance, not by choice
-    is_doubted : it went up because a lower tier, or the router's own word, was in doubt
+    doubt : 1 when it went up because a lower tier, or the router's own word, was in doubt; between 0 and 1
+        where its router came of a drift and sends much to the top for want of knowledge
     """
 
     tier: int
     confidence: float | None
     is_explored: bool = False
-    is_doubted: bool = False
+    doubt: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +164,7 @@ def chances(
     if top > tier and top not in barred:
         factor *= by_confidence * (sampling.explored_factor if answered.is_explored else 1.0)
         up = min(sampling.shares.get(tier, share) * factor, 1.0) * throttle
-    wanted = sampling.doubt_share if answered.is_doubted else sampling.down_share
+    wanted = sampling.down_share + answered.doubt * max(sampling.doubt_share - sampling.down_share, 0.0)
     down = min(wanted * throttle, 1.0 - up)
     return Chances(name, up, top if top > tier else None, tuple(zip(below, _parts(below, prices, down), strict=True)))
 

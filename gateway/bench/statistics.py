@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 
 from gateway.bench.card import card, print_card
+from gateway.learn.caution import FACTORS
+from gateway.learn.evaluate import within_floor
 from policies.certificate import Checked, FloorStatus, certify
 from policies.debias import GoldCounts
 from policies.drift import DriftDesign, DriftState, observe
@@ -109,6 +111,55 @@ def promotion(rng: np.random.Generator, runs: int) -> dict[str, Any]:
     return {"stated_wrong_promotions": 1 - rule.confidence, "weeks": runs, "share_promoted": found}
 
 
+def caution(rng: np.random.Generator, runs: int) -> dict[str, Any]:
+    """Weeks in which a candidate is worse by what it is shipped with, judged from the most cautious on.
+
+    After a drift everything is served by the top tier and asked below beside it. Candidates overrate the tiers below by
+    so much (in log-odds); one is worse where its worth is below the serving router's, or its quality below the floor by
+    more than is permitted to be missed.
+    """
+    found = {}
+    for overrated in (0.0, 1.0, 1.25, 1.5, 2.0):
+        shipped = [_shipped(rng, overrated) for _ in range(runs)]
+        found[f"overrated by {overrated:g}"] = {
+            "shipped": float(np.mean([each is not None for each in shipped])),
+            "worse": float(np.mean([each is not None and each[0] for each in shipped])),
+            "cost_of_top": float(np.mean([1.0 if each is None else each[1] for each in shipped])),
+        }
+    return {"stated_wrong_promotions": 0.05, "weeks": runs, "factors": list(FACTORS), "candidates": found}
+
+
+def _shipped(rng: np.random.Generator, overrated: float) -> tuple[bool, float] | None:
+    """Whether what is shipped after a week is worse, and its cost; None where nothing is."""
+    rule, floor = PromotionRule(quality_value_usd=0.01), 0.9
+    p = _probabilities(rng, 3000)
+    p[:, 2] = 1.0
+    log_odds = np.log(p[:, :2] / (1.0 - p[:, :2])) + overrated + rng.normal(size=(len(p), 2))
+    said = np.column_stack([1.0 / (1.0 + np.exp(-log_odds)), np.ones(len(p))])
+    quality = _asked_beside(rng, p, said)
+    cost = LoggedRows(quality.chosen, quality.propensity, COSTS_USD[quality.chosen], np.tile(COSTS_USD, (len(p), 1)))
+    top, best = _one_hot(np.full(len(p), 2)), None
+    for factor in FACTORS:
+        target = _one_hot((factor * rule.quality_value_usd * said - COSTS_USD).argmax(axis=1))
+        _, mine = within_floor(doubly_robust(quality, target, 2 * rule.confidence - 1).estimate, floor, rule)
+        if judge_promotion(quality, cost, target, top, mine).verdict is not Verdict.PROMOTE:
+            break
+        best = target
+    if best is None:
+        return None
+    kept, paid_usd = float((best * p).sum(axis=1).mean()), float((best * COSTS_USD).sum(axis=1).mean())
+    gained_usd = rule.quality_value_usd * (kept - 1.0) - (paid_usd - COSTS_USD[2])
+    return gained_usd < 0.0 or kept < floor - rule.max_quality_loss, paid_usd / COSTS_USD[2]
+
+
+def _asked_beside(rng: np.random.Generator, p: np.ndarray, said: np.ndarray) -> LoggedRows:
+    """Of each request the outcome of one tier is seen: below the top that of the answer asked beside it."""
+    chance = np.tile([0.55, 0.25, 0.2], (len(p), 1))
+    seen = rng.choice(3, len(p), p=chance[0])
+    right = (rng.random(len(p)) < p[np.arange(len(p)), seen]).astype(np.float64)
+    return LoggedRows(seen, chance, right, said)
+
+
 def _probabilities(rng: np.random.Generator, num_rows: int) -> np.ndarray:
     difficulty = rng.beta(1.0, 1.5, size=(num_rows, 1))
     p: np.ndarray = 1.0 / (1.0 + np.exp(-8.0 * (_STRENGTHS - difficulty)))
@@ -146,7 +197,13 @@ def _log(rng: np.random.Generator, p: np.ndarray, serving: np.ndarray) -> Logged
     return LoggedRows(chosen, propensity, right, np.clip(0.8 * p + 0.05, 0.0, 1.0))
 
 
-SIMULATIONS = {"drift": drift, "certificate": certificate, "offpolicy": offpolicy, "promotion": promotion}
+SIMULATIONS = {
+    "drift": drift,
+    "certificate": certificate,
+    "offpolicy": offpolicy,
+    "promotion": promotion,
+    "caution": caution,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

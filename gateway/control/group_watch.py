@@ -85,12 +85,11 @@ class GroupWatch:
 
     def _scopes(self) -> list[Scope]:
         version, state = self._plane.routers.version, self._plane.state
-        num_tiers = len(self._plane.ladder)
         return [
             Scope(
                 policy,
                 version,
-                max(policy.allowed_tiers, default=num_tiers),
+                policy.top(self._plane.ladder),
                 state.tightened(policy.name, version),
                 self._config.min_checked,
             )
@@ -120,7 +119,7 @@ class GroupWatch:
             mine = [row for row in mine if row.router_version == scope.router_version]
             left = dict(tiers)
             for tier, each in tiers.items():
-                level = released_level(mine, scope.policy, tier, each, scope.min_checked)
+                level = released_level(mine, scope.policy, tier, scope.top, each, scope.min_checked)
                 if level is not None and level <= scope.policy.threshold(tier):
                     del left[tier]
                 elif level is not None:

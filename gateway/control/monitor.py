@@ -27,6 +27,7 @@ from gateway.control.floor import (
 )
 from gateway.control.group_watch import GroupWatch
 from gateway.control.plane import ControlPlane
+from gateway.control.routers import recovering_since
 from gateway.control.state import Tightened
 from gateway.control.tenants import REASONS, TenantWatches, watch_tenants
 from gateway.ids import uuid7
@@ -35,6 +36,7 @@ from gateway.store.monitoring import CheckedRow, MonitorReader
 from policies.anomaly import AlertRule
 from policies.certificate import FloorStatus
 from policies.debias import GoldCounts
+from policies.policy import Policy
 
 _log = logging.getLogger("suffice.monitor")
 
@@ -280,18 +282,23 @@ class Monitor:
         await self._ask_again()
 
     async def _ask_again(self) -> None:
-        """Ask for another retrain once enough was checked since the last one of what is in doubt, or foreign.
+        """Ask for another retrain once enough was checked since the last one of what is in doubt, drifted, or foreign.
 
         Enough is never less than a quarter more than before, lest ever longer logs are read for ever less news. Also
         beside a rollout under way: a router that is better still takes its place.
         """
-        version = self._plane.routers.version
+        version, now = self._plane.routers.version, self._clock()
         in_doubt = [name for name in self._plane.policies if self._plane.state.tightened(name, version)]
-        since = self._clock() - timedelta(days=self._config.window_days)
-        found = await self._reader.learnable(since, is_foreign=not in_doubt)
+        begun = [each.since for name in in_doubt for each in self._plane.state.tightened(name, version).values()]
+        doubted = min(
+            map(datetime.fromisoformat, begun), default=recovering_since(self._plane.routers.serving.router, now)
+        )
+        since = max(filter(None, (doubted, now - timedelta(days=self._config.window_days))))
+        found = await self._reader.learnable(since, is_foreign=doubted is None)
         if found is None or found.num_new < max(2 * self._config.min_checked, found.num // 4):
             return
-        what = f"{', '.join(in_doubt)} in doubt" if in_doubt else "prompts foreign to the router"
+        what = "prompts foreign to the router" if doubted is None else "recovering from a drift"
+        what = f"{', '.join(in_doubt)} in doubt" if in_doubt else what
         await self._plane.writer.request_retrain("drift", f"{what}: {found.num_new} checked since the last retrain")
 
     async def _tighten(self, finding: FloorFinding, reason: str, lease: Lease) -> bool:
@@ -313,7 +320,9 @@ class Monitor:
             levels: dict[int, float | None] = {}
             for tier, asked in self._tightened(finding).items():
                 rows = [row for row in evidence.rows if _is_of(row, finding)]
-                level = released_level(rows, finding.policy, tier, asked, self._config.min_checked)
+                level = released_level(
+                    rows, finding.policy, tier, self._top_of(finding.policy), asked, self._config.min_checked
+                )
                 if level is not None:
                     levels[tier] = level if level > finding.policy.threshold(tier) else None
             if levels:
@@ -352,8 +361,7 @@ class Monitor:
         version = self._plane.routers.version
         found = []
         for policy in self._plane.policies.values():
-            top = max(policy.allowed_tiers, default=self._top)
-            tightened = self._plane.state.tightened(policy.name, version)
+            top, tightened = self._top_of(policy), self._plane.state.tightened(policy.name, version)
             found.append(await asyncio.to_thread(find_floor, policy, version, top, evidence, tightened))
         return found
 
@@ -364,14 +372,17 @@ class Monitor:
         for policy in self._plane.policies.values():
             if policy.name in drifted:
                 last = recent(evidence, policy, version, 2 * self._config.min_checked)
-                top = max(policy.allowed_tiers, default=self._top)
-                tightened = self._plane.state.tightened(policy.name, version)
+                top, tightened = self._top_of(policy), self._plane.state.tightened(policy.name, version)
                 finding = await asyncio.to_thread(find_floor, policy, version, top, last, tightened)
                 # A drift that came of groups in doubt is dealt with, where the rest is as it should be.
                 is_beyond = finding.certificate.loss > 1.0 - policy.quality_floor
                 if is_beyond or not self._plane.state.tightened_groups(policy.name, version):
                     found.append(finding)
         return found
+
+    def _top_of(self, policy: Policy) -> int:
+        """The dearest tier that a policy permits."""
+        return policy.top(self._plane.ladder)
 
     def _tightened(self, finding: FloorFinding) -> Mapping[int, Tightened]:
         return self._plane.state.tightened(finding.policy.name, _router(finding.router_version))

@@ -193,7 +193,7 @@ class RolloutDriver:
     def _top(self, policy_name: str) -> int:
         """The dearest tier that a policy permits; its answers are what others are judged by."""
         policy = self._plane.policies.get(policy_name)
-        return max(policy.allowed_tiers if policy else (), default=len(self._plane.ladder))
+        return policy.top(self._plane.ladder) if policy else len(self._plane.ladder)
 
     async def _move(self, canary: Canary, state: RolloutState, lease: Lease) -> None:
         rollout = state.rollout

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from typing import Any
 
 from classifier.types import Router, Sufficiency
@@ -15,6 +16,9 @@ from policies.policy import Policy
 from policies.rollout import takes_new
 
 NO_ROUTER = "none"
+RECOVERY = timedelta(days=28)
+_LEAST_DOUBT = 0.5
+_NOT_SHOWN = ("features", "hashing", "decision", "prices")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,12 @@ class RouterSet:
             return 1.0
         return self._canary_checks / self.canary_share
 
+    def doubt(self, version: str, now: datetime) -> float:
+        """Of a router in use, see :func:`doubt_after_drift`."""
+        slots = (self.serving, self.canary)
+        router = next((slot.router for slot in slots if slot is not None and slot.version == version), None)
+        return doubt_after_drift(router, now)
+
     def pick(self, exchange: Exchange) -> Slot:
         """The router that decides this request: always the same for a conversation, else for a key."""
         if self.canary is None or self.canary_share <= 0.0:
@@ -108,10 +118,31 @@ def sticky_key(exchange: Exchange) -> str:
     return f"request\0{exchange.request_id}"
 
 
+def recovering_since(router: Router | None, now: datetime) -> datetime | None:
+    """The drift that a router came of, while it is young or the router withholds cheap tiers still; else None."""
+    metadata = _metadata(router)
+    if (since := metadata.get("drift_at")) is None:
+        return None
+    drift_at = datetime.fromisoformat(since)
+    return drift_at if metadata["caution"] > 1.0 or now - drift_at < RECOVERY else None
+
+
+def doubt_after_drift(router: Router | None, now: datetime) -> float:
+    """How much of what a router sends to the top tier is to be asked below as well, 0 to 1.
+
+    After a drift much goes up for want of knowledge: as much as caution withholds, and at least half for as long as the
+    log shows little else than the time before.
+    """
+    if recovering_since(router, now) is None:
+        return 0.0
+    return max(1.0 - 1.0 / _metadata(router)["caution"], _LEAST_DOUBT)
+
+
 def describe(router: Router | None) -> dict[str, Any]:
     """A router's card for those who look: how many tiers, when and on what it was made."""
+    return {name: value for name, value in _metadata(router).items() if name not in _NOT_SHOWN}
+
+
+def _metadata(router: Router | None) -> Mapping[str, Any]:
     artifact = getattr(router, "artifact", None)
-    if router is None or artifact is None:
-        return {}
-    metadata: Mapping[str, Any] = artifact.metadata
-    return {name: value for name, value in metadata.items() if name not in ("features", "hashing", "decision")}
+    return {} if artifact is None else artifact.metadata

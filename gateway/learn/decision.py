@@ -8,7 +8,6 @@ any, and a policy then asks each tier for the floor itself. Whatever is in doubt
 from __future__ import annotations
 
 from collections.abc import Mapping
-from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -100,23 +99,3 @@ def _inherit(
 
 def _still_holds(found: Performance) -> bool:
     return found.margin >= 0.0
-
-
-def cautious(derived: Mapping[str, Any], factor: float) -> dict[str, Any]:
-    """The same numbers, asking more of every answer below the top.
-
-    Parameters
-    ----------
-    derived : as an artifact carries it
-    factor : 1 or more: quality is worth so many times as much, and thresholds leave so many times less doubt
-    """
-
-    def stricter(entry: Mapping[str, Any]) -> dict[str, Any]:
-        found = dict(entry)
-        if (thresholds := entry.get("thresholds")) is not None:
-            found["thresholds"] = {tier: round(1.0 - (1.0 - float(at)) / factor, 6) for tier, at in thresholds.items()}
-        if (value := entry.get("quality_value_usd")) is not None:
-            found["quality_value_usd"] = str(Decimal(str(value)) * Decimal(repr(factor)))
-        return found
-
-    return {**derived, "floors": [stricter(entry) for entry in derived.get("floors", ())]}

@@ -19,6 +19,7 @@ from gateway.learn.decision import tier_costs_usd
 from gateway.learn.errors import NothingToLearn
 from gateway.learn.replay import Estimates, decisions
 from gateway.learn.rows import LearningTable, Way
+from policies.intervals import Estimate
 from policies.ladder import Ladder
 from policies.offpolicy import Evaluated, LoggedRows, doubly_robust, inverse_propensity, self_normalised
 from policies.policy import Policy
@@ -35,12 +36,24 @@ MAX_UNSUPPORTED = 0.05
 class Contender:
     """A router as it is judged: what it estimates of the rows, the policies it completes, and what of it is in doubt.
 
-    ``tightened``: policy's name -> tier -> P(as good) it must reach.
+    ``tightened``: policy's name -> tier -> P(as good) it must reach. ``decided``: its decisions of the rows, where they
+    are known already.
     """
 
     estimates: Estimates
     policies: Mapping[str, Policy]
     tightened: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+    decided: tuple[Floats, int] | None = None
+
+    def decided_by(self, table: LearningTable, ladder: Ladder, default: str) -> Contender:
+        """The same with its decisions, for several comparisons on the same rows."""
+        decided = self.decided or decisions(table, self.estimates, self.policies, default, ladder, self.tightened)
+        return replace(self, decided=decided)
+
+    def take(self, rows: NDArray[np.int64]) -> Contender:
+        """On some of the rows."""
+        decided = None if self.decided is None else (self.decided[0][rows], self.decided[1])
+        return replace(self, estimates=self.estimates.take(rows), decided=decided)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +78,9 @@ def compare(
 ) -> Comparison:
     """Judge a candidate on rows that neither router was fitted on.
 
-    Quality above the policy's floor is there to be saved: a candidate that is beyond doubt not below the floor by more
-    than ``rule.max_quality_loss``, and by its estimate not at all, may give up more than that of the serving router's,
-    as long as it is worth more altogether. The serving router is taken as it serves, with what doubt has moved up.
+    Quality above the policy's floor is there to be saved: a candidate that is beyond doubt not below the floor may give
+    up more of the serving router's than ``rule.max_quality_loss``, as long as it is worth more altogether. The serving
+    router is taken as it serves, with what doubt has moved up.
 
     Parameters
     ----------
@@ -84,11 +97,8 @@ def compare(
     table, found = table.take(kept), {}
     _need_rows(table)
     contenders = {"candidate": candidate, "serving": serving}
-    taken = {name: replace(each, estimates=each.estimates.take(kept)) for name, each in contenders.items()}
-    targets = {
-        name: decisions(table, each.estimates, each.policies, default, ladder, each.tightened)
-        for name, each in taken.items()
-    }
+    taken = {name: each.take(kept).decided_by(table, ladder, default) for name, each in contenders.items()}
+    targets = {name: each.decided for name, each in taken.items() if each.decided is not None}
     chances = {name: target for name, (target, _) in targets.items()}
     guess = (taken["candidate"].estimates.good + taken["serving"].estimates.good) / 2
     support = _support(table)
@@ -101,9 +111,7 @@ def compare(
     quality, cost = _quality_rows(table, guess, support), _cost_rows(table, ladder, support)
     floor = candidate.policies[default].quality_floor
     held = doubly_robust(quality, chances["candidate"], 2 * rule.confidence - 1).estimate
-    is_held = held.value >= floor and held.low >= floor - rule.max_quality_loss
-    if is_held:
-        rule = replace(rule, max_quality_loss=1.0)
+    is_held, rule = within_floor(held, floor, rule)
     judgement = judge_promotion(quality, cost, chances["candidate"], chances["serving"], rule)
     for name, target in chances.items():
         found[name] = {
@@ -128,6 +136,17 @@ def compare(
         **found,
     }
     return Comparison(judgement, body)
+
+
+def within_floor(held: Estimate, floor: float, rule: PromotionRule) -> tuple[bool, PromotionRule]:
+    """Whether a candidate is certified to hold the floor, and the rule by which it is judged then.
+
+    Parameters
+    ----------
+    held : its quality, with the rule's confidence
+    """
+    is_held = held.low >= floor
+    return is_held, replace(rule, max_quality_loss=1.0) if is_held else rule
 
 
 def _need_rows(table: LearningTable) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -22,12 +22,13 @@ from classifier.router import ArtifactRouter
 from gateway.control.errors import Conflict
 from gateway.control.leader import make_holder
 from gateway.control.loading import read_router
-from gateway.control.routers import describe
+from gateway.control.rollout import RolloutState
+from gateway.control.routers import describe, recovering_since
 from gateway.control.state import ControlState
 from gateway.control.writes import ControlWriter
 from gateway.ids import uuid7
 from gateway.learn.candidate import Candidate, fit_candidate, held_out_metrics
-from gateway.learn.decision import cautious
+from gateway.learn.caution import Tried, least_cautious, prices_of, without_caution, without_stale
 from gateway.learn.errors import NothingToLearn, RetrainRefused
 from gateway.learn.evaluate import MIN_ROWS, Comparison, Contender, compare
 from gateway.learn.replay import Estimates
@@ -46,7 +47,8 @@ from gateway.store.store import Store
 from gateway.store.tables import evaluations, retrain_runs, router_versions
 from policies.policy import Policy
 from policies.pricing import price_usd
-from policies.promotion import PromotionRule
+from policies.promotion import PromotionRule, Verdict
+from policies.rollout import is_behind
 
 if TYPE_CHECKING:
     from gateway.settings import Settings
@@ -62,8 +64,6 @@ _BY = "retrain"
 _URGENT = frozenset({"drift", "floor", "monitor"})
 _STATEMENT_TIMEOUT_S = 600.0
 _VALUE_FACTOR = 20
-# How cautious a candidate is tried to be after an alarm, the most first; see gateway.learn.decision.cautious.
-_CAUTION = (8.0, 4.0, 2.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +110,15 @@ class _Scene:
     ----------
     canary : the router on its way, where it is of the serving one's base
     tightened : policy's name -> tier in doubt with the serving router -> P(as good) it must reach
-    doubted_since : when the oldest such doubt began
+    doubted_since : when the oldest such doubt began, or the drift that the serving router recovers from
+    behind : the router on its way, of whatever base, where its rollout is behind
     """
 
     serving: ArtifactRouter
     canary: ArtifactRouter | None
     tightened: Mapping[str, Mapping[int, float]]
     doubted_since: datetime | None
+    behind: str | None
     policies: Mapping[str, Policy]
     default: str
     versions: tuple[str, ...]
@@ -207,7 +209,7 @@ async def _run(
 
 async def _work(settings: Settings, store: Store, wish: Wish, report: Report, now: datetime) -> _Result:
     """Everything that changes nothing."""
-    scene = await _scene(settings, store)
+    scene = await _scene(settings, store, now)
     config = settings.learning
     spec = TableSpec(
         len(settings.ladder),
@@ -236,12 +238,14 @@ def _fit_and_judge(settings: Settings, scene: _Scene, table: LearningTable, wish
             f"{num_labels} checked answers since {config.window_days:g} days can be learnt from "
             f"({table.num_other} more belong to other routers); {config.min_labels} are needed."
         )
-    is_urgent = wish.trigger in _URGENT
-    is_cut = is_urgent and scene.doubted_since is not None
-    if is_cut and scene.doubted_since is not None:
-        table = table.framed_since(scene.doubted_since.timestamp())
-    parts = split_rows(table, config.judge_share, is_urgent=is_urgent, is_cut=is_cut)
+    # While anything is in doubt every retrain is judged on what came since, whatever it was asked for by.
+    since = scene.doubted_since
+    is_urgent = since is not None or wish.trigger in _URGENT
+    if since is not None:
+        table = table.framed_since(since.timestamp())
+    parts = split_rows(table, config.judge_share, is_urgent=is_urgent, is_cut=since is not None)
     train, judge = table.take(parts.train), table.take(parts.judge)
+    train = train if since is None else without_stale(train, since)
     if (num_framed := int((train.frame > 0).sum())) < MIN_ROWS:
         raise NothingToLearn(f"{num_framed} requests since the doubt began say too little; {MIN_ROWS} are needed.")
     window = _window(table, parts.protocol)
@@ -262,18 +266,21 @@ def _fit_and_judge(settings: Settings, scene: _Scene, table: LearningTable, wish
     judge = candidate.judged_rows(judge)
     rule = _rule(settings, scene, judge)
     theirs = replace(_contender(scene.serving, scene, judge), tightened=scene.tightened)
+    theirs = theirs.decided_by(judge, settings.ladder, scene.default)
 
     def judged(ours: Contender) -> Comparison:
         return compare(judge, ours, theirs, settings.ladder, scene.default, rule)
 
-    candidate, ours, comparison = _least_cautious(candidate, judge, scene, judged, _CAUTION if is_cut else (1.0,))
-    fitted, supersedes = ArtifactRouter(candidate.artifact), None
+    tried = _tried(candidate, judge, scene, judged)
+    candidate, ours, comparison = tried.candidate, tried.contender, tried.comparison
+    fitted, supersedes = ArtifactRouter(candidate.artifact), scene.behind
     if scene.canary is not None and comparison.is_better:
         # Some of these rows taught the router on its way, none the candidate: doubt is in favour of the former.
         rival = _contender(scene.canary, scene, judge)
         over = compare(judge, ours, rival, settings.ladder, scene.default, rule)
         comparison.body["over_rollout"] = over.body
-        supersedes = scene.canary.version if over.is_better else None
+        is_over = over.is_better or (scene.behind is not None and over.judgement.verdict is not Verdict.KEEP)
+        supersedes = scene.canary.version if is_over else None
     held_out = held_out_metrics(judge, train, {"candidate": ours.estimates.good, "serving": theirs.estimates.good})
     comparison.body["held_out"] = held_out
     comparison.body["protocol"] = parts.protocol
@@ -282,31 +289,20 @@ def _fit_and_judge(settings: Settings, scene: _Scene, table: LearningTable, wish
     return _Result(candidate, comparison, card, supersedes)
 
 
-def _least_cautious(
-    candidate: Candidate,
-    judge: LearningTable,
-    scene: _Scene,
-    judged: Callable[[Contender], Comparison],
-    factors: Sequence[float],
-) -> tuple[Candidate, Contender, Comparison]:
-    """The candidate, with as little caution as is judged better; with the most of it where nothing is.
+def _tried(
+    candidate: Candidate, judge: LearningTable, scene: _Scene, judged: Callable[[Contender], Comparison]
+) -> Tried:
+    """The candidate as it was judged: as it is, or after a drift with as little caution as it is better with."""
 
-    What was derived from a few labels may promise too much. So the judging begins with much caution and ends with the
-    first that fails: of a sequence fixed beforehand only one test can err (Angelopoulos et al. 2021, section 3).
-    """
-    estimates, decision = candidate.estimates(judge), candidate.artifact.metadata["decision"]
-    found: tuple[Candidate, Contender, Comparison] | None = None
-    for factor in factors:
-        artifact = candidate.artifact.with_metadata(decision=cautious(decision, factor), caution=factor)
-        tried = replace(candidate, artifact=artifact) if factor > 1.0 else candidate
-        ours = Contender(estimates, complete_policies(scene.policies, ArtifactRouter(tried.artifact)))
-        comparison = judged(ours)
-        if found is None or comparison.is_better:
-            found = tried, ours, comparison
-        if not comparison.is_better:
-            break
-    assert found is not None, "there is at least one factor"
-    return found
+    def complete(router: ArtifactRouter) -> Mapping[str, Policy]:
+        return complete_policies(scene.policies, router)
+
+    candidate = replace(candidate, artifact=without_caution(candidate.artifact))
+    ours = Contender(candidate.estimates(judge), complete(ArtifactRouter(candidate.artifact)))
+    if scene.doubted_since is None:
+        return Tried(candidate, ours, judged(ours))
+    prices = prices_of(candidate.artifact.metadata["decision"], scene.serving.artifact)
+    return least_cautious(candidate, ours, judged, complete, prices, scene.doubted_since)
 
 
 def _contender(router: ArtifactRouter, scene: _Scene, table: LearningTable) -> Contender:
@@ -333,7 +329,7 @@ def _rule(settings: Settings, scene: _Scene, table: LearningTable) -> PromotionR
     )
 
 
-async def _scene(settings: Settings, store: Store) -> _Scene:
+async def _scene(settings: Settings, store: Store, now: datetime) -> _Scene:
     """Which router serves, under which policies, and whose rows it can be judged on.
 
     Raises
@@ -356,8 +352,9 @@ async def _scene(settings: Settings, store: Store) -> _Scene:
     doubts = {name: state.tightened(name, serving.version) for name in policies}
     tightened = {name: {tier: each.least for tier, each in tiers.items()} for name, tiers in doubts.items()}
     since = [datetime.fromisoformat(each.since) for tiers in doubts.values() for each in tiers.values()]
-    canary = await _canary(control, state, base)
-    return _Scene(serving, canary, tightened, min(since, default=None), policies, default, tuple(sorted(versions)))
+    doubted_since = min(since, default=recovering_since(serving, now))
+    canary, behind = await _canary(control, state, base), await _behind(control, state, now)
+    return _Scene(serving, canary, tightened, doubted_since, behind, policies, default, tuple(sorted(versions)))
 
 
 async def _canary(control: ControlStore, state: ControlState, base: str) -> ArtifactRouter | None:
@@ -368,6 +365,16 @@ async def _canary(control: ControlStore, state: ControlState, base: str) -> Arti
         return None
     router = await asyncio.to_thread(read_router, canary.version, content)
     return router if isinstance(router, ArtifactRouter) and router.base_version == base else None
+
+
+async def _behind(control: ControlStore, state: ControlState, now: datetime) -> str | None:
+    """The router on its way, where its stage lacks evidence."""
+    canary = state.router.canary
+    row = await control.get_rollout(canary.rollout_id) if canary is not None else None
+    if row is None or not row.state:
+        return None
+    rollout = RolloutState.from_dict(row.state)
+    return row.router_version if is_behind(rollout.plan, rollout.rollout, now.timestamp()) else None
 
 
 async def _serving_router(settings: Settings, control: ControlStore, state: ControlState) -> ArtifactRouter:
@@ -427,7 +434,7 @@ async def _publish(store: Store, result: _Result, run_id: str, lease: Lease, now
 
 
 async def _promote(store: Store, result: _Result, runs: RunStore, run_id: str, now: Now) -> Outcome:
-    """Begin the rollout of a better router; one under way that is not shown to be worse keeps it as a candidate."""
+    """Begin the rollout of a better router; one under way that is neither worse nor behind keeps it as a candidate."""
     if not result.comparison.is_better:
         return _outcome(result, run_id)
     version, reason = result.candidate.artifact.version, result.comparison.judgement.reason

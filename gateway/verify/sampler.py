@@ -44,11 +44,14 @@ class Sampler:
         self._rng = rng
         self.throttle = 1.0
 
-    def chances(self, exchange: Exchange, reason: FinishReason, factor: float = 1.0) -> Chances | None:
+    def chances(
+        self, exchange: Exchange, reason: FinishReason, factor: float = 1.0, doubt: float = 0.0
+    ) -> Chances | None:
         """How likely this answer is to be drawn; None where it cannot be checked or says nothing of the routing.
 
-        ``factor`` multiplies the chance upward. Checked are whole single answers to a text. An answer of a tier that
-        the request itself named is left out: its quality was the caller's choice.
+        ``factor`` multiplies the chance upward; ``doubt`` is how much of what its router sends to the top is to be
+        asked below. Checked are whole single answers to a text. An answer of a tier that the request itself named is
+        left out: its quality was the caller's choice.
         """
         request, tier, policy = exchange.request, exchange.tier, exchange.policy
         if not self._is_on or tier is None or policy is None or reason not in _WHOLE or request.num_choices != 1:
@@ -57,13 +60,13 @@ class Sampler:
         why = None if decision is None else decision.reason
         if why is ReasonCode.PINNED or request.echo or not is_text(request.prompts[0]):
             return None
+        prices = {each: self._prices[each] for each in permitted_by(policy, tuple(self._prices))}
         answered = Answered(
             tier.index,
             _confidence(exchange, tier.index),
             is_explored=decision is not None and decision.explored,
-            is_doubted=why in _DOUBTED,
+            doubt=1.0 if why in _DOUBTED else doubt if tier.index == max(prices, default=0) else 0.0,
         )
-        prices = {each: self._prices[each] for each in permitted_by(policy, tuple(self._prices))}
         return chances(policy.sampling, policy.sampling_share, answered, prices, factor=factor, throttle=self.throttle)
 
     def draw(self, chosen: Chances | None) -> Drawn | None:

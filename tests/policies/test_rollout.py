@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.drift import DriftDesign
-from policies.rollout import Rollout, RolloutPlan, Stage, record, roll_back, share, takes_new
+from policies.rollout import Rollout, RolloutPlan, Stage, is_behind, record, roll_back, share, takes_new
 
 PLAN = RolloutPlan(DriftDesign(0.1, (0.2,)), min_stage_s=100.0, min_shadow_decisions=10, min_checked=20)
 SOUND = (0.0,) * 20
@@ -67,6 +67,17 @@ def test_no_stage_goes_on_for_ever_without_evidence() -> None:
     assert (ended.stage, share(plan, ended)) == (Stage.ROLLED_BACK, 0.0)
     assert ended.reason == "Checks worth 19 answers after 1 d; 20 are needed."
     assert record(plan, waiting, losses=SOUND[:1], now_s=86_500.0).step == 1
+
+
+def test_a_stage_without_half_its_evidence_at_half_its_time_is_behind() -> None:
+    plan = replace(PLAN, max_stage_s=1000.0)
+    shadow = Rollout.start("r2", plan, 0.0)
+    first = record(plan, shadow, num_decisions=10, now_s=100.0)
+    few, half = (record(plan, first, losses=SOUND[:num], now_s=101.0) for num in (9, 10))
+    assert not is_behind(plan, few, 599.0)
+    assert is_behind(plan, few, 600.0)
+    assert not is_behind(plan, half, 600.0)
+    assert not is_behind(plan, shadow, 600.0)
 
 
 def test_harm_rolls_back_at_once_and_for_good() -> None:

@@ -138,12 +138,20 @@ def test_the_ends_of_the_ladder_are_checked_one_way() -> None:
 
 
 def test_what_doubt_moved_up_is_asked_below_most_of_all_and_cheap_tiers_more_often() -> None:
-    doubted = chances(Sampling(doubt_share=0.6), 0.05, Answered(4, 0.95, is_doubted=True), PRICES)
+    doubted = chances(Sampling(doubt_share=0.6), 0.05, Answered(4, 0.95, doubt=1.0), PRICES)
     assert doubted.any_down == pytest.approx(0.6)
     first, second, third = (chance for _, chance in doubted.down)
     # One over the root of the price: a tier four times as dear is asked half as often.
     assert first == pytest.approx(2 * second)
     assert first == pytest.approx(5 * third)
+
+
+def test_half_a_doubt_asks_half_of_what_is_between() -> None:
+    sampling = Sampling(doubt_share=0.9, down_share=0.1)
+    asked = [chances(sampling, 0.05, Answered(4, 0.95, doubt=doubt), PRICES).any_down for doubt in (0.0, 0.5, 1.0)]
+    assert asked == [pytest.approx(0.1), pytest.approx(0.5), pytest.approx(0.9)]
+    modest = Sampling(doubt_share=0.0, down_share=0.1)
+    assert chances(modest, 0.05, Answered(4, 0.95, doubt=1.0), PRICES).any_down == pytest.approx(0.1)
 
 
 def test_without_prices_the_lower_tiers_share_alike() -> None:

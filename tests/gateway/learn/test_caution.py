@@ -1,8 +1,26 @@
-"""After an alarm a candidate asks more of every answer below the top, and only what came after it is judged on."""
+"""After a drift a candidate asks more of every answer below the top, and only what came after it is judged on."""
 
 from __future__ import annotations
 
-from gateway.learn.decision import cautious
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import pytest
+
+from classifier.artifact import RouterArtifact
+from classifier.router import ArtifactRouter
+from gateway.control.routers import doubt_after_drift, recovering_since
+from gateway.learn.candidate import Candidate
+from gateway.learn.caution import FACTORS, cautious, least_cautious, prices_of, without_caution
+from gateway.learn.evaluate import Comparison, Contender
+from gateway.learn.replay import Estimates
+from gateway.loading import complete_policies
+from policies.policy import Policy
+from policies.promotion import Judgement, Verdict
+from tests.gateway.learn.world import base_artifact
+
+NOW = datetime.now(UTC)
 
 
 def test_caution_asks_more_and_invents_nothing() -> None:
@@ -17,3 +35,62 @@ def test_caution_asks_more_and_invents_nothing() -> None:
     assert first == {"floor": 0.97, "thresholds": {"1": 0.975, "2": 0.9}, "quality_value_usd": "0.200"}
     assert second == {"floor": 0.99, "expected": {}}
     assert cautious(derived, 1.0)["floors"][0]["thresholds"] == {"1": 0.9, "2": 0.6}
+
+
+def test_less_than_one_asks_less_and_never_below_nothing() -> None:
+    (found,) = cautious({"floors": [{"floor": 0.97, "thresholds": {"1": 0.9, "2": 0.3}}]}, 0.5)["floors"]
+    assert found["thresholds"] == {"1": 0.8, "2": 0.0}
+
+
+def carrying(**metadata: object) -> RouterArtifact:
+    return base_artifact().with_metadata(**metadata)
+
+
+def test_the_price_of_quality_stays_what_it_was_before_caution() -> None:
+    derived = {"floors": [{"floor": 0.9, "quality_value_usd": "0.01"}, {"floor": 0.95, "quality_value_usd": "0.02"}]}
+    plain = {"floors": [{"floor": 0.9, "quality_value_usd": "0.5", "thresholds": {"1": 0.8}}]}
+    first, second = prices_of(derived, carrying(decision=plain))["floors"]
+    assert (first["quality_value_usd"], first["thresholds"]) == ("0.5", {"1": 0.8})
+    assert (second["quality_value_usd"], second["inherited"]) == ("0.02", [])
+    careful = carrying(decision=cautious(plain, 2.8), prices=plain, caution=2.8)
+    assert prices_of(derived, careful)["floors"][0]["quality_value_usd"] == "0.5"
+
+
+def tried_with(passing: Sequence[float]) -> tuple[float, list[float]]:
+    """The caution that comes out where these pass, and all that were tried."""
+    prices = {"confidence": 0.95, "exploration_share": 0.02, "floors": [{"floor": 0.9, "quality_value_usd": "1"}]}
+    none = np.empty((0, 2))
+    candidate, asked = Candidate(base_artifact(), "linear"), []
+
+    def complete(router: ArtifactRouter) -> dict[str, Policy]:
+        return complete_policies({"default": Policy(quality_floor=0.9)}, router)
+
+    def judged(ours: Contender) -> Comparison:
+        asked.append(float(ours.policies["default"].quality_value_usd or 0))
+        verdict = Verdict.PROMOTE if asked[-1] in passing else Verdict.INSUFFICIENT
+        return Comparison(Judgement(verdict, "", 0, 0, 0, 0, 0, 0, 0), {})
+
+    found = least_cautious(candidate, Contender(Estimates(none, none, np.empty(0)), {}), judged, complete, prices, NOW)
+    metadata = found.candidate.artifact.metadata
+    assert (metadata["drift_at"], metadata["prices"]) == (NOW.isoformat(), prices)
+    assert metadata["decision"] == cautious(prices, metadata["caution"])
+    return metadata["caution"], asked
+
+
+def test_the_last_before_the_first_that_fails_is_taken() -> None:
+    assert tried_with(()) == (2.8, [2.8])
+    assert tried_with(FACTORS) == (0.5, list(FACTORS))
+    assert tried_with((2.8, 2.0, 1.0)) == (2.0, [2.8, 2.0, 1.4])
+
+
+@pytest.mark.parametrize(
+    ("caution", "days", "doubt"), [(2.8, 40, 1 - 1 / 2.8), (1.4, 3, 0.5), (1.0, 3, 0.5), (1.0, 29, 0.0)]
+)
+def test_a_router_that_came_of_a_drift_is_doubted_for_a_while(caution: float, days: int, doubt: float) -> None:
+    drift_at = NOW - timedelta(days=days)
+    router = ArtifactRouter(carrying(caution=caution, drift_at=drift_at.isoformat()))
+    assert doubt_after_drift(router, NOW) == pytest.approx(doubt)
+    assert recovering_since(router, NOW) == (drift_at if doubt else None)
+    forgotten = ArtifactRouter(without_caution(router.artifact))
+    assert (doubt_after_drift(forgotten, NOW), recovering_since(forgotten, NOW)) == (0.0, None)
+    assert doubt_after_drift(ArtifactRouter(base_artifact()), NOW) == 0.0

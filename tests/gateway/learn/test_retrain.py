@@ -18,8 +18,10 @@ from sqlalchemy import select, update
 from classifier.router import ArtifactRouter
 from classifier.types import RouterRequest
 from gateway.control.loading import read_router
-from gateway.control.state import ControlState
+from gateway.control.routers import recovering_since
+from gateway.control.state import CLOSED, ControlState
 from gateway.control.writes import ControlWriter
+from gateway.learn.caution import FACTORS
 from gateway.learn.child import portable, retrain_apart
 from gateway.learn.errors import RetrainRefused
 from gateway.learn.retrain import Wish, retrain
@@ -82,6 +84,31 @@ async def test_a_family_that_looked_foreign_comes_down_and_the_rollout_begins(wo
     assert np.mean([each.novelty for each in before]) > 0.995
     assert np.mean([each.novelty < 0.995 for each in after]) > 0.8
     assert np.mean([each.tiers[0].p_as_good for each in after]) > 0.9
+
+
+async def test_after_a_drift_caution_is_given_up_as_far_as_the_log_carries_and_is_remembered(
+    world_settings: MakeSettings,
+) -> None:
+    settings = world_settings()
+    await filled(settings, 1500)
+    drift_at = datetime.now(UTC) - timedelta(days=2)
+    async with Store(settings.database) as store:
+        writer = ControlWriter(ControlStore(store), clock=lambda: drift_at)
+        await writer.tighten(settings.policy.name, base_router().version, {1: CLOSED}, "drift", by="monitor")
+    outcome = await retrain(settings, Wish(trigger="weekly"))
+    assert outcome.status == "promoted", outcome.reason
+    assert outcome.evaluation is not None
+    assert outcome.card is not None
+    assert outcome.evaluation["serving"]["shares"] == [0.0, 1.0], "as it serves, with the doubt about it"
+    assert outcome.evaluation["protocol"].startswith("checked requests since the doubt")
+    assert outcome.evaluation["floor"]["is_held"]
+    assert outcome.card["caution"] in FACTORS
+    assert outcome.card["drift_at"] == drift_at.isoformat()
+    async with Store(settings.database) as store:
+        content = await ControlStore(store).router_bytes(str(outcome.router_version))
+        assert content is not None
+        learnt = read_router(str(outcome.router_version), content)
+    assert recovering_since(learnt, datetime.now(UTC)) == drift_at
 
 
 async def test_nothing_to_gain_keeps_the_serving_router(world_settings: MakeSettings) -> None:

@@ -1,0 +1,127 @@
+"""Caution after a drift: a new router asks more of cheap answers than is derived, and gives that up as evidence comes.
+
+Hundreds of labels are few for deriving a price of quality: of all the prices tried the one that seems cheapest is the
+luckiest. So the earlier router's price stays (what changed is what the tiers are worth, not what quality is), and a
+candidate is judged with a multiple of it: with much caution first, and with less as long as it is judged better.
+
+A router that came of a drift sends much to the top tier for want of knowledge, so for a while that goes on being asked
+below as well (:func:`gateway.control.routers.doubt_after_drift`), and later retrains are judged on all since the drift.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+
+from classifier.artifact import RouterArtifact
+from classifier.router import ArtifactRouter
+from gateway.learn.candidate import Candidate
+from gateway.learn.evaluate import Comparison, Contender
+from gateway.learn.rows import LearningTable
+from policies.policy import Policy
+
+FACTORS = (2.8, 2.0, 1.4, 1.0, 0.7, 0.5)
+# Of labels since the drift; with so many those from before it teach more of what is no more than of what is.
+_ENOUGH_LABELS = 300
+
+Complete = Callable[[ArtifactRouter], Mapping[str, Policy]]
+"""The policies in force with what a router carries."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A candidate with some caution, and how it was judged."""
+
+    candidate: Candidate
+    contender: Contender
+    comparison: Comparison
+
+
+def least_cautious(
+    candidate: Candidate,
+    contender: Contender,
+    judged: Callable[[Contender], Comparison],
+    complete: Complete,
+    prices: Mapping[str, Any],
+    since: datetime,
+    factors: Sequence[float] = FACTORS,
+) -> Tried:
+    """The candidate, with as little caution as is judged better; with the most of it where nothing is.
+
+    The judging begins with the most caution and ends with the first that fails: of a sequence fixed beforehand only one
+    test can err (Angelopoulos et al. 2021, "Learn then Test", section 3).
+
+    Parameters
+    ----------
+    contender : the candidate's estimates of the rows to be judged on; its policies do not matter
+    judged : compares with the serving router
+    prices : the numbers that caution multiplies, in the form an artifact carries
+    since : begin of what is judged on, aware
+    """
+    found: Tried | None = None
+    for factor in factors:
+        artifact = candidate.artifact.with_metadata(
+            decision=cautious(prices, factor), prices=prices, caution=factor, drift_at=since.isoformat()
+        )
+        ours = replace(contender, policies=complete(ArtifactRouter(artifact)))
+        comparison = judged(ours)
+        if found is None or comparison.is_better:
+            found = Tried(replace(candidate, artifact=artifact), ours, comparison)
+        if not comparison.is_better:
+            break
+    assert found is not None, "there is at least one factor"
+    return found
+
+
+def without_caution(artifact: RouterArtifact) -> RouterArtifact:
+    """The same, forgetting which drift an earlier router came of."""
+    if "caution" not in artifact.metadata:
+        return artifact
+    return artifact.with_metadata(prices=None, caution=None, drift_at=None)
+
+
+def cautious(derived: Mapping[str, Any], factor: float) -> dict[str, Any]:
+    """The same numbers, asking more of every answer below the top.
+
+    Parameters
+    ----------
+    derived : as an artifact carries it
+    factor : quality is worth so many times as much, and thresholds leave so many times less doubt; less than 1 for more
+    """
+
+    def stricter(entry: Mapping[str, Any]) -> dict[str, Any]:
+        found = dict(entry)
+        if (thresholds := entry.get("thresholds")) is not None:
+            found["thresholds"] = {
+                tier: round(max(1.0 - (1.0 - float(at)) / factor, 0.0), 6) for tier, at in thresholds.items()
+            }
+        if (value := entry.get("quality_value_usd")) is not None:
+            found["quality_value_usd"] = str(Decimal(str(value)) * Decimal(repr(factor)))
+        return found
+
+    return {**derived, "floors": [stricter(entry) for entry in derived.get("floors", ())]}
+
+
+def prices_of(derived: Mapping[str, Any], serving: RouterArtifact) -> dict[str, Any]:
+    """The serving router's numbers without its caution; those of a floor that it has none for, as derived."""
+    before = serving.metadata.get("prices") or serving.metadata.get("decision", {})
+    known = {round(float(entry["floor"]), 4): entry for entry in before.get("floors", ())}
+
+    def kept(entry: Mapping[str, Any]) -> dict[str, Any]:
+        earlier = known.get(round(float(entry["floor"]), 4), {})
+        names = [name for name in ("thresholds", "quality_value_usd") if earlier.get(name) is not None]
+        return {**entry, **{name: earlier[name] for name in names}, "inherited": names, "expected": {}}
+
+    return {**derived, "floors": [kept(entry) for entry in derived.get("floors", ())]}
+
+
+def without_stale(table: LearningTable, since: datetime) -> LearningTable:
+    """Rows since a drift alone, where they carry enough labels; else all of them."""
+    is_new = table.created_s >= since.timestamp()
+    num_labels = int((~np.isnan(table.labels[is_new])).sum())
+    return table.take(np.flatnonzero(is_new)) if num_labels >= _ENOUGH_LABELS else table
