@@ -41,7 +41,7 @@ class EmbeddingEndpoint:
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         request_id, created_at = uuid7(), datetime.now(UTC)
-        responder = Responder(send, self._door.limits.slow_client_timeout_s)
+        responder = Responder(send, scope, self._door.limits.slow_client_timeout_s)
         accepted_s = time.perf_counter()
         grant: Grant | None = None
         num_tokens, num_requests = 0, 0

@@ -76,7 +76,7 @@ class GenerationEndpoint:
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         request_id = uuid7()
-        responder = Responder(send, self._door.limits.slow_client_timeout_s)
+        responder = Responder(send, scope, self._door.limits.slow_client_timeout_s)
         try:
             head = read_head(scope["headers"])
             caller, request, accepted_s = await self._read(head, receive)

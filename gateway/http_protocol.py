@@ -9,13 +9,38 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from functools import partial
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from gateway.errors import GatewayError, HeadTooLarge, HeadTooSlow, NotHttp, answer_to
 from gateway.ids import uuid7
 from gateway.lifeline import Hangup
+from gateway.responder import Headers, offer_whole
+
+
+def answer_whole(cycle: RequestResponseCycle, status: int, headers: Headers, body: bytes) -> bool:
+    """Write a whole response at once, ``content-length`` among its headers.
+
+    The same bytes as by ASGI's two messages, which take several times longer over a dozen headers. False where that way
+    must be taken: something was sent before, the client is gone or takes nothing, or a header holds a line break.
+    """
+    if cycle.response_started or cycle.disconnected or cycle.flow.write_paused:
+        return False
+    lines = [b"%s: %s\r\n" % header for header in cycle.default_headers + headers]
+    if not cycle.keep_alive:
+        lines.append(b"connection: close\r\n")
+    head = b"".join(lines)
+    if head.count(b"\n") != len(lines) or head.count(b"\r") != len(lines):
+        return False
+    cycle.response_started = cycle.response_complete = True
+    cycle.transport.write(b"".join((STATUS_LINE[status], head, b"\r\n", body)))
+    cycle.message_event.set()
+    if not cycle.keep_alive:
+        cycle.transport.close()
+    cycle.on_response()
+    return True
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
@@ -69,6 +94,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._stop_timer()
         self._hangup.offer(self.scope)
         super().on_headers_complete()
+        if self.cycle is not None:
+            # The application is not begun before the next turn of the loop.
+            offer_whole(self.scope, self.cycle.send, partial(answer_whole, self.cycle))
 
     def on_message_complete(self) -> None:
         # The next byte belongs to the head of another request.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
 import orjson
@@ -15,6 +15,21 @@ from gateway.lifeline import Lifeline
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
+Whole = Callable[[int, Headers, bytes], bool]
+"""Sends a whole response at once; False where it must be sent piece by piece."""
+
+_EXTENSION = "suffice.whole"
+
+
+def offer_whole(scope: MutableMapping[str, Any], send: Send, whole: Whole) -> None:
+    """Put a server's shorter way into a request's scope, beside the ``send`` that it stands for."""
+    scope.setdefault("extensions", {})[_EXTENSION] = (send, whole)
+
+
+def _offered(scope: Mapping[str, Any], send: Send) -> Whole | None:
+    """The shorter way, unless something between the server and here has put itself around ``send``."""
+    servers, whole = (scope.get("extensions") or {}).get(_EXTENSION, (None, None))
+    return whole if servers == send else None
 
 
 class Responder:
@@ -23,11 +38,13 @@ class Responder:
     Parameters
     ----------
     send : the server's; it waits while the client takes nothing
+    scope : of the request, which may hold a shorter way (:func:`offer_whole`)
     stall_timeout_s : how long the last bytes of a response may wait; before them the lifeline counts
     """
 
-    def __init__(self, send: Send, stall_timeout_s: float) -> None:
+    def __init__(self, send: Send, scope: Mapping[str, Any], stall_timeout_s: float) -> None:
         self._send = send
+        self._whole = _offered(scope, send)
         self._stall_timeout_s = stall_timeout_s
         self.status: int | None = None
         self.is_complete = False
@@ -39,7 +56,11 @@ class Responder:
         ------
         ClientStalled
         """
-        await self._start(status, [*headers, (b"content-length", b"%d" % len(body))])
+        headers = [*headers, (b"content-length", b"%d" % len(body))]
+        if self._whole is not None and self._whole(status, headers, body):
+            self.status, self.is_complete = status, True
+            return
+        await self._start(status, headers)
         await self._finish(body)
 
     async def begin(self, status: int, headers: Headers, body: bytes) -> None:

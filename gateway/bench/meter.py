@@ -16,7 +16,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from gateway import generation, recording, service
+from gateway import generation, http_protocol, recording, service
 from gateway.auth import Authenticator
 from gateway.generation import GenerationEndpoint
 from gateway.predictor import Predictor
@@ -52,6 +52,7 @@ _PARTS: tuple[tuple[Any, str, str], ...] = (
     (recording, "headers", "response"),
     (Responder, "whole", "response"),
     (RequestResponseCycle, "send", "write HTTP"),
+    (http_protocol, "answer_whole", "write HTTP"),
 )
 # Entered once for each request.
 _ONCE = "decide"

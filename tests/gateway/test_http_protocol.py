@@ -13,9 +13,13 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from starlette.applications import Starlette
+from starlette.routing import Route
 
+from gateway import http_protocol
 from gateway.bench.echo_server import echo_app, echo_settings
 from gateway.http_protocol import BoundedHttpProtocol
+from gateway.responder import Responder
 from tests.gateway.live import LiveServer
 
 BODY = json.dumps({"model": "auto", "messages": [{"role": "user", "content": "hello"}]}).encode()
@@ -154,3 +158,48 @@ async def test_a_request_may_arrive_in_any_pieces(port: int, cuts: list[int]) ->
 async def test_any_bytes_get_a_refusal_or_a_closed_connection(port: int, content: bytes) -> None:
     answer = await talk(port, [content + b"\r\n\r\n"])
     assert answer == b"" or 400 <= int(answer[9:12]) < 500
+
+
+def head_of(answer: bytes) -> list[bytes]:
+    """The status line and the names of the headers; a body as long as they say."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"content-length: %d\r\n" % len(body) in head
+    return [line.partition(b":")[0] for line in head.split(b"\r\n")]
+
+
+async def test_a_whole_answer_is_what_asgi_would_write(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    short = head_of(await talk(port, [REQUEST]))
+    monkeypatch.setattr(http_protocol, "answer_whole", lambda *_: False)
+    assert head_of(await talk(port, [REQUEST])) == short
+
+
+async def test_requests_sent_together_are_answered_in_turn(port: int) -> None:
+    bodies = [BODY.replace(b"hello", b"word " * count) for count in (1, 2, 3)]
+    requests = [HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body for body in bodies]
+    answers = (await talk(port, [b"".join([*requests, REQUEST])])).split(b"HTTP/1.1 200 OK\r\n")
+    assert [answer.count(b"word") for answer in answers] == [0, 1, 2, 3, 0]
+
+
+async def test_what_stands_around_the_endpoints_is_not_passed_by(tmp_path: Path) -> None:
+    chosen = echo_settings(
+        f"sqlite:///{tmp_path / 'suffice.db'}", log__level="error", server__cors_origins=("https://app.example",)
+    )
+    async with LiveServer(echo_app(chosen), chosen) as url:
+        asked = REQUEST.replace(b"Host: x", b"Host: x\r\nOrigin: https://app.example")
+        answer = await talk(int(url.rsplit(":", 1)[1]), [asked])
+    assert b"\r\naccess-control-allow-origin: https://app.example\r\n" in answer
+
+
+class TwoLines:
+    """An endpoint that lets a line break into a header."""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await Responder(send, scope, 5.0).whole(200, [(b"x-model", b"a\r\nx-made-up: b")], b"answer")
+
+
+async def test_a_line_break_in_a_header_makes_no_header(tmp_path: Path) -> None:
+    chosen = echo_settings(f"sqlite:///{tmp_path / 'suffice.db'}", log__level="error")
+    app = Starlette(routes=[Route("/v1/chat/completions", TwoLines(), methods=["POST"])])
+    async with LiveServer(app, chosen) as url:
+        answer = await talk(int(url.rsplit(":", 1)[1]), [REQUEST])
+    assert b"x-made-up" not in answer
