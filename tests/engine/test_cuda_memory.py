@@ -9,6 +9,7 @@ import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ import torch
 
 from engine import faults
 from engine.arena import Arena, _Handover
+from engine.bench.kernel_cases import time_us
 from engine.config import EngineConfig
 from engine.device.runner import DeviceRunner
 from engine.engine import Engine, Result, collect
@@ -145,7 +147,6 @@ def test_a_slab_is_written_by_its_new_owner_only_after_the_old_ones_work() -> No
 def test_attention_over_an_arena_is_that_over_memory_of_its_own() -> None:
     num_blocks, heads, dim, layers = 4096, 8, 128, 20
     wide = torch.randn(num_blocks, layers, 16, 2, heads, dim, device="cuda", dtype=torch.bfloat16)
-    apart = wide[:, 3].contiguous()
     tables = torch.randperm(num_blocks, device="cuda", dtype=torch.int32)[: 32 * 128].view(32, 128)
     lens = torch.full((32,), 2048, dtype=torch.int32, device="cuda")
     starts = torch.arange(33, dtype=torch.int32, device="cuda")
@@ -154,19 +155,12 @@ def test_attention_over_an_arena_is_that_over_memory_of_its_own() -> None:
     def attend(cache: torch.Tensor) -> torch.Tensor:
         return paged_attention(q, cache, tables, lens, starts, scale=dim**-0.5, max_query_len=1)
 
-    torch.testing.assert_close(attend(wide[:, 3]), attend(apart), rtol=0.0, atol=0.0)
-    times = {}
-    for name, caches in (("apart", [wide[:, i].contiguous() for i in range(8)]), ("arena", list(wide.unbind(1)[:8]))):
-        best = float("inf")
-        for _ in range(5):
-            began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-            began.record()
-            for cache in caches:
-                attend(cache)
-            ended.record()
-            ended.synchronize()
-            best = min(best, began.elapsed_time(ended) / len(caches))
-        times[name] = best
+    torch.testing.assert_close(attend(wide[:, 3]), attend(wide[:, 3].contiguous()), rtol=0.0, atol=0.0)
+    apart = [wide[:, i].contiguous() for i in range(8)]
+    times = {
+        name: round(time_us([partial(attend, cache) for cache in caches]) / 1e3, 4)
+        for name, caches in (("apart", apart), ("arena", list(wide.unbind(1)[:8])))
+    }
     print(f"\nattention, 32 x 2,048 keys, ms a layer: {times}")
 
 
