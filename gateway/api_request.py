@@ -11,6 +11,7 @@ from gateway import fields
 from gateway.config_sections import ServerConfig
 from gateway.errors import InvalidRequest, UnsupportedOption
 from gateway.fields import Check
+from gateway.overrides import from_header, overrides_of, read_cost_limit, read_regions
 from policies.types import Overrides
 
 Prompt = tuple[Message, ...] | str | tuple[int, ...]
@@ -95,6 +96,8 @@ class SharedFields:
             "session_id": fields.string(_MAX_NAME_CHARS, min_chars=1),
             "policy": fields.string(_MAX_NAME_CHARS, min_chars=1),
             "priority": fields.one_of("live", "background"),
+            "regions": read_regions,
+            "max_cost_usd": read_cost_limit,
         }
 
     def model(self, body: Mapping[str, Any]) -> str:
@@ -157,7 +160,7 @@ class SharedFields:
             return NO_WISHES
         given: dict[str, Any] = {"priority": "background"} if flex else {}
         for key, text in headers.items():
-            given[key] = self._wishes[key](_from_header(key, text), f"x-suffice-{key.replace('_', '-')}")
+            given[key] = self._wishes[key](from_header(key, text), f"x-suffice-{key.replace('_', '-')}")
         for key, value in fields.mapping({} if own is None else own, "suffice").items():
             if key not in self._wishes:
                 known = ", ".join(self._wishes)
@@ -166,14 +169,7 @@ class SharedFields:
                 )
             if value is not None:
                 given[key] = self._wishes[key](value, f"suffice.{key}")
-        overrides = Overrides(
-            tier=given.get("tier"),
-            min_tier=given.get("min_tier"),
-            max_tier=given.get("max_tier"),
-            explore=given.get("explore", True),
-            session_id=given.get("session_id"),
-        )
-        return Wishes(overrides, given.get("policy"), Priority(given.get("priority", "live")), given)
+        return Wishes(overrides_of(given), given.get("policy"), Priority(given.get("priority", "live")), given)
 
     def refuse_unsupported(self, body: Mapping[str, Any]) -> None:
         """Refuse what would change the answer's meaning and cannot be done; what changes nothing is tolerated."""
@@ -291,12 +287,3 @@ def _top_k(value: Any, param: str) -> int:
     # -1 is vLLM's older word for "all".
     count: int = _COUNT(value, param)
     return max(count, 0)
-
-
-def _from_header(key: str, text: str) -> Any:
-    """Header text as the JSON value it stands for."""
-    if key == "explore" and text.lower() in ("true", "false", "1", "0"):
-        return text.lower() in ("true", "1")
-    if key.endswith("tier") and text.isascii() and text.isdecimal() and len(text) < 10:
-        return int(text)
-    return text

@@ -8,6 +8,7 @@ from typing import Any
 
 from backends.protocol import Backend
 from gateway.errors import InvalidRequest, UnknownModel
+from policies.errors import OutsideRegions
 from policies.ladder import Ladder
 from policies.policy import Policy
 from policies.types import Tier
@@ -36,6 +37,7 @@ class Catalog:
     ) -> None:
         self.ladder = ladder
         self.backends = backends
+        self._regions = {tier.model: tier.region for tier in ladder}
         self.tier_numbers = {tier.name: tier.index for tier in ladder} | {f"tier-{t.index}": t.index for t in ladder}
         self.replace_policies(policies, policy)
 
@@ -97,22 +99,30 @@ class Catalog:
     def backend(self, tier: Tier) -> Backend:
         return self.backends[tier.model]
 
-    def embedder(self, model: str) -> tuple[str, Backend]:
-        """The served model that embeds for this name: the named one, or for ``auto`` the first that can.
+    def embedder(self, model: str, regions: tuple[str, ...] = ()) -> tuple[str, Backend]:
+        """The served model that embeds for this name: the named one, or for ``auto`` the first that can and may.
+
+        A model is where its tiers are, and in no region without one. ``regions`` narrows those of the default policy.
 
         Raises
         ------
         UnknownModel
             The name is not served, or what it names makes no embeddings.
+        OutsideRegions
+            Default policy or request does not permit where it is.
         """
         able = {name: each for name, each in self.backends.items() if "embed" in each.capabilities}
-        if model == AUTO and able:
-            return next(iter(able.items()))
         target = self._targets.get(model)
         name = target.tier.model if target is not None and target.tier is not None else model
-        if name not in able:
+        if name not in able and not (model == AUTO and able):
             raise UnknownModel(model, tuple(able))
-        return name, able[name]
+        limits = [each for each in (self._default.allowed_regions, regions) if each]
+        for each in able if model == AUTO else (name,):
+            if all(self._regions.get(each) in limit for limit in limits):
+                return each, able[each]
+        said = " and ".join(", ".join(limit) for limit in limits)
+        field = "regions" if regions else "policy"
+        raise OutsideRegions(f"No model that makes embeddings for {model!r} is in {said}.", fields=(field,))
 
     def listing(self, created_s: int) -> list[dict[str, Any]]:
         """The entries of ``GET /v1/models``."""
@@ -138,7 +148,7 @@ class Catalog:
         note: dict[str, Any] = {"kind": target.kind}
         if target.tier is None:
             note["policy"] = {"name": target.policy.name, "version": target.policy.version}
-            note["tiers"] = [tier.index for tier in self.ladder if _allows(target.policy, tier)]
+            note["tiers"] = [tier.index for tier in self.ladder if target.policy.permits(tier)]
             return _model_entry(name, created_s) | {"suffice": note}
         tier, backend = target.tier, self.backend(target.tier)
         context = tier.context_length or backend.context_length
@@ -149,13 +159,10 @@ class Catalog:
             "price_per_request_usd": str(tier.price_per_request_usd),
             "price_per_input_token_usd": str(tier.price_per_input_token_usd),
             "price_per_output_token_usd": str(tier.price_per_output_token_usd),
+            "region": tier.region,
         }
         # vLLM's name for it, which clients of local servers read.
         return _model_entry(name, created_s) | {"max_model_len": context, "suffice": note}
-
-
-def _allows(policy: Policy, tier: Tier) -> bool:
-    return not policy.allowed_tiers or tier.index in policy.allowed_tiers
 
 
 def _model_entry(name: str, created_s: int) -> dict[str, Any]:

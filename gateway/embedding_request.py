@@ -8,6 +8,7 @@ from typing import Any
 
 from gateway import fields
 from gateway.errors import InvalidRequest, UnsupportedOption
+from gateway.overrides import from_header, read_regions
 
 _MAX_INPUTS = 2048
 _MAX_NAME_CHARS = 256
@@ -15,12 +16,16 @@ _MAX_NAME_CHARS = 256
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingRequest:
-    """``as_base64`` asks for little-endian float32 in base64, as OpenAI's own clients do."""
+    """``as_base64`` asks for little-endian float32 in base64, as OpenAI's own clients do.
+
+    ``regions`` are those that the texts may be sent to; anywhere that the policy permits when empty.
+    """
 
     model: str
     texts: tuple[str, ...]
     as_base64: bool = False
     dimensions: int | None = None
+    regions: tuple[str, ...] = ()
 
 
 _MODEL = fields.string(_MAX_NAME_CHARS, min_chars=1)
@@ -36,12 +41,13 @@ def embedding_schema() -> dict[str, Any]:
         "input": {"anyOf": [text, {"type": "array", "items": text, "minItems": 1, "maxItems": _MAX_INPUTS}]},
         "encoding_format": fields.schema_of(_ENCODING),
         "dimensions": fields.schema_of(_DIMENSIONS),
+        "suffice": {"type": "object", "properties": {"regions": fields.schema_of(read_regions)}},
     }
     return fields.open_object(properties, required=("model", "input"))
 
 
-def read_embedding_request(body: Mapping[str, Any]) -> EmbeddingRequest:
-    """Check everything the body says.
+def read_embedding_request(body: Mapping[str, Any], headers: Mapping[str, str]) -> EmbeddingRequest:
+    """Check everything the body says, and the regions that body or ``x-suffice-*`` headers narrow.
 
     Raises
     ------
@@ -56,7 +62,19 @@ def read_embedding_request(body: Mapping[str, Any]) -> EmbeddingRequest:
         texts=_texts(body.get("input")),
         as_base64=encoding is not None and _ENCODING(encoding, "encoding_format") == "base64",
         dimensions=None if dimensions is None else _DIMENSIONS(dimensions, "dimensions"),
+        regions=_regions(body, headers),
     )
+
+
+def _regions(body: Mapping[str, Any], headers: Mapping[str, str]) -> tuple[str, ...]:
+    """What the body says; else what the header does."""
+    own = body.get("suffice")
+    said = None if own is None else fields.mapping(own, "suffice").get("regions")
+    if said is not None:
+        return read_regions(said, "suffice.regions")
+    if "regions" in headers:
+        return read_regions(from_header("regions", headers["regions"]), "x-suffice-regions")
+    return ()
 
 
 def _texts(value: Any) -> tuple[str, ...]:

@@ -95,10 +95,10 @@ class EmbeddingEndpoint:
         caller = await self._door.authenticator.check(head.authorization)
         self._door.admission.check()
         body = await read_body(receive, head.content_length, limits.max_body_bytes, limits.slow_client_timeout_s)
-        return caller, read_embedding_request(parse_object(body, limits.max_json_depth))
+        return caller, read_embedding_request(parse_object(body, limits.max_json_depth), head.suffice)
 
     async def _embed(self, request: EmbeddingRequest, receive: Receive) -> tuple[str, EmbedResult]:
-        model, backend = self._service.catalog.embedder(request.model)
+        model, backend = self._service.catalog.embedder(request.model, request.regions)
         limits, admission = self._door.limits, self._door.admission
         async with Lifeline(receive, timeout_s=limits.request_timeout_s, stall_timeout_s=limits.slow_client_timeout_s):
             await admission.enter(Priority.LIVE)

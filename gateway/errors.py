@@ -167,9 +167,11 @@ class RateLimited(GatewayError):
 
 
 class QuotaExhausted(GatewayError):
-    def __init__(self, window: str, limit_nano_usd: int, retry_after_s: float) -> None:
+    """``whose`` budget it was: the key's, or a policy's by name."""
+
+    def __init__(self, whose: str, window: str, limit_nano_usd: int, retry_after_s: float) -> None:
         budget_usd = f"{limit_nano_usd / 1e9:.9f}".rstrip("0").rstrip(".")
-        super().__init__(f"The key's budget of ${budget_usd} a {window} does not cover this request any more.")
+        super().__init__(f"The budget of {whose} of ${budget_usd} a {window} does not cover this request any more.")
         self.retry_after_s = retry_after_s
 
 
@@ -288,6 +290,8 @@ TABLE: Mapping[type[Exception], Row] = {
     policies.InvalidPolicy: _broken("invalid_policy"),
     policies.InvalidLadder: _broken("invalid_ladder"),
     policies.ConflictingLimits: Row(400, _INVALID, "conflicting_limits"),
+    policies.OutsideRegions: Row(400, _INVALID, "region_not_permitted"),
+    policies.BeyondCost: Row(400, _INVALID, "cost_not_permitted"),
     policies.UnknownTier: Row(400, _INVALID, "unknown_tier"),
     policies.NoTierFits: Row(400, _INVALID, "context_length_exceeded"),
     policies.NoTierAvailable: _down("no_tier_available"),

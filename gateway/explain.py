@@ -11,7 +11,7 @@ from policies.types import Tier
 
 
 def explain(record: RequestRecord, ladder: Ladder) -> dict[str, Any]:
-    """A row as its caller may see it. Costs of other tiers assume the same tokens."""
+    """A row as its caller may see it. Costs of other tiers assume the same tokens, also of those that were barred."""
     return {
         "id": record.request_id,
         "object": "suffice.request",
@@ -80,6 +80,7 @@ def _tier(record: RequestRecord, tier: Tier) -> dict[str, Any]:
         "p_right": None if estimate is None else estimate.p_right,
         "p_as_good": None if estimate is None else estimate.p_as_good,
         "propensity": record.propensities.get(tier.index, 0.0),
+        "barred_by": record.barred.get(tier.index),
         "cost_usd": format(cost_usd, "f"),
         "answered": tier.index == record.final_tier,
     }

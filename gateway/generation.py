@@ -27,7 +27,7 @@ from gateway.head import Head, read_head
 from gateway.ids import uuid7
 from gateway.lifeline import Hangup, Lifeline
 from gateway.rates.estimate import wanted_nano_usd, wanted_tokens
-from gateway.rates.rates import Rates
+from gateway.rates.rates import Grant, Rates
 from gateway.responder import Responder, Send
 from gateway.service import Service
 from gateway.serving import Item
@@ -131,12 +131,19 @@ class GenerationEndpoint:
             exchange.entered_s = exchange.clock()
             exchange.waited_s = exchange.entered_s - began_s
             await self._service.route(exchange)
-            if exchange.grant is not None:
-                await rates.afford(exchange.grant, self._wanted_nano_usd(exchange))
+            await self._afford(exchange)
             if exchange.request.stream:
                 await self._stream(exchange, responder, lifeline)
             else:
                 await self._whole(exchange, responder, lifeline)
+
+    async def _afford(self, exchange: Exchange) -> None:
+        """Hold what the request is expected to cost, where its key or its policy has a budget."""
+        assert exchange.policy is not None, "the budget depends on the policy"
+        if exchange.grant is None and exchange.policy.budget_usd_per_day is not None:
+            exchange.grant = Grant(exchange.request_id, exchange.caller)
+        if exchange.grant is not None:
+            await self._door.rates.afford(exchange.grant, exchange.policy, self._wanted_nano_usd(exchange))
 
     def _wanted_tokens(self, exchange: Exchange) -> int:
         policy = self._service.catalog.resolve(exchange.request.model).policy

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from gateway.errors import InvalidRequest, shorten
 
 _PREFIX = b"x-suffice-"
-_OURS = frozenset({"tier", "min-tier", "max-tier", "explore", "session-id", "policy", "priority"})
+_OURS = frozenset(
+    {"tier", "min-tier", "max-tier", "explore", "session-id", "policy", "priority", "regions", "max-cost-usd"}
+)
 _KEPT = frozenset({b"authorization", b"content-length", b"traceparent", b"origin"})
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 _MAX_VALUE_BYTES = 512

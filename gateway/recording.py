@@ -94,6 +94,7 @@ class Recorder:
             verify_probability=verify_probability,
             traceparent=exchange.traceparent,
             domain=domain_of(estimate.features) if estimate else "",
+            barred=decision.barred if decision else {},
         )
         if self._retention != "none":
             prompt = "\n".join(map(prompt_text, request.prompts))

@@ -27,6 +27,7 @@ from gateway.store.errors import StoreError
 from gateway.store.records import RequestRecord, VerificationJob
 from gateway.verify.sampler import Sampler
 from policies.decide import decide
+from policies.limits import permitted_tiers
 from policies.policy import Policy
 from policies.types import Overrides, RequestFacts, TierEstimate
 
@@ -127,9 +128,10 @@ class Service:
     async def _facts(
         self, exchange: Exchange, policy: Policy, overrides: Overrides, estimate: Sufficiency | None
     ) -> RequestFacts:
+        request = exchange.request
         return RequestFacts(
-            num_prompt_tokens=await self._num_prompt_tokens(exchange, overrides),
-            max_tokens=exchange.request.sampling.max_tokens,
+            num_prompt_tokens=await self._num_prompt_tokens(exchange, policy, overrides),
+            max_tokens=request.sampling.max_tokens,
             estimates=tuple([TierEstimate(t.tier, t.p_right, t.p_as_good) for t in estimate.tiers]) if estimate else (),
             overrides=overrides,
             session=await self._sessions.get(exchange.caller.tenant, overrides.session_id),
@@ -138,6 +140,8 @@ class Service:
             kill_switch=self.kill_switch,
             novelty=estimate.novelty if estimate else 0.0,
             tightened=self._tightened(policy, exchange, estimate),
+            guessed_prompt_tokens=_guess_tokens(max(map(prompt_size, request.prompts))),
+            num_answers=request.num_choices,
         )
 
     def _tightened(self, policy: Policy, exchange: Exchange, estimate: Sufficiency | None) -> Mapping[int, float]:
@@ -156,8 +160,14 @@ class Service:
                 most[tier] = max(most.get(tier, 0.0), least)
         return most
 
-    async def _num_prompt_tokens(self, exchange: Exchange, overrides: Overrides) -> int | None:
-        """A guess where any guess fits every context, else the count of the tier most likely to be asked."""
+    async def _num_prompt_tokens(self, exchange: Exchange, policy: Policy, overrides: Overrides) -> int | None:
+        """A guess where any guess fits every context, else the count of the highest tier that may see the prompt.
+
+        Raises
+        ------
+        PolicyError
+            No tier may.
+        """
         request = exchange.request
         size = max(map(prompt_size, request.prompts))
         if not request.turns:
@@ -166,8 +176,8 @@ class Service:
             # A character is at most 4 bytes of UTF-8, and a token at least one byte.
             template = _TEMPLATE_TOKENS_PER_TURN * (len(request.turns) + 1)
             if 4 * size + template + (request.sampling.max_tokens or 1) <= self._shortest_context:
-                return size // _CHARS_PER_TOKEN + 1
-        tier = self.catalog.ladder[(overrides.tier or len(self.catalog.ladder)) - 1]
+                return _guess_tokens(size)
+        tier = permitted_tiers(overrides, policy, self.catalog.ladder)[-1]
         return await self.catalog.backend(tier).count_tokens(probe_request(exchange))
 
     def _unable(self, exchange: Exchange, overrides: Overrides) -> frozenset[int]:
@@ -271,3 +281,7 @@ class Service:
         self.metrics.observe(record)
         self._sessions.note(record)
         self._request_log.write(record)
+
+
+def _guess_tokens(num_chars: int) -> int:
+    return num_chars // _CHARS_PER_TOKEN + 1

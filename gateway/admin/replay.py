@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gateway.catalog import Catalog
 from gateway.errors import UnknownModel
+from gateway.overrides import overrides_of
 from gateway.store.records import RequestRecord
 from policies.decide import decide
 from policies.errors import PolicyError
 from policies.ladder import Ladder
 from policies.policy import Policy
-from policies.types import Overrides, ReasonCode, RequestFacts, RoutingDecision, TierEstimate
+from policies.types import ReasonCode, RequestFacts, RoutingDecision, TierEstimate
 
 # What a row does not hold, so that a replay cannot rest on it.
 NOT_LOGGED = "which tiers were down or slow, and where the conversation stood"
@@ -29,8 +30,8 @@ class Replayed:
 
 def facts_of(record: RequestRecord, catalog: Catalog) -> RequestFacts:
     """What the row knows of the request. The model asked for counts as an override where it names a tier."""
-    said = record.overrides
-    tier = said.get("tier")
+    said = overrides_of(record.overrides)
+    tier = said.tier
     if tier is None and record.reason == ReasonCode.PINNED:
         tier = record.decided_tier
     elif tier is None:
@@ -39,15 +40,10 @@ def facts_of(record: RequestRecord, catalog: Catalog) -> RequestFacts:
         num_prompt_tokens=record.prompt_tokens // max(1, record.num_choices),
         max_tokens=None,
         estimates=tuple(TierEstimate(each.tier, each.p_right, each.p_as_good) for each in record.sufficiency),
-        overrides=Overrides(
-            tier=tier,
-            min_tier=said.get("min_tier"),
-            max_tier=said.get("max_tier"),
-            explore=said.get("explore", True),
-            session_id=record.session_id,
-        ),
+        overrides=replace(said, tier=tier, session_id=record.session_id),
         kill_switch=record.reason == ReasonCode.KILL_SWITCH,
         novelty=record.novelty or 0.0,
+        num_answers=max(1, record.num_choices),
     )
 
 

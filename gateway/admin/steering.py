@@ -93,7 +93,7 @@ class SteeringPages:
                         "tightened_to": asked_more,
                         "in_force": max(least, asked_more or 0.0),
                         "is_closed": asked_more is not None and asked_more > 1,
-                        "is_allowed": not policy.allowed_tiers or tier.index in policy.allowed_tiers,
+                        "is_allowed": policy.permits(tier),
                     }
                 )
             data.append(

@@ -28,7 +28,18 @@ T = TypeVar("T")
 Versions = Mapping[tuple[str, str], str]
 """(policy's name, earlier version) -> the version in force, which decides by the same rule."""
 
-_NO_RULE = frozenset({"name", "version", "quality_floor", "confidence", "thresholds", "sampling", "sampling_share"})
+_NO_RULE = frozenset(
+    {
+        "name",
+        "version",
+        "quality_floor",
+        "confidence",
+        "thresholds",
+        "sampling",
+        "sampling_share",
+        "budget_usd_per_day",
+    }
+)
 _MAX_REMEMBERED = 1000
 
 

@@ -137,7 +137,7 @@ def find_floor(
     """
     parts, num_top = _parts(policy, router_version, top, evidence, tightened)
     tiers = tuple(_tier(policy, tier, part, evidence, tightened.get(tier)) for tier, part in parts.items())
-    status, certificate = _judge([part.checked for part in parts.values()], num_top, policy, evidence.gold)
+    status, certificate = _over_all(parts, num_top, policy, evidence.gold)
     rows = [row for part in parts.values() for row in part.rows]
     is_corrected = evidence.gold is not None
     return FloorFinding(policy, router_version, status, certificate, is_corrected, tiers, raw_upgrade_rate(rows))
@@ -148,7 +148,7 @@ def certificate_of(
 ) -> Certificate:
     """The certificate of :func:`find_floor` alone; its tiers and their thresholds take most of the time."""
     parts, num_top = _parts(policy, router_version, top, evidence, tightened)
-    status, certificate = _judge([part.checked for part in parts.values()], num_top, policy, evidence.gold)
+    status, certificate = _over_all(parts, num_top, policy, evidence.gold)
     return replace(certificate, status=status)
 
 
@@ -246,7 +246,7 @@ def _key3(row: CheckedRow) -> tuple[str, str, str]:
 
 
 def _tier(policy: Policy, tier: int, part: _Part, evidence: Evidence, asked: Tightened | None) -> TierFinding:
-    _, certificate = _judge([part.checked], 0, policy, evidence.gold)
+    _, certificate = _over_all({tier: part}, 0, policy, evidence.gold)
     estimates = np.array([-1.0 if row.p_as_good is None else row.p_as_good for row in part.rows], dtype=np.float64)
     found = CertifiedThreshold(None, None)
     if len(part.rows):
@@ -261,6 +261,21 @@ def _cheapest(
 ) -> CertifiedThreshold:
     sample = checked[0] if gold is None else checked[1]
     return certify_threshold(estimates, sample, THRESHOLDS, policy.quality_floor, policy.confidence, gold)
+
+
+def _over_all(
+    parts: Mapping[int, _Part], num_top: int, policy: Policy, gold: GoldCounts | None
+) -> tuple[FloorStatus, Certificate]:
+    """The finding over all requests: held only if it is with every answer that could not be drawn taken for lost."""
+    status, found = _judge([part.checked for part in parts.values()], num_top, policy, gold)
+    num_unseen = sum(part.num_undrawable for part in parts.values())
+    if not num_unseen:
+        return status, found
+    num_requests = found.num_requests + num_unseen
+    loss_high = (found.loss_high * found.num_requests + num_unseen) / num_requests
+    if status is FloorStatus.HELD and loss_high > 1.0 - policy.quality_floor:
+        status = FloorStatus.INSUFFICIENT
+    return status, replace(found, status=status, loss_high=loss_high, num_requests=num_requests)
 
 
 def _judge(

@@ -6,21 +6,19 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gateway.learn.rows import LearningTable
+from gateway.overrides import overrides_of
 from policies.decide import decide
 from policies.errors import PolicyError
 from policies.ladder import Ladder
 from policies.policy import Policy
-from policies.types import Overrides, RequestFacts, TierEstimate
+from policies.types import RequestFacts, TierEstimate
 
 Floats = NDArray[np.float64]
-
-_OVERRIDES = ("tier", "min_tier", "max_tier", "explore")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +75,7 @@ def _facts(table: LearningTable, estimates: Estimates, row: int, tightened: Mapp
         num_prompt_tokens=int(table.prompt_tokens[row]),
         max_tokens=None,
         estimates=tuple(TierEstimate(tier, right, good) for tier, (right, good) in enumerate(pairs, start=1)),
-        overrides=_overrides(table.overrides[row]),
+        overrides=overrides_of(table.overrides[row]),
         novelty=float(estimates.novelty[row]),
         tightened=tightened,
     )
-
-
-def _overrides(given: Mapping[str, Any]) -> Overrides:
-    known = {name: given[name] for name in _OVERRIDES if given.get(name) is not None}
-    return Overrides(**known)

@@ -1,4 +1,4 @@
-"""Limits of keys on the hot path: reserve before spending, settle by what was spent, release what came to nothing.
+"""Limits of keys and budgets of policies: reserve before spending, settle by what was spent, release what is left.
 
 With Redis the books are shared by every gateway. Without it, or while it does not answer, each process keeps its own
 and takes the log's sums over every few seconds: then several gateways together may pass a limit by what they admit
@@ -19,8 +19,9 @@ from gateway.auth import Caller
 from gateway.errors import QuotaExhausted, RateLimited
 from gateway.rates.headers import Headers, rate_headers
 from gateway.rates.ledger import LocalLedger, Verdict
-from gateway.rates.windows import Account, Meter, Want, budget_wants, rate_wants
+from gateway.rates.windows import Account, Meter, Want, budget_wants, policy_wants, rate_wants
 from gateway.store.key_sums import KeySum
+from policies.policy import Policy
 
 if TYPE_CHECKING:
     from gateway.rates.redis_ledger import RedisLedger
@@ -30,7 +31,13 @@ T = TypeVar("T")
 _log = logging.getLogger("suffice.rates")
 
 # How often the log is read again while the books are this process's own.
-_RENEW_S: Mapping[Meter, float] = {Meter.REQUESTS: 2, Meter.TOKENS: 2, Meter.DAY: 30, Meter.MONTH: 300}
+_RENEW_S: Mapping[Meter, float] = {
+    Meter.REQUESTS: 2,
+    Meter.TOKENS: 2,
+    Meter.DAY: 30,
+    Meter.MONTH: 300,
+    Meter.POLICY_DAY: 30,
+}
 # A Redis that failed is left alone this long.
 _PAUSE_S = 1.0
 _REDIS_TIMEOUT_S = 0.5
@@ -41,6 +48,8 @@ class Sums(Protocol):
     """The part of the store that is needed here."""
 
     async def since(self, key_id: str, moment: datetime) -> KeySum: ...
+
+    async def since_by_policy(self, policy_name: str, moment: datetime) -> KeySum: ...
 
 
 @dataclass(slots=True)
@@ -54,11 +63,11 @@ class Grant:
 
 
 class Rates:
-    """The limits of all keys.
+    """The limits of all keys, and the budgets of all policies.
 
     Parameters
     ----------
-    sums : reads what a key has used from the log
+    sums : reads what a key or a policy has used from the log
     shared : the books in Redis; None without
     renews : whether others may write the same log, so that own books must be read again
     clock : the wall clock
@@ -107,23 +116,28 @@ class Rates:
                 )
         return grant
 
-    async def afford(self, grant: Grant, cost_nano_usd: int) -> None:
-        """Reserve what the request is expected to cost.
+    async def afford(self, grant: Grant, policy: Policy, cost_nano_usd: int) -> None:
+        """Reserve what the request is expected to cost, of the key's budgets and then of its policy's.
 
         Raises
         ------
         QuotaExhausted
         StoreUnavailable
         """
-        caller = grant.caller
-        assert caller.key_id is not None
-        wants = list(budget_wants(caller.key_id, caller.limits, self._clock(), cost_nano_usd))
+        caller, now = grant.caller, self._clock()
+        if caller.key_id is not None:
+            await self._spend(grant, list(budget_wants(caller.key_id, caller.limits, now, cost_nano_usd)), "this key")
+        # One after the other: in a cluster the books of a key and of a policy need not lie on one machine.
+        await self._spend(grant, list(policy_wants(policy, now, cost_nano_usd)), f"policy {policy.name!r}")
+
+    async def _spend(self, grant: Grant, wants: Sequence[Want], whose: str) -> None:
         if not wants:
             return
         verdict = await self._reserve(grant, wants)
         if verdict.refused is not None:
             want = wants[verdict.refused]
-            raise QuotaExhausted(want.account.meter.value, want.limit, self._left_s(want.account))
+            window = "month" if want.account.meter is Meter.MONTH else "day"
+            raise QuotaExhausted(whose, window, want.limit, self._left_s(want.account))
 
     def settle(self, grant: Grant, *, num_requests: int, num_tokens: int, cost_nano_usd: int) -> None:
         """Replace what was held by what was used; all zero releases it. Returns at once."""
@@ -131,13 +145,16 @@ class Rates:
             return
         used = {Meter.REQUESTS: num_requests, Meter.TOKENS: num_tokens}
         own: dict[Account, int] = {}
-        shared: dict[Account, int] = {}
+        shared: dict[str, dict[Account, int]] = {}
         for want, is_shared in grant.wants:
-            (shared if is_shared else own)[want.account] = used.get(want.account.meter, cost_nano_usd)
+            account = want.account
+            books = shared.setdefault(account.owner, {}) if is_shared else own
+            books[account] = used.get(account.meter, cost_nano_usd)
         grant.wants = []
         self._local.settle(grant.hold_id, own)
-        if shared and self._shared is not None:
-            self._spawn(self._settle_shared(self._shared, grant.hold_id, shared))
+        if self._shared is not None:
+            for books in shared.values():
+                self._spawn(self._settle_shared(self._shared, grant.hold_id, books))
 
     async def close(self) -> None:
         """Let settlements that are under way end."""
@@ -227,7 +244,9 @@ class Rates:
             self._local.renew(account, await self._used(account), mark)
 
     async def _used(self, account: Account) -> int:
-        found = await self._sums.since(account.key_id, account.begins_at)
+        is_policys = account.meter is Meter.POLICY_DAY
+        read = self._sums.since_by_policy if is_policys else self._sums.since
+        found = await read(account.owner, account.begins_at)
         if len(self._read_at) > _MOST_REMEMBERED:
             self._read_at.clear()
         self._read_at[account] = self._clock()

@@ -124,8 +124,8 @@ class RedisLedger:
 
 
 def _keys(accounts: Sequence[Account]) -> list[str]:
-    # The braces put all accounts of a key into one slot of a cluster.
-    names = [f"{_PREFIX}:{{{each.key_id}}}:{each.meter}:{each.begins_at:%Y%m%d%H%M}" for each in accounts]
+    # The braces put all accounts of an owner into one slot of a cluster.
+    names = [f"{_PREFIX}:{{{each.owner}}}:{each.meter}:{each.begins_at:%Y%m%d%H%M}" for each in accounts]
     return [key for name in names for key in (name, f"{name}:holds")]
 
 

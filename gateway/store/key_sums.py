@@ -1,11 +1,11 @@
-"""What a key has used since a moment, summed from the log: where its accounts begin after a start."""
+"""What a key or a policy has used since a moment, summed from the log: where its accounts begin after a start."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import func, select
+from sqlalchemy import ColumnElement, func, select
 
 from gateway.store.store import Store
 from gateway.store.tables import requests
@@ -21,23 +21,35 @@ class KeySum:
 
 
 class KeySums:
-    """Reads sums over the rows of one key; the index on key and time carries them."""
+    """Reads sums over the rows of one key, by the index on key and time, or of one policy, over all since a moment."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     async def since(self, key_id: str, moment: datetime) -> KeySum:
-        """The sum over the rows from ``moment`` on.
+        """The sum over a key's rows from ``moment`` on.
 
         Raises
         ------
         StoreUnavailable
         """
+        return await self._sum(requests.c.key_id == key_id, moment)
+
+    async def since_by_policy(self, policy_name: str, moment: datetime) -> KeySum:
+        """The same over the rows that a policy decided.
+
+        Raises
+        ------
+        StoreUnavailable
+        """
+        return await self._sum(requests.c.policy_name == policy_name, moment)
+
+    async def _sum(self, is_theirs: ColumnElement[bool], moment: datetime) -> KeySum:
         statement = select(
             func.count(),
             func.coalesce(func.sum(requests.c.prompt_tokens + requests.c.completion_tokens), 0),
             func.coalesce(func.sum(requests.c.cost_nano_usd), 0),
-        ).where((requests.c.key_id == key_id) & (requests.c.created_at >= moment))
+        ).where(is_theirs & (requests.c.created_at >= moment))
         async with self._store.transaction() as connection:
             num_requests, num_tokens, cost = (await connection.execute(statement)).one()
         return KeySum(int(num_requests), int(num_tokens), int(cost))

@@ -67,6 +67,7 @@ class RequestRecord:
         there is none above, downward; None when it could not be
     traceparent : W3C trace context of the caller
     domain : what the prompt is about, empty when nothing says so
+    barred : tiers that a limit on regions or cost kept from the request -> which limit, ``region`` or ``cost``
     """
 
     request_id: str
@@ -125,6 +126,7 @@ class RequestRecord:
     verify_probability: float | None = None
     traceparent: str | None = None
     domain: str = ""
+    barred: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +140,7 @@ class VerificationJob:
     inclusion_probability, stratum : the chance with which it was drawn, and why that chance
     domain : what the prompt is about, empty when nothing says so
     prompt, sampling, answer : see :mod:`gateway.verify.texts`
+    regions : those that the prompt may be sent to; anywhere when None
     """
 
     verification_id: str
@@ -156,6 +159,7 @@ class VerificationJob:
     policy_name: str = ""
     policy_version: str = ""
     router_version: str = ""
+    regions: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

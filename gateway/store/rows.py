@@ -147,6 +147,7 @@ def _request_row(record: RequestRecord, encode_time: EncodeTime) -> Row:
         r.verify_probability,
         _optional(r.traceparent),
         r.domain,
+        to_json(r.barred) if r.barred else None,
     )
 
 
@@ -157,7 +158,7 @@ def _job_row(job: VerificationJob, encode_time: EncodeTime) -> Row:
     about = (clean_text(job.tenant), job.domain, job.policy_name, job.policy_version, job.router_version)
     claim = ("queued", None, None, 0, None, None)
     result = (None, None, None, None, "{}", 0, None, None)
-    return (*identity, *drawn, *about, *claim, *result)
+    return (*identity, *drawn, *about, *claim, *result, None if job.regions is None else to_json(job.regions))
 
 
 def _job_text_row(job: VerificationJob) -> Row:
@@ -252,6 +253,7 @@ def decode_record(row: Mapping[str, Any]) -> RequestRecord:
         ladder=tuple(fields.pop("ladder")),
         propensities={int(tier): _float(p) for tier, p in fields.pop("propensities").items()},
         attempts=tuple(_read_attempt(*each) for each in fields.pop("attempts")),
+        barred={int(tier): bar for tier, bar in (fields.pop("barred") or {}).items()},
         prompt_text=fields.pop("prompt"),
         answer_text=fields.pop("answer"),
         **fields,

@@ -28,7 +28,7 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeDecorator
 
 # The newest revision in migrations/versions; a test compares the two. Kept here so that a start needs no Alembic.
-SCHEMA_REVISION = "0004"
+SCHEMA_REVISION = "0005"
 
 metadata = MetaData(
     naming_convention={
@@ -109,6 +109,7 @@ requests = Table(
     Column("verify_probability", Double),
     Column("traceparent", Text),
     Column("domain", Text, nullable=False, server_default=""),
+    Column("barred", _json()),
     Index(None, "created_at"),
     Index(None, "key_id", "created_at"),
 )
@@ -209,6 +210,7 @@ verifications = Table(
     Column("cost_nano_usd", BigInteger, nullable=False),
     Column("compute_s", Double),
     Column("error", Text),
+    Column("regions", _json()),
     UniqueConstraint("request_id", "direction"),
     Index(None, "status", "created_at"),
     Index(None, "finished_at"),

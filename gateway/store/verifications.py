@@ -236,6 +236,7 @@ def _cut(error: str) -> str:
 def _job(row: Mapping[str, Any], texts: Mapping[str, Any]) -> VerificationJob:
     names = VerificationJob.__slots__
     known = {name: row[name] for name in names if name in row}
+    known["regions"] = None if row["regions"] is None else tuple(row["regions"])
     return VerificationJob(
         **known, prompt=texts.get("prompt", ""), sampling=texts.get("sampling", {}), answer=texts.get("answer", "")
     )

@@ -23,9 +23,15 @@ from gateway.verify.graders.overlap import OverlapGrader
 from gateway.verify.pair import Grade, Grader, Pair, Party, Spend
 from gateway.verify.spending import priced_ending
 from gateway.verify.texts import unpack_request
+from policies.errors import OutsideRegions
+from policies.limits import is_in_regions
+from policies.types import Overrides, Tier
 
 How = Literal["generate", "score"]
 """Whether the other tier writes an answer of its own, or only reads the cheap one."""
+
+# With this a policy alone says where a prompt may go; what its request said is on the job.
+_NO_WISH = Overrides()
 
 
 class Meter:
@@ -75,6 +81,8 @@ class Checker:
         ------
         BackendError
             A tier does not answer now, or cannot take the prompt.
+        PolicyError
+            The prompt must not be sent to where a tier is.
         NothingToGoBy
             No verdict is possible.
         ValueError
@@ -104,6 +112,7 @@ class Checker:
         """The two answers side by side, and the one that was written for it, if any."""
         request = unpack_request(f"verify-{job.verification_id}", job.prompt, job.sampling)
         served, other = self._party(job.tier), self._party(job.against_tier)
+        self._check_regions(job, (served.tier, other.tier))
         if job.direction == "down":
             written = await self._write(request, other, spend)
             return Pair(request, written, other, served, job.answer), written
@@ -131,6 +140,19 @@ class Checker:
                 if event.reason in (FinishReason.ERROR, FinishReason.CANCELLED):
                     raise BackendFailure(event.error or f"Model {party.tier.model!r} broke off.")
         return "".join(texts)
+
+    def _check_regions(self, job: VerificationJob, tiers: Sequence[Tier]) -> None:
+        """Refuse to send a prompt beyond the regions it was drawn in, or those that its policy permits by now.
+
+        Raises
+        ------
+        OutsideRegions
+        """
+        policy = self._catalog.policies.get(job.policy_name)
+        for tier in tiers:
+            is_within = job.regions is None or tier.region in job.regions
+            if not is_within or (policy is not None and not is_in_regions(tier, _NO_WISH, policy)):
+                raise OutsideRegions(f"tier {tier.index} is in {tier.region or 'no region'}", fields=("policy",))
 
     def _is_on_ladder(self, number: int) -> bool:
         return 1 <= number <= len(self._catalog.ladder)

@@ -11,7 +11,6 @@ from gateway.ids import uuid7
 from gateway.store.records import RequestRecord, VerificationJob
 from gateway.verify.texts import is_text, pack_prompt, pack_sampling
 from policies.ladder import Ladder
-from policies.policy import Policy
 from policies.pricing import price_usd
 from policies.sampling import Answered, Chances, Drawn, chances, draw
 from policies.types import ReasonCode
@@ -19,6 +18,7 @@ from policies.types import ReasonCode
 _WHOLE = frozenset({FinishReason.STOP, FinishReason.LENGTH})
 # Of a prompt and of an answer, for prices that only say which tier is how much dearer.
 _TYPICAL_TOKENS = 256
+_NONE_BARRED: frozenset[int] = frozenset()
 # Decisions that went up because a tier, or what the router makes of the prompt, was in doubt.
 _DOUBTED = frozenset({ReasonCode.TIGHTENED, ReasonCode.NOVEL})
 
@@ -39,6 +39,7 @@ class Sampler:
     """
 
     def __init__(self, ladder: Ladder, retention: Retention, rng: random.Random, *, enabled: bool = True) -> None:
+        self._ladder = ladder
         self._prices = {tier.index: float(price_usd(tier, _TYPICAL_TOKENS, _TYPICAL_TOKENS)) for tier in ladder}
         self._is_on = enabled and retention != "none" and len(ladder) > 1
         self._rng = rng
@@ -60,14 +61,22 @@ class Sampler:
         why = None if decision is None else decision.reason
         if why is ReasonCode.PINNED or request.echo or not is_text(request.prompts[0]):
             return None
-        prices = {each: self._prices[each] for each in permitted_by(policy, tuple(self._prices))}
+        prices = {each.index: self._prices[each.index] for each in self._ladder if policy.permits(each)}
         answered = Answered(
             tier.index,
             _confidence(exchange, tier.index),
             is_explored=decision is not None and decision.explored,
             doubt=1.0 if why in _DOUBTED else doubt if tier.index == max(prices, default=0) else 0.0,
         )
-        return chances(policy.sampling, policy.sampling_share, answered, prices, factor=factor, throttle=self.throttle)
+        return chances(
+            policy.sampling,
+            policy.sampling_share,
+            answered,
+            prices,
+            factor=factor,
+            throttle=self.throttle,
+            barred=self._barred(request.wishes.overrides.regions),
+        )
 
     def draw(self, chosen: Chances | None) -> Drawn | None:
         """Throw the dice for one answer."""
@@ -94,12 +103,23 @@ class Sampler:
             policy_name=record.policy_name,
             policy_version=record.policy_version,
             router_version=record.router_version,
+            regions=_regions(exchange),
         )
 
+    def _barred(self, regions: tuple[str, ...]) -> frozenset[int]:
+        """The tiers that are in none of these regions; none where there are no regions."""
+        if not regions:
+            return _NONE_BARRED
+        return frozenset([tier.index for tier in self._ladder if tier.region not in regions])
 
-def permitted_by(policy: Policy, tiers: tuple[int, ...]) -> tuple[int, ...]:
-    """The tiers that a policy permits, rising."""
-    return tuple(tier for tier in tiers if tier in policy.allowed_tiers) if policy.allowed_tiers else tiers
+
+def _regions(exchange: Exchange) -> tuple[str, ...] | None:
+    """Where the prompt may go, by policy and by request; None for anywhere."""
+    assert exchange.policy is not None, "only decided requests are drawn"
+    permitted, asked = exchange.policy.allowed_regions, exchange.request.wishes.overrides.regions
+    if permitted and asked:
+        return tuple([each for each in asked if each in permitted])
+    return permitted or asked or None
 
 
 def _confidence(exchange: Exchange, tier: int) -> float | None:

@@ -30,6 +30,7 @@ from gateway.verify.feedback import matches
 from gateway.verify.live import LiveLoad
 from gateway.verify.metrics import VerificationMetrics
 from gateway.verify.sampler import Sampler
+from policies.errors import OutsideRegions
 
 _log = logging.getLogger("suffice.verify")
 
@@ -289,7 +290,7 @@ class VerificationWorker:
         identity = claim.job.verification_id
         try:
             result = replace(work.result(), spent=spent)
-        except (NothingToGoBy, ValueError) as error:
+        except (NothingToGoBy, OutsideRegions, ValueError) as error:
             await self._queue.fail(claim, str(error), spent, self._now())
             self.metrics.endings["failed"] += 1
             _log.warning("check %s cannot be done: %s", identity, error)

@@ -1,0 +1,29 @@
+"""Keep which tiers a limit barred from a request, and the regions that the prompt of a check may be sent to.
+
+Revision 0005. Rows from before have neither: nothing was barred, and their checks may be asked anywhere.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+from sqlalchemy.dialects import postgresql
+
+revision = "0005"
+down_revision = "0004"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.add_column("requests", sa.Column("barred", _json()))
+    op.add_column("verifications", sa.Column("regions", _json()))
+
+
+def downgrade() -> None:
+    op.drop_column("verifications", "regions")
+    op.drop_column("requests", "barred")
+
+
+def _json() -> sa.types.TypeEngine[object]:
+    return sa.JSON().with_variant(postgresql.JSONB(), "postgresql")
