@@ -18,13 +18,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.config import EngineConfig, ModelConfig
+from engine.config import EngineConfig
 from engine.device.buffers import RING, BlockTables, DeviceFields, Form, HostFields, Shape, device_fields, host_fields
 from engine.device.checks import check_drafts
-from engine.device.draws import Draws, Extras, draws_of, error_of, needs_host, put_padding, put_row, sampling_tensors
+from engine.device.draws import Draws, Extras, draws_of, error_of, needs_host, sampling_tensors
+from engine.device.fill import Held, fill_decode, fill_mixed
 from engine.device.graphs import GraphCache, bucket
 from engine.device.reports import Reports, report
 from engine.device.seen import SeenTokens
+from engine.device.steps import QUERY_LENGTHS, captured_sizes, keeps_prompt, padded_shape, rounded_up, uniform_query
 from engine.kernels.sampling import count_tokens, sample
 from engine.kv_cache import KVCache
 from engine.layers.linear import Linear
@@ -34,20 +36,6 @@ from engine.sampler import Row, Sampler
 from engine.scheduler import Scheduled, StepPlan
 from engine.sequence import Sequence
 from engine.speculate import uses_rejection
-
-# Query lengths worth a graph: a decode's, and those of checks of a few drafts.
-QUERY_LENGTHS = (1, 2, 3, 4, 6, 8)
-
-# Token counts that steps with prompts are padded to where they are captured, and sequences and rows of any of them:
-# few, since every combination is captured for itself, and sequences without tokens cost next to nothing.
-NUM_TOKENS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 640, 768, 896, 1024)
-NUM_SEQUENCES = (8, 32, 128, 512)
-# Larger steps are padded too, so that kernels are not compiled anew for counts that no 16 divides.
-_MULTIPLE = 16
-# Such a step is worth a graph while the host launches it more slowly than the device runs it: a layer is about 25
-# launches of 14 us, and twice that beside threads of other engines; products reach about 400 TFLOP/s at such sizes.
-_LAYER_LAUNCH_S = 2 * 25 * 14e-6
-_FLOPS = 4e14
 
 
 class DeviceModel(Model, Protocol):
@@ -97,7 +85,7 @@ class DeviceRunner:
         self.sampler = Sampler(model.config.vocab_size, model.device)
         device, self._is_cuda = model.device, model.device.type == "cuda"
         most = bucket(config.max_num_seqs) or config.max_num_seqs
-        self._max_tokens = _rounded_up(max(config.max_batch_tokens, most * QUERY_LENGTHS[-1]))
+        self._max_tokens = rounded_up(max(config.max_batch_tokens, most * QUERY_LENGTHS[-1]))
         self._captured_sizes = tuple(size for size in captured_sizes(model.config) if size <= self._max_tokens)
         num_bytes = Shape(self._max_tokens, most, self._max_tokens).num_bytes
         self._pinned = [torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=self._is_cuda) for _ in range(RING)]
@@ -152,7 +140,7 @@ class DeviceRunner:
         self._turn += 1
         flight = DeviceFlight(plan, [StepResult(item, [], []) for item in plan.items])
         flight.drawing = [result for result in flight.results if result.item.draws]
-        query_len, size = _uniform_query(plan.items), bucket(len(plan.items))
+        query_len, size = uniform_query(plan.items), bucket(len(plan.items))
         is_uniform = query_len is not None and size is not None and size <= self._drawn.shape[1]
         kinds = [
             Draws.BY_HOST if result.item.num_drafts and not is_uniform else draws_of(result.item.sequence)
@@ -195,7 +183,8 @@ class DeviceRunner:
         items = flight.plan.items
         shape = Shape(size * query_len, size, size * query_len)
         host, fields = self._fields(shape)
-        self._fill_decode(host, items, size, query_len, flight.draws, flight.extras)
+        has_options = flight.draws in (Draws.SCALED, Draws.FILTERED) or flight.extras.penalised
+        fill_decode(host, items, query_len, self._held(), has_options=has_options)
         self._fill_lines(host, flight)
         draws, extras = flight.draws, flight.extras
         step = self._step_tensors(fields, size, query_len)
@@ -226,11 +215,11 @@ class DeviceRunner:
         num_rows = sum(item.num_drafts + 1 for item in items if item.draws)
         num_tokens = sum(lengths)
         flight.logits_rows = list(range(num_rows))
-        captured = None if any(map(_keeps_prompt, items)) else bucket(num_tokens, self._captured_sizes)
+        captured = None if any(map(keeps_prompt, items)) else bucket(num_tokens, self._captured_sizes)
         if captured is not None:
-            shape = self._padded(captured, len(items), max(num_rows, 1))
+            shape = self._shape(captured, len(items), max(num_rows, 1))
             host, fields = self._fields(shape)
-            self._fill_mixed(host, items, lengths, draws)
+            fill_mixed(host, items, lengths, self._held())
             self._fill_lines(host, flight)
             # The longest query is taken to be the whole step, so that one graph serves however it is divided.
             step = self._step_tensors(fields, shape.num_sequences, shape.num_tokens)
@@ -241,24 +230,21 @@ class DeviceRunner:
         # A large step is compiled for when its like first comes.
         flight.is_typical = (num_tokens.bit_length(), draws) in self._large
         self._large.add((num_tokens.bit_length(), draws))
-        shape = self._padded(_rounded_up(num_tokens), len(items), num_rows)
+        shape = self._shape(rounded_up(num_tokens), len(items), num_rows)
         host, fields = host_fields(self._pinned[self._turn % RING], shape), device_fields(self._bytes, shape)
-        self._fill_mixed(host, items, lengths, draws)
+        fill_mixed(host, items, lengths, self._held())
         self._fill_lines(host, flight)
         self._upload(Form(shape, max(lengths), by_rows=True), len(items), None)
         step = self._step_tensors(fields, shape.num_sequences, max(lengths))
         hidden, flight.logits = self._run_mixed(step, fields, draws, extras)
         self._keep_prompts(flight, hidden)
 
-    def _padded(self, num_tokens: int, num_sequences: int, num_rows: int) -> Shape:
-        """The shape that holds a step of ``num_tokens``, which are not padded further, whatever it draws."""
+    def _shape(self, num_tokens: int, num_sequences: int, num_rows: int) -> Shape:
         most = self._drawn.shape[1]
-        sequences = min(bucket(num_sequences, NUM_SEQUENCES) or most, most)
-        if num_rows <= sequences:
-            return Shape(num_tokens, sequences, sequences if num_rows else 0)
-        # Only where the host checks drafts are there more rows than sequences.
-        rows = bucket(num_rows, NUM_SEQUENCES) or num_rows
-        return Shape(num_tokens, sequences, min(rows, self._max_tokens))
+        return padded_shape(num_tokens, num_sequences, num_rows, most=most, max_tokens=self._max_tokens)
+
+    def _held(self) -> Held:
+        return Held(self._tables, self._row_of, self.kv.block_size)
 
     def _run_mixed(
         self, step: StepTensors, fields: DeviceFields, draws: Draws, extras: Extras
@@ -286,80 +272,6 @@ class DeviceRunner:
     def _fill_lines(self, host: HostFields, flight: DeviceFlight) -> None:
         host.lines[:] = 0
         host.lines[: len(flight.lines)] = flight.lines
-
-    def _fill_decode(
-        self, host: HostFields, items: list[Scheduled], size: int, query_len: int, draws: Draws, extras: Extras
-    ) -> None:
-        count, has_options = len(items), draws in (Draws.SCALED, Draws.FILTERED) or extras.penalised
-        starts = np.zeros(size, dtype=np.int64)
-        tokens = np.zeros((size, query_len), dtype=np.int64)
-        sources = np.full((size, query_len), -1, dtype=np.int64)
-        used = np.zeros((size, query_len), dtype=bool)
-        for row, item in enumerate(items):
-            sequence = item.sequence
-            starts[row] = item.start
-            self._tables.set(row, sequence.block_table)
-            if item.start < len(sequence.token_ids):
-                tokens[row, 0] = sequence.token_ids[item.start]
-            else:
-                sources[row, 0] = self._row_of[id(sequence)]
-            if item.num_drafts:
-                tokens[row, 1 : item.num_drafts + 1] = sequence.draft_ids
-            used[row, : item.num_drafts + 1] = True
-            if has_options:
-                for j in range(query_len):
-                    put_row(host, row * query_len + j, sequence, sequence.num_tokens + j)
-        positions = starts[:, None] + np.arange(query_len)
-        host.token_ids[:] = tokens.reshape(-1)
-        host.source_rows[:] = sources.reshape(-1)
-        slots = np.full((size, query_len), -1, dtype=np.int64)
-        rows, columns = np.nonzero(used)
-        slots[rows, columns] = self._tables.slots(rows, positions[rows, columns], self.kv.block_size)
-        host.slots[:] = slots.reshape(-1)
-        host.positions[:] = positions.reshape(-1)
-        host.query_starts[:] = np.arange(size + 1) * query_len
-        host.context_lens[:count] = starts[:count] + query_len
-        host.context_lens[count:] = 0
-        if has_options:
-            put_padding(host, count * query_len)
-
-    def _fill_mixed(self, host: HostFields, items: list[Scheduled], lengths: list[int], draws: Draws) -> None:
-        count = len(items)
-        host.source_rows[:] = -1
-        host.query_starts[0] = 0
-        np.cumsum(lengths, out=host.query_starts[1 : count + 1])
-        row = 0
-        for index, (item, length) in enumerate(zip(items, lengths, strict=True)):
-            sequence, first = item.sequence, int(host.query_starts[index])
-            end = item.start + item.num_tokens
-            self._tables.set(index, sequence.block_table)
-            known = sequence.token_ids[item.start : end]
-            host.token_ids[first : first + len(known)] = known
-            if len(known) < item.num_tokens:
-                host.token_ids[first + len(known)] = 0
-                host.source_rows[first + len(known)] = self._row_of[id(sequence)]
-            if item.num_drafts:
-                host.token_ids[first + item.num_tokens : first + length] = sequence.draft_ids
-            positions = np.arange(item.start, item.start + length)
-            host.positions[first : first + length] = positions
-            host.slots[first : first + length] = self._tables.slots(
-                np.full(length, index), positions, self.kv.block_size
-            )
-            host.context_lens[index] = item.start + length
-            if item.draws:
-                put_row(host, row, sequence, sequence.num_tokens)
-                num_rows = item.num_drafts + 1
-                last = first + item.num_tokens - 1
-                host.rows[row : row + num_rows] = np.arange(last, last + num_rows)
-                row += num_rows
-        # Padding: tokens of nobody, whose keys go nowhere, sequences without a context, rows nobody looks at.
-        end = int(host.query_starts[count])
-        host.query_starts[count + 1 :] = end
-        host.context_lens[count:] = 0
-        host.token_ids[end:] = host.positions[end:] = 0
-        host.slots[end:] = -1
-        host.rows[row:] = 0
-        put_padding(host, row)
 
     def _upload(self, form: Form, num_sequences: int, key: Hashable | None) -> None:
         """Bring a step's input to the device; ``key`` is its graph's, None where it has none."""
@@ -482,34 +394,6 @@ class DeviceRunner:
             with torch.inference_mode():
                 logits = flight.logits if len(places) == flight.logits.shape[0] else flight.logits[places]
                 draw_by_host(self.sampler, logits, rows, drawing)
-
-
-def captured_sizes(config: ModelConfig) -> tuple[int, ...]:
-    """Token counts of steps with prompts that are worth a graph for a model of this shape."""
-    attention = config.hidden_size * (2 * config.q_size + 2 * config.kv_size)
-    layer_flops = 2 * (attention + 3 * config.hidden_size * config.intermediate_size)
-    return tuple(size for size in NUM_TOKENS if layer_flops * size / _FLOPS < _LAYER_LAUNCH_S)
-
-
-def _rounded_up(num_tokens: int) -> int:
-    return -(-num_tokens // _MULTIPLE) * _MULTIPLE
-
-
-def _uniform_query(items: list[Scheduled]) -> int | None:
-    """The query length of a graph that serves all items, None if there is none."""
-    longest = 0
-    for item in items:
-        sequence = item.sequence
-        if item.num_tokens != 1 or not item.draws or sequence.num_to_score or not sequence.pooled_done:
-            return None
-        longest = max(longest, item.num_drafts)
-    return next((length for length in QUERY_LENGTHS if length > longest), None)
-
-
-def _keeps_prompt(item: Scheduled) -> bool:
-    """Whether the prompt's hidden states are wanted on their way."""
-    sequence = item.sequence
-    return item.start < sequence.num_prompt and (bool(sequence.num_to_score) or not sequence.pooled_done)
 
 
 def step_tensors(fields: DeviceFields, tables: Tensor, query_len: int) -> StepTensors:

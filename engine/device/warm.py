@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 
 from engine.device.graphs import LADDER
-from engine.device.runner import NUM_SEQUENCES, NUM_TOKENS, captured_sizes
+from engine.device.steps import NUM_SEQUENCES, NUM_TOKENS, captured_sizes
 from engine.engine import Engine, collect
 from engine.request import Request, SamplingParams
 from engine.sink import QueueSink
