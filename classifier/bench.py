@@ -1,9 +1,13 @@
 """How well routing by estimated benefit works on public outcomes of real models, and what a prediction costs.
 
-``python -m classifier.bench --data DIR [--embedding MODEL] [--json]`` reads ``prompts.parquet`` and ``pairs.parquet``
-(see docs/router.md for their columns) and prints, per benchmark: APGR with its interval, CPT50, CPT80 and the share of
-strong calls that holds 95 % of the strong model's quality, for the router, prompt length, chance and an oracle. The
-folds are the data's own, whole groups of near-duplicate prompts apart. Needs pyarrow.
+``python -m classifier.bench --data DIR [--embedding MODEL | --fine-tune MODEL] [--json]`` reads ``prompts.parquet`` and
+``pairs.parquet`` (see docs/router.md for their columns) and prints, per benchmark: APGR with its interval, CPT50, CPT80
+and the share of strong calls that holds 95 % of the strong model's quality, for router, prompt length, chance and an
+oracle. The folds are the data's own, whole groups of near-duplicate prompts apart. Needs pyarrow.
+
+With ``--fine-tune`` half of the rows outside a fold teach the model, 15 % say when to stop, and the router is fitted on
+the rest with what the model then says, as a retrain does it; ``--as-split`` fits the router without the model on that
+same rest, to compare with.
 """
 
 from __future__ import annotations
@@ -11,8 +15,9 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +29,14 @@ from classifier.metrics import Floats
 from classifier.options import FitOptions
 from classifier.router import ArtifactRouter
 from classifier.table import TrainingTable
-from classifier.training import Fitted, fit_router
+from classifier.training import Fitted, fit_router, group_folds
+from classifier.tuning import TuningOptions, TuningRows, tune_encoder
 from classifier.types import RouterRequest
 
 BENCHMARKS = ("routellm_mmlu", "routellm_gsm8k")
 _TIMED_PROMPTS = 500
+# Of rows outside a fold, twentieths: to fine-tune on, and to stop by.
+_PARTS, _FIT_PARTS, _NEWER_PARTS = 20, 10, 3
 
 
 def read_pairs(data: Path, benchmark: str) -> tuple[TrainingTable, np.ndarray]:
@@ -45,22 +53,57 @@ def read_pairs(data: Path, benchmark: str) -> tuple[TrainingTable, np.ndarray]:
     return table, np.array([row["fold"] for row in known], dtype=np.int64)
 
 
+Prepare = Callable[[TrainingTable], tuple[TrainingTable, Embedder | None]]
+"""Given the rows outside a fold: those to fit a router on, and what else it reads."""
+
+
+def as_given(embedder: Embedder | None) -> Prepare:
+    """All the rows."""
+    return lambda part: (part, embedder)
+
+
+def fine_tuned(model: str | None, options: TuningOptions, seed: int) -> Prepare:
+    """What half of the rows make of a model, and the rows it has not seen; no model gives these rows alone."""
+
+    def prepare(part: TrainingTable) -> tuple[TrainingTable, Embedder | None]:
+        dealt = group_folds(part.groups, _PARTS, seed)
+        rest = _rows(part, np.flatnonzero(dealt >= _FIT_PARTS + _NEWER_PARTS))
+        if model is None:
+            return rest, None
+        taught, newer = (
+            _tuning_rows(_rows(part, np.flatnonzero(is_in)))
+            for is_in in (dealt < _FIT_PARTS, (dealt >= _FIT_PARTS) & (dealt < _FIT_PARTS + _NEWER_PARTS))
+        )
+        tuned = tune_encoder(model, taught, newer, options, seed=seed)
+        print(json.dumps({"tuning": tuned.card}), file=sys.stderr, flush=True)
+        return rest, tuned.encoder
+
+    return prepare
+
+
+def _rows(table: TrainingTable, rows: np.ndarray) -> TrainingTable:
+    return TrainingTable.build([table.requests[i] for i in rows], table.scores[rows], groups=table.groups[rows])
+
+
+def _tuning_rows(table: TrainingTable) -> TuningRows:
+    labels = table.targets()[:, table.num_tiers :]
+    return TuningRows(table.requests, labels, np.ones(labels.shape))
+
+
 def out_of_fold(
-    table: TrainingTable, folds: np.ndarray, options: FitOptions, embedder: Embedder | None, seed: int
-) -> tuple[Floats, Floats, Fitted]:
+    table: TrainingTable, folds: np.ndarray, options: FitOptions, prepare: Prepare, seed: int
+) -> tuple[Floats, Floats, Fitted, Embedder | None]:
     """P(right) and P(as good) of each fold by a whole router fitted on the others, exactly as it would be served."""
     right, good = np.empty(table.scores.shape), np.empty(table.scores.shape)
     for fold in np.unique(folds):
         inside, outside = np.flatnonzero(folds != fold), np.flatnonzero(folds == fold)
-        part = TrainingTable.build(
-            [table.requests[i] for i in inside], table.scores[inside], groups=table.groups[inside]
-        )
+        part, embedder = prepare(_rows(table, inside))
         fitted = fit_router(part, seed=seed, options=options, embedder=embedder)
         router = ArtifactRouter(fitted.artifact, embedder=embedder)
         found = router.predict([table.requests[i] for i in outside])
         right[outside] = [[tier.p_right for tier in each.tiers] for each in found]
         good[outside] = [[tier.p_as_good for tier in each.tiers] for each in found]
-    return right, good, fitted
+    return right, good, fitted, embedder
 
 
 def time_predictions(router: ArtifactRouter, requests: Sequence[RouterRequest]) -> dict[str, float]:
@@ -80,13 +123,12 @@ def time_predictions(router: ArtifactRouter, requests: Sequence[RouterRequest]) 
     }
 
 
-def run(data: Path, *, seed: int, options: FitOptions, embedding: str | None) -> dict[str, Any]:
+def run(data: Path, benchmarks: Sequence[str], prepare: Prepare, *, seed: int, options: FitOptions) -> dict[str, Any]:
     """The whole bench as one JSON-able object."""
-    embedder = SentenceTransformerEmbedder(embedding) if embedding else None
     results: dict[str, Any] = {}
-    for benchmark in BENCHMARKS:
+    for benchmark in benchmarks:
         table, folds = read_pairs(data, benchmark)
-        right, good, fitted = out_of_fold(table, folds, options, embedder, seed)
+        right, good, fitted, embedder = out_of_fold(table, folds, options, prepare, seed)
         lengths = np.array([len(request.text) for request in table.requests], dtype=np.float64)
         costs = np.array([0.0, 1.0])
         judged = Judged(right, good, table.scores, costs, lengths, table.groups, folds)
@@ -94,7 +136,7 @@ def run(data: Path, *, seed: int, options: FitOptions, embedding: str | None) ->
         router = ArtifactRouter(fitted.artifact, embedder=embedder)
         results[benchmark] = {**found, "predict": time_predictions(router, table.requests)}
     card = {"python": platform.python_version(), "numpy": np.__version__, "machine": platform.machine(), "seed": seed}
-    return {"bench": "classifier", "card": card, "embedding": embedding or "none", "results": results}
+    return {"bench": "classifier", "card": card, "results": results}
 
 
 def _print_table(results: Mapping[str, Any]) -> None:
@@ -119,11 +161,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Command line."""
     parser = argparse.ArgumentParser(prog="python -m classifier.bench", description=__doc__.partition("\n")[0])
     parser.add_argument("--data", type=Path, required=True, help="folder with prompts.parquet and pairs.parquet")
-    parser.add_argument("--embedding", help="a sentence-transformers model (id or folder) as further features")
+    parser.add_argument("--benchmark", choices=BENCHMARKS, action="append", help="one of them; by default all")
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--embedding", help="a sentence-transformers model (id or folder) as further features")
+    source.add_argument("--fine-tune", metavar="MODEL", help="the same, fine-tuned on half of the rows")
+    source.add_argument("--as-split", action="store_true", help="no model, and only the rows that one would leave")
+    parser.add_argument("--steps", type=int, default=1000, help="of fine-tuning, at most")
+    parser.add_argument("--device", default="cpu", help="where it is fine-tuned")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="only the line of JSON")
     given = parser.parse_args(arguments)
-    found = run(given.data, seed=given.seed, options=FitOptions(linear_c=(1.0,)), embedding=given.embedding)
+    if given.fine_tune or given.as_split:
+        tuning = TuningOptions(float("inf"), given.steps, device=given.device)
+        prepare = fine_tuned(given.fine_tune, tuning, given.seed)
+    else:
+        prepare = as_given(SentenceTransformerEmbedder(given.embedding) if given.embedding else None)
+    options = FitOptions(linear_c=(1.0,))
+    found = run(given.data, given.benchmark or BENCHMARKS, prepare, seed=given.seed, options=options)
+    found["embedding"] = given.embedding or given.fine_tune or "none"
+    found["fine_tuned"] = bool(given.fine_tune)
     if not given.json:
         _print_table(found["results"])
     print(json.dumps(found))

@@ -6,7 +6,7 @@ many steps the loss of newer prompts, which teach nothing, is looked at; the wei
 and where it does not fall for long, or steps or time are at an end, so is the fit.
 
 With the same rows, seed, steps and device it gives the same weights as far as the device's sums are the same; a fit
-that time has ended says so in its card. Memory: 16 bytes a parameter, the states of one batch, and the rows' token ids.
+that time has ended says so in its card. Memory: 16 bytes a parameter, the states of 1,024 tokens, the rows' token ids.
 
 References
 ----------
@@ -41,6 +41,8 @@ MAX_TOKENS = 256
 _WARM_UP = 0.1
 _CLIP_NORM = 1.0
 _LOOK_STEPS = 50
+# A step's states are held for so many tokens at a time; gradients of its parts add up to its own.
+_TOKENS_AT_ONCE = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +117,16 @@ class _Batches:
             for start in range(0, len(order), self.size):
                 yield order[start : start + self.size]
 
+    def parts(self, rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+        """The rows, alike lengths together, as many at once as have ``_TOKENS_AT_ONCE`` tokens with their padding."""
+        order = rows[np.argsort([len(self.tokens[row]) for row in rows], kind="stable")]
+        start = 0
+        for end in range(1, len(order) + 1):
+            is_full = end < len(order) and (end + 1 - start) * len(self.tokens[order[end]]) > _TOKENS_AT_ONCE
+            if is_full or end == len(order):
+                yield order[start:end]
+                start = end
+
     def loss(self, net: TierHeads, rows: NDArray[np.int64]) -> Tensor:
         """Weighed log-loss of the rows' checked answers, added up."""
         ids, mask = (each.to(self.device) for each in TokenReader.batch([self.tokens[row] for row in rows]))
@@ -126,8 +138,7 @@ class _Batches:
     def mean_loss(self, net: TierHeads) -> float:
         """Of all rows, a unit of weight."""
         net.eval()
-        order = np.argsort([len(each) for each in self.tokens], kind="stable")
-        parts = [self.loss(net, order[start : start + self.size]).item() for start in range(0, len(order), self.size)]
+        parts = [self.loss(net, part).item() for part in self.parts(np.arange(len(self.tokens)))]
         net.train()
         return sum(parts) / float(self.weights.sum())
 
@@ -231,7 +242,8 @@ def _descend(
         for group in optimizer.param_groups:
             group["lr"] = options.learning_rate * min(1.0, step / warm_up)
         optimizer.zero_grad(set_to_none=True)
-        (rows.loss(net, batch) / len(batch)).backward()  # type: ignore[no-untyped-call]
+        for part in rows.parts(batch):
+            (rows.loss(net, part) / len(batch)).backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(net.parameters(), _CLIP_NORM)
         optimizer.step()
         progress(step / options.max_steps)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
+from transformers import BertTokenizer
 
 from classifier import tuned
 from classifier.artifact import RouterArtifact
@@ -22,7 +23,8 @@ from classifier.options import FitOptions
 from classifier.router import ArtifactRouter
 from classifier.table import TrainingTable
 from classifier.training import fit_router
-from classifier.tuning import Tuned, TuningOptions, TuningRows, tune_encoder
+from classifier.tuned import TokenReader
+from classifier.tuning import Tuned, TuningOptions, TuningRows, _Batches, tune_encoder
 from classifier.types import RouterRequest
 from tests.classifier.encoders import OAKS, OWLS, draw_ordered, make_encoder
 
@@ -171,6 +173,19 @@ def test_where_nothing_can_be_learnt_the_base_rate_is_kept(encoders: Callable[[i
     assert found.card["log_loss"]["after"] <= found.card["log_loss"]["before"]
     share = 1 / (1 + np.exp(-found.encoder.embed(requests).mean()))
     assert abs(share - 0.8) < 0.12
+
+
+def test_a_batch_is_held_in_parts_of_bounded_size(encoders: Callable[[int], Path]) -> None:
+    rng = random.Random(0)
+    requests = [RouterRequest((("user", "oak " * rng.randrange(1, 250)),)) for _ in range(120)]
+    tokenizer = BertTokenizer.from_pretrained(str(encoders(0))).backend_tokenizer.to_str()
+    rows = TuningRows(requests, np.ones((120, 1)), np.ones((120, 1)))
+    batches = _Batches.of(rows, TokenReader(tokenizer, 256), FAST)
+    parts = list(batches.parts(np.arange(120)))
+    assert sorted(np.concatenate(parts)) == list(range(120))
+    sizes = [len(part) * max(len(batches.tokens[row]) for row in part) for part in parts]
+    assert max(sizes) <= 1024
+    assert np.mean(sizes) > 700
 
 
 def test_who_watches_the_progress_may_end_it(encoders: Callable[[int], Path]) -> None:
