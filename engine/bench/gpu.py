@@ -47,6 +47,7 @@ from engine.bench.profile import profile_decode, profile_prefill
 from engine.bench.shapes import SHAPES
 from engine.config import EngineConfig, ModelConfig
 from engine.engine import Engine
+from engine.load.linear import Activations
 from engine.load.model import dummy_model
 from engine.models.decoder import DecoderModel
 from engine.parallel.launch import load_parallel
@@ -114,7 +115,7 @@ def _bench_shape(name: str, args: argparse.Namespace, device: torch.device, ceil
 
 def _load(config: ModelConfig, args: argparse.Namespace) -> DecoderModel | ParallelModel:
     if args.tensor_parallel == 1:
-        activations = "auto" if config.quant is None else args.activations
+        activations: Activations = "auto" if config.quant is None else args.activations
         return dummy_model(config, device=args.device, seed=args.seed, codes=args.dummy_codes, activations=activations)
     devices = [f"{args.device}:{i}" if args.device == "cuda" else args.device for i in range(args.tensor_parallel)]
     return load_parallel(config, devices, load_format="dummy", seed=args.seed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
@@ -31,7 +31,7 @@ def sweep_activations(shape: Shape, rows: tuple[int, ...]) -> Iterator[dict[str,
             x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
             data, scales = quantize_rows(x)
             rounded = round_rows(x)
-            calls = {
+            calls: dict[str, Sequence[Callable[[], object]]] = {
                 "bf16": [partial(F.linear, x, weight) for weight in halves],
                 "fp8": [
                     partial(
