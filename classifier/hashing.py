@@ -91,8 +91,11 @@ class SparseRows:
     @classmethod
     def join(cls, parts: Sequence[SparseRows]) -> SparseRows:
         """The texts of all parts, one part after the other."""
-        bounds = _joined([part.bounds for part in parts])
-        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("buckets", "values")), bounds)
+        buckets, values = (
+            np.concatenate([part.buckets for part in parts]),
+            np.concatenate([part.values for part in parts]),
+        )
+        return cls(buckets, values, _joined([part.bounds for part in parts]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +249,7 @@ def _keys(num_texts: int, config: HashConfig) -> tuple[NDArray[np.uint32], NDArr
 
 def _num_begun(lengths: Sequence[int], shortest: int, longest: int) -> list[int]:
     """How many runs of each length begin and end in each text, and how many begin in it and end in another."""
-    found = []
+    found: list[int] = []
     for run in range(shortest - 1, longest):
         for length in lengths:
             within = length - run if length > run else 0

@@ -92,11 +92,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._is_head_whole = True
         self._num_head_bytes = 0
         self._stop_timer()
-        self._hangup.offer(self.scope)
+        scope: Any = self.scope
+        self._hangup.offer(scope)
         super().on_headers_complete()
         if self.cycle is not None:
             # The application is not begun before the next turn of the loop.
-            offer_whole(self.scope, self.cycle.send, partial(answer_whole, self.cycle))
+            offer_whole(scope, self.cycle.send, partial(answer_whole, self.cycle))
 
     def on_message_complete(self) -> None:
         # The next byte belongs to the head of another request.

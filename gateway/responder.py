@@ -21,7 +21,7 @@ Whole = Callable[[int, Headers, bytes], bool]
 _EXTENSION = "suffice.whole"
 
 
-def offer_whole(scope: MutableMapping[str, Any], send: Send, whole: Whole) -> None:
+def offer_whole(scope: MutableMapping[str, Any], send: Callable[..., Awaitable[None]], whole: Whole) -> None:
     """Put a server's shorter way into a request's scope, beside the ``send`` that it stands for."""
     scope.setdefault("extensions", {})[_EXTENSION] = (send, whole)
 
