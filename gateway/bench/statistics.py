@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from gateway.bench.card import card, print_card
-from gateway.learn.caution import FACTORS
+from gateway.learn.caution import CHAINS, part_of_error
 from gateway.learn.evaluate import within_floor
 from policies.certificate import Checked, FloorStatus, certify
 from policies.debias import GoldCounts
@@ -126,12 +126,13 @@ def caution(rng: np.random.Generator, runs: int) -> dict[str, Any]:
             "worse": float(np.mean([each is not None and each[0] for each in shipped])),
             "cost_of_top": float(np.mean([1.0 if each is None else each[1] for each in shipped])),
         }
-    return {"stated_wrong_promotions": 0.05, "weeks": runs, "factors": list(FACTORS), "candidates": found}
+    chains = [list(chain) for chain in CHAINS]
+    return {"stated_wrong_promotions": 0.05, "weeks": runs, "chains": chains, "candidates": found}
 
 
 def _shipped(rng: np.random.Generator, overrated: float) -> tuple[bool, float] | None:
     """Whether what is shipped after a week is worse, and its cost; None where nothing is."""
-    rule, floor = PromotionRule(quality_value_usd=0.01), 0.9
+    rule, floor = PromotionRule(quality_value_usd=0.01, confidence=part_of_error(0.95)), 0.9
     p = _probabilities(rng, 3000)
     p[:, 2] = 1.0
     log_odds = np.log(p[:, :2] / (1.0 - p[:, :2])) + overrated + rng.normal(size=(len(p), 2))
@@ -139,12 +140,13 @@ def _shipped(rng: np.random.Generator, overrated: float) -> tuple[bool, float] |
     quality = _asked_beside(rng, p, said)
     cost = LoggedRows(quality.chosen, quality.propensity, COSTS_USD[quality.chosen], np.tile(COSTS_USD, (len(p), 1)))
     top, best = _one_hot(np.full(len(p), 2)), None
-    for factor in FACTORS:
-        target = _one_hot((factor * rule.quality_value_usd * said - COSTS_USD).argmax(axis=1))
-        _, mine = within_floor(doubly_robust(quality, target, 2 * rule.confidence - 1).estimate, floor, rule)
-        if judge_promotion(quality, cost, target, top, mine).verdict is not Verdict.PROMOTE:
-            break
-        best = target
+    for chain in CHAINS:
+        for factor in chain:
+            target = _one_hot((factor * rule.quality_value_usd * said - COSTS_USD).argmax(axis=1))
+            _, mine = within_floor(doubly_robust(quality, target, 2 * rule.confidence - 1).estimate, floor, rule)
+            if judge_promotion(quality, cost, target, top, mine).verdict is not Verdict.PROMOTE:
+                break
+            best = target
     if best is None:
         return None
     kept, paid_usd = float((best * p).sum(axis=1).mean()), float((best * COSTS_USD).sum(axis=1).mean())

@@ -25,7 +25,7 @@ from gateway.learn.evaluate import Comparison, Contender
 from gateway.learn.rows import LearningTable
 from policies.policy import Policy
 
-FACTORS = (2.8, 2.0, 1.4, 1.0, 0.7, 0.5)
+CHAINS = ((8.0, 5.6, 4.0), (2.8, 2.0, 1.4, 1.0, 0.7, 0.5))
 # Of labels since the drift; with so many those from before it teach more of what is no more than of what is.
 _ENOUGH_LABELS = 300
 
@@ -49,33 +49,41 @@ def least_cautious(
     complete: Complete,
     prices: Mapping[str, Any],
     since: datetime,
-    factors: Sequence[float] = FACTORS,
+    chains: Sequence[Sequence[float]] = CHAINS,
 ) -> Tried:
     """The candidate, with as little caution as is judged better; with the most of it where nothing is.
 
-    The judging begins with the most caution and ends with the first that fails: of a sequence fixed beforehand only one
-    test can err (Angelopoulos et al. 2021, "Learn then Test", section 3).
+    Each chain is judged from its most caution on and ends with the first that fails: of a sequence fixed beforehand
+    only one test can err, so each chain has its part of the error (Angelopoulos et al. 2021, "Learn then Test",
+    section 3). Where drift took little, much caution saves too little to be shown better; where it took much, little
+    caution cannot be shown to hold the floor: hence more than one.
 
     Parameters
     ----------
     contender : the candidate's estimates of the rows to be judged on; its policies do not matter
-    judged : compares with the serving router
+    judged : compares with the serving router, with a chain's part of the error
     prices : the numbers that caution multiplies, in the form an artifact carries
     since : begin of what is judged on, aware
     """
     found: Tried | None = None
-    for factor in factors:
-        artifact = candidate.artifact.with_metadata(
-            decision=cautious(prices, factor), prices=prices, caution=factor, drift_at=since.isoformat()
-        )
-        ours = replace(contender, policies=complete(ArtifactRouter(artifact)))
-        comparison = judged(ours)
-        if found is None or comparison.is_better:
-            found = Tried(replace(candidate, artifact=artifact), ours, comparison)
-        if not comparison.is_better:
-            break
+    for chain in chains:
+        for factor in chain:
+            artifact = candidate.artifact.with_metadata(
+                decision=cautious(prices, factor), prices=prices, caution=factor, drift_at=since.isoformat()
+            )
+            ours = replace(contender, policies=complete(ArtifactRouter(artifact)))
+            comparison = judged(ours)
+            if found is None or comparison.is_better:
+                found = Tried(replace(candidate, artifact=artifact), ours, comparison)
+            if not comparison.is_better:
+                break
     assert found is not None, "there is at least one factor"
     return found
+
+
+def part_of_error(confidence: float, chains: Sequence[Sequence[float]] = CHAINS) -> float:
+    """The confidence each chain is judged with, so that all of them together keep to the stated one."""
+    return 1.0 - (1.0 - confidence) / len(chains)
 
 
 def without_caution(artifact: RouterArtifact) -> RouterArtifact:

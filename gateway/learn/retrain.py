@@ -28,7 +28,7 @@ from gateway.control.state import ControlState
 from gateway.control.writes import ControlWriter
 from gateway.ids import uuid7
 from gateway.learn.candidate import Candidate, fit_candidate, held_out_metrics
-from gateway.learn.caution import Tried, least_cautious, prices_of, without_caution, without_stale
+from gateway.learn.caution import Tried, least_cautious, part_of_error, prices_of, without_caution, without_stale
 from gateway.learn.errors import NothingToLearn, RetrainRefused
 from gateway.learn.evaluate import MIN_ROWS, Comparison, Contender, compare
 from gateway.learn.replay import Estimates
@@ -265,6 +265,8 @@ def _fit_and_judge(settings: Settings, scene: _Scene, table: LearningTable, wish
     report("judge", 0.8)
     judge = candidate.judged_rows(judge)
     rule = _rule(settings, scene, judge)
+    if since is not None:
+        rule = replace(rule, confidence=part_of_error(rule.confidence))
     theirs = replace(_contender(scene.serving, scene, judge), tightened=scene.tightened)
     theirs = theirs.decided_by(judge, settings.ladder, scene.default)
 

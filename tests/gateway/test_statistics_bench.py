@@ -21,6 +21,9 @@ def test_every_simulation_keeps_what_it_states(capsys: pytest.CaptureFixture[str
     assert max(share for case, share in certified.items() if "just_missed" in case) <= 4 / 12
     assert min(results["offpolicy"]["coverage"].values()) >= 8 / 12
     assert results["promotion"]["share_promoted"]["worse"] <= 4 / 12
+    candidates = results["caution"]["candidates"]
+    assert max(each["worse"] for each in candidates.values()) <= 4 / 12
+    assert candidates["overrated by 0"]["shipped"] >= 8 / 12
 
 
 def test_a_run_needs_runs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from classifier.artifact import RouterArtifact
 from classifier.router import ArtifactRouter
 from gateway.control.routers import doubt_after_drift, recovering_since
 from gateway.learn.candidate import Candidate
-from gateway.learn.caution import FACTORS, cautious, least_cautious, prices_of, without_caution
+from gateway.learn.caution import CHAINS, cautious, least_cautious, part_of_error, prices_of, without_caution
 from gateway.learn.evaluate import Comparison, Contender
 from gateway.learn.replay import Estimates
 from gateway.loading import complete_policies
@@ -77,10 +77,17 @@ def tried_with(passing: Sequence[float]) -> tuple[float, list[float]]:
     return metadata["caution"], asked
 
 
-def test_the_last_before_the_first_that_fails_is_taken() -> None:
-    assert tried_with(()) == (2.8, [2.8])
-    assert tried_with(FACTORS) == (0.5, list(FACTORS))
-    assert tried_with((2.8, 2.0, 1.0)) == (2.0, [2.8, 2.0, 1.4])
+def test_of_each_chain_the_last_before_the_first_that_fails_counts() -> None:
+    most = CHAINS[0][0]
+    assert tried_with(()) == (most, [chain[0] for chain in CHAINS])
+    every = [factor for chain in CHAINS for factor in chain]
+    assert tried_with(every) == (0.5, every)
+    assert tried_with((2.8, 2.0, 1.0)) == (2.0, [most, 2.8, 2.0, 1.4])
+    assert tried_with((8.0, 5.6)) == (5.6, [8.0, 5.6, 4.0, 2.8])
+
+
+def test_the_chains_share_the_error() -> None:
+    assert len(CHAINS) * (1.0 - part_of_error(0.95)) == pytest.approx(0.05)
 
 
 @pytest.mark.parametrize(
