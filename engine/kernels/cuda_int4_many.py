@@ -159,7 +159,8 @@ def fit_stages(stage_bytes: int) -> tuple[int, int]:
 
 
 def _map(matrix: Tensor, box_rows: int) -> ctypes.Array[ctypes.c_byte]:
-    described = describe_matrix(matrix.data_ptr(), *matrix.shape, str(matrix.dtype), box_rows)
+    rows, columns = matrix.shape
+    described = describe_matrix(matrix.data_ptr(), rows, columns, str(matrix.dtype), box_rows)
     return (ctypes.c_byte * 128).from_buffer_copy(described)
 
 
