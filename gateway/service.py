@@ -129,8 +129,9 @@ class Service:
         self, exchange: Exchange, policy: Policy, overrides: Overrides, estimate: Sufficiency | None
     ) -> RequestFacts:
         request = exchange.request
+        size = max(map(prompt_size, request.prompts))
         return RequestFacts(
-            num_prompt_tokens=await self._num_prompt_tokens(exchange, policy, overrides),
+            num_prompt_tokens=await self._num_prompt_tokens(exchange, policy, overrides, size),
             max_tokens=request.sampling.max_tokens,
             estimates=tuple([TierEstimate(t.tier, t.p_right, t.p_as_good) for t in estimate.tiers]) if estimate else (),
             overrides=overrides,
@@ -140,7 +141,7 @@ class Service:
             kill_switch=self.kill_switch,
             novelty=estimate.novelty if estimate else 0.0,
             tightened=self._tightened(policy, exchange, estimate),
-            guessed_prompt_tokens=_guess_tokens(max(map(prompt_size, request.prompts))),
+            guessed_prompt_tokens=_guess_tokens(size),
             num_answers=request.num_choices,
         )
 
@@ -160,7 +161,9 @@ class Service:
                 most[tier] = max(most.get(tier, 0.0), least)
         return most
 
-    async def _num_prompt_tokens(self, exchange: Exchange, policy: Policy, overrides: Overrides) -> int | None:
+    async def _num_prompt_tokens(
+        self, exchange: Exchange, policy: Policy, overrides: Overrides, size: int
+    ) -> int | None:
         """A guess where any guess fits every context, else the count of the highest tier that may see the prompt.
 
         Raises
@@ -169,7 +172,6 @@ class Service:
             No tier may.
         """
         request = exchange.request
-        size = max(map(prompt_size, request.prompts))
         if not request.turns:
             return size
         if self._shortest_context is not None:

@@ -61,7 +61,9 @@ class Sampler:
         why = None if decision is None else decision.reason
         if why is ReasonCode.PINNED or request.echo or not is_text(request.prompts[0]):
             return None
-        prices = {each.index: self._prices[each.index] for each in self._ladder if policy.permits(each)}
+        prices = self._prices
+        if policy.allowed_tiers or policy.allowed_regions:
+            prices = {each.index: prices[each.index] for each in self._ladder if policy.permits(each)}
         answered = Answered(
             tier.index,
             _confidence(exchange, tier.index),
