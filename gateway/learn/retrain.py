@@ -21,10 +21,7 @@ from classifier.errors import TrainingError
 from classifier.router import ArtifactRouter
 from gateway.control.errors import Conflict
 from gateway.control.leader import make_holder
-from gateway.control.loading import read_router
-from gateway.control.rollout import RolloutState
-from gateway.control.routers import describe, recovering_since
-from gateway.control.state import ControlState
+from gateway.control.routers import describe
 from gateway.control.writes import ControlWriter
 from gateway.ids import uuid7
 from gateway.learn.candidate import Candidate, fit_candidate, held_out_metrics
@@ -34,12 +31,12 @@ from gateway.learn.evaluate import MIN_ROWS, Comparison, Contender, compare
 from gateway.learn.replay import Estimates
 from gateway.learn.rows import LearningTable
 from gateway.learn.runs import LEASE, RunStore
+from gateway.learn.scene import Scene, read_scene
 from gateway.learn.sources import sources_of
 from gateway.learn.split import split_rows
 from gateway.learn.table import TableSpec, read_table
 from gateway.learn.texts import with_requests, with_states
-from gateway.loading import complete_policies, load_router
-from gateway.policy_body import from_body
+from gateway.loading import complete_policies
 from gateway.store.control import ControlStore
 from gateway.store.control_records import Lease, RouterVersion
 from gateway.store.leases import LeaseStore
@@ -48,7 +45,6 @@ from gateway.store.tables import evaluations, retrain_runs, router_versions
 from policies.policy import Policy
 from policies.pricing import price_usd
 from policies.promotion import PromotionRule, Verdict
-from policies.rollout import is_behind
 
 if TYPE_CHECKING:
     from gateway.settings import Settings
@@ -100,28 +96,6 @@ class Outcome:
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {name: getattr(self, name) for name in self.__slots__}
-
-
-@dataclass(frozen=True, slots=True)
-class _Scene:
-    """What is in force as a run begins.
-
-    Attributes
-    ----------
-    canary : the router on its way, where it is of the serving one's base
-    tightened : policy's name -> tier in doubt with the serving router -> P(as good) it must reach
-    doubted_since : when the oldest such doubt began, or the drift that the serving router recovers from
-    behind : the router on its way, of whatever base, where its rollout is behind
-    """
-
-    serving: ArtifactRouter
-    canary: ArtifactRouter | None
-    tightened: Mapping[str, Mapping[int, float]]
-    doubted_since: datetime | None
-    behind: str | None
-    policies: Mapping[str, Policy]
-    default: str
-    versions: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +183,7 @@ async def _run(
 
 async def _work(settings: Settings, store: Store, wish: Wish, report: Report, now: datetime) -> _Result:
     """Everything that changes nothing."""
-    scene = await _scene(settings, store, now)
+    scene = await read_scene(settings, store, now)
     config = settings.learning
     spec = TableSpec(
         len(settings.ladder),
@@ -230,7 +204,7 @@ async def _work(settings: Settings, store: Store, wish: Wish, report: Report, no
     return await asyncio.to_thread(_fit_and_judge, settings, scene, table, wish, report)
 
 
-def _fit_and_judge(settings: Settings, scene: _Scene, table: LearningTable, wish: Wish, report: Report) -> _Result:
+def _fit_and_judge(settings: Settings, scene: Scene, table: LearningTable, wish: Wish, report: Report) -> _Result:
     config = settings.learning
     num_labels = table.checked().num_labels if len(table) else 0
     if num_labels < config.min_labels:
@@ -292,7 +266,7 @@ def _fit_and_judge(settings: Settings, scene: _Scene, table: LearningTable, wish
 
 
 def _tried(
-    candidate: Candidate, judge: LearningTable, scene: _Scene, judged: Callable[[Contender], Comparison]
+    candidate: Candidate, judge: LearningTable, scene: Scene, judged: Callable[[Contender], Comparison]
 ) -> Tried:
     """The candidate as it was judged: as it is, or after a drift with as little caution as it is better with."""
 
@@ -307,7 +281,7 @@ def _tried(
     return least_cautious(candidate, ours, judged, complete, prices, scene.doubted_since)
 
 
-def _contender(router: ArtifactRouter, scene: _Scene, table: LearningTable) -> Contender:
+def _contender(router: ArtifactRouter, scene: Scene, table: LearningTable) -> Contender:
     return Contender(Estimates(*router.revise(table.views)), complete_policies(scene.policies, router))
 
 
@@ -316,7 +290,7 @@ def _window(table: LearningTable, protocol: str) -> str:
     return f"{table.num_requests} requests of the log from {first} to {last}; {protocol}"
 
 
-def _rule(settings: Settings, scene: _Scene, table: LearningTable) -> PromotionRule:
+def _rule(settings: Settings, scene: Scene, table: LearningTable) -> PromotionRule:
     """What a point of quality is worth: as configured, else as the policy or its router says, else a multiple of what
     the top tier costs more."""
     config = settings.learning
@@ -329,65 +303,6 @@ def _rule(settings: Settings, scene: _Scene, table: LearningTable) -> PromotionR
     return PromotionRule(
         float(value), config.confidence, config.max_quality_loss, min_effective_rows=config.min_effective_rows
     )
-
-
-async def _scene(settings: Settings, store: Store, now: datetime) -> _Scene:
-    """Which router serves, under which policies, and whose rows it can be judged on.
-
-    Raises
-    ------
-    RetrainRefused
-        Nothing routes.
-    """
-    control = ControlStore(store)
-    state = ControlState.decode(await control.rows())
-    serving = await _serving_router(settings, control, state)
-    policies = dict(settings.policies)
-    for name, version in state.policies.active.items():
-        stored = await store.get_policy_version(name, version)
-        if stored is not None:
-            policies[name] = from_body(name, stored.body, settings.ladder, version=version)
-    default = state.policies.default if state.policies.default in policies else settings.policy.name
-    known = await control.list_routers(limit=10_000)
-    base = serving.base_version
-    versions = {each.version for each in known if each.card.get("base") == base} | {base, serving.version}
-    doubts = {name: state.tightened(name, serving.version) for name in policies}
-    tightened = {name: {tier: each.least for tier, each in tiers.items()} for name, tiers in doubts.items()}
-    since = [datetime.fromisoformat(each.since) for tiers in doubts.values() for each in tiers.values()]
-    doubted_since = min(since, default=recovering_since(serving, now))
-    canary, behind = await _canary(control, state, base), await _behind(control, state, now)
-    return _Scene(serving, canary, tightened, doubted_since, behind, policies, default, tuple(sorted(versions)))
-
-
-async def _canary(control: ControlStore, state: ControlState, base: str) -> ArtifactRouter | None:
-    """The router on its way, where the log's rows say what it would decide."""
-    canary = state.router.canary
-    content = await control.router_bytes(canary.version) if canary is not None else None
-    if canary is None or content is None:
-        return None
-    router = await asyncio.to_thread(read_router, canary.version, content)
-    return router if isinstance(router, ArtifactRouter) and router.base_version == base else None
-
-
-async def _behind(control: ControlStore, state: ControlState, now: datetime) -> str | None:
-    """The router on its way, where its stage lacks evidence."""
-    canary = state.router.canary
-    row = await control.get_rollout(canary.rollout_id) if canary is not None else None
-    if row is None or not row.state:
-        return None
-    rollout = RolloutState.from_dict(row.state)
-    return row.router_version if is_behind(rollout.plan, rollout.rollout, now.timestamp()) else None
-
-
-async def _serving_router(settings: Settings, control: ControlStore, state: ControlState) -> ArtifactRouter:
-    router: Any = None
-    if state.router.active is not None and (content := await control.router_bytes(state.router.active)) is not None:
-        router = await asyncio.to_thread(read_router, state.router.active, content)
-    elif not state.versions:
-        router = await asyncio.to_thread(load_router, settings)
-    if not isinstance(router, ArtifactRouter):
-        raise RetrainRefused("No router serves that could be improved; fit a first one with `suffice bootstrap`.")
-    return router
 
 
 @asynccontextmanager
