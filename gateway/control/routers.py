@@ -135,7 +135,7 @@ def doubt_after_drift(router: Router | None, now: datetime) -> float:
     """
     if recovering_since(router, now) is None:
         return 0.0
-    return max(1.0 - 1.0 / _metadata(router)["caution"], _LEAST_DOUBT)
+    return max(1.0 - 1.0 / float(_metadata(router)["caution"]), _LEAST_DOUBT)
 
 
 def describe(router: Router | None) -> dict[str, Any]:

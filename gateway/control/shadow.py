@@ -167,13 +167,15 @@ class Shadow:
 
     async def _decide(self, seen: _Seen) -> ShadowDecision | None:
         watching = self._watching
-        if watching is None or watching.slot.router is None or seen.policy_name not in watching.slot.policies:
+        if watching is None or seen.policy_name not in watching.slot.policies:
             return None
-        slot = watching.slot
+        slot, router = watching.slot, watching.slot.router
+        if router is None:
+            return None
         loop = asyncio.get_running_loop()
         try:
             request = await slot.predictor.read(RouterRequest(seen.turns))
-            estimate = await loop.run_in_executor(self._thread, _predict, slot.router, request)
+            estimate = await loop.run_in_executor(self._thread, _predict, router, request)
             tier = self._would_be(watching, seen, estimate)
         except PolicyError:
             return None
