@@ -14,16 +14,14 @@ down_revision = "0004"
 branch_labels = None
 depends_on = None
 
+_JSON = sa.JSON().with_variant(postgresql.JSONB(), "postgresql")
+
 
 def upgrade() -> None:
-    op.add_column("requests", sa.Column("barred", _json()))
-    op.add_column("verifications", sa.Column("regions", _json()))
+    op.add_column("requests", sa.Column("barred", _JSON))
+    op.add_column("verifications", sa.Column("regions", _JSON))
 
 
 def downgrade() -> None:
     op.drop_column("verifications", "regions")
     op.drop_column("requests", "barred")
-
-
-def _json() -> sa.types.TypeEngine[object]:
-    return sa.JSON().with_variant(postgresql.JSONB(), "postgresql")

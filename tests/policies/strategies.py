@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from decimal import Decimal
 
 from hypothesis import strategies as st
@@ -22,6 +23,9 @@ LADDER = tuple(
     for index, price in enumerate(("0.0001", "0.0005", "0.003", "0.01"), start=1)
 )
 """The reference ladder's prices."""
+
+PLACED = tuple(replace(tier, region="eu" if tier.index in (1, 3) else "us") for tier in LADDER)
+"""The same, in two regions."""
 
 TIERS = tuple(tier.index for tier in LADDER)
 
@@ -81,6 +85,16 @@ policies = st.builds(
     escalation=st.builds(Escalation, mode=st.sampled_from(EscalationMode), max_escalations=st.integers(1, 3)),
     expected_output_tokens=st.integers(1, 1000),
 )
+
+usable_policies = policies.filter(
+    lambda policy: any(policy.permits(tier) and _is_within(policy.max_cost_usd, tier) for tier in PLACED)
+)
+"""Those that leave a tier of the placed ladder to any request."""
+
+
+def _is_within(limit_usd: Decimal | None, tier: Tier) -> bool:
+    return limit_usd is None or tier.price_per_request_usd <= limit_usd
+
 
 odd_tiers = st.none() | st.integers(0, 5)
 

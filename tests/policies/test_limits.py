@@ -20,9 +20,8 @@ from policies.policy import Policy
 from policies.pricing import expected_bill_usd
 from policies.sampling import Answered, Sampling, chances
 from policies.types import Bar, Overrides, RequestFacts, RoutingDecision, Tier
-from tests.policies.strategies import LADDER, estimates, facts, ladders, policies
+from tests.policies.strategies import LADDER, PLACED, estimates, facts, ladders, policies
 
-PLACED = tuple(replace(tier, region="eu" if tier.index in (1, 3) else "us") for tier in LADDER)
 EU = Policy(exploration_share=0.0, allowed_regions=("eu",))
 
 

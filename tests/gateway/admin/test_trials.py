@@ -20,7 +20,7 @@ from gateway.store.errors import StoreUnavailable
 from policies.policy import Policy
 from tests.gateway.admin.kit import PREFIX, administered
 from tests.gateway.admin.test_log import put, record
-from tests.policies.strategies import LADDER, policies
+from tests.policies.strategies import PLACED, usable_policies
 
 
 def children() -> list[int]:
@@ -36,9 +36,9 @@ def children() -> list[int]:
     return found
 
 
-@given(policy=policies, since=st.none() | st.just(datetime(2026, 1, 2, tzinfo=UTC)))
+@given(policy=usable_policies, since=st.none() | st.just(datetime(2026, 1, 2, tzinfo=UTC)))
 def test_what_is_tried_travels_whole(policy: Policy, since: datetime | None) -> None:
-    trial = Trial(policy, LADDER, RequestFilter(tenant="a", since=since), 100, 1.5)
+    trial = Trial(policy, PLACED, RequestFilter(tenant="a", since=since), 100, 1.5)
     assert Trial.from_dict(json.loads(json.dumps(trial.as_dict()))) == trial
 
 
@@ -75,6 +75,6 @@ async def test_a_second_trial_waits_for_its_turn(tmp_path: Path) -> None:
 
 
 async def test_a_trial_without_a_database_says_so(tmp_path: Path) -> None:
-    trial = Trial(Policy(), LADDER, RequestFilter(), 10, 5.0)
+    trial = Trial(Policy(), PLACED, RequestFilter(), 10, 5.0)
     with pytest.raises(StoreUnavailable, match="nowhere"):
         await try_apart(trial, StoreConfig(url=f"sqlite:////proc/nowhere/{tmp_path.name}.db"))

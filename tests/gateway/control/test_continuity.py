@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from policies.types import RequestFacts, TierEstimate
 from tests.gateway.control.checks import Check, put_checks
 from tests.gateway.control.test_monitor import default, floor_of, watched
 from tests.gateway.harness import Gateway
-from tests.policies.strategies import LADDER, policies
+from tests.policies.strategies import PLACED, usable_policies
 
 BAD = [Check(0.3, tenant=f"t{n % 3}", inclusion=0.5) for n in range(90)]
 
@@ -61,6 +62,9 @@ async def test_evidence_outlives_an_edit_of_what_is_drawn(tmp_path: Path, databa
     [
         ({"sampling_share": 0.5}, True),
         ({"confidence": 0.8}, True),
+        ({"budget_usd_per_day": Decimal(5)}, True),
+        ({"allowed_regions": ("eu",)}, False),
+        ({"max_cost_usd": Decimal("0.1")}, False),
         ({"quality_floor": 0.5, "thresholds": {1: 0.95, 2: 0.95, 3: 0.95}}, True),
         ({"quality_floor": 0.5}, False),
         ({"thresholds": {1: 0.9}}, False),
@@ -75,7 +79,7 @@ def test_a_rule_is_what_decides(change: dict[str, Any], is_same: bool) -> None:
     assert (rule_of(policy, 4) == rule_of(replace(policy, version="2", **change), 4)) is is_same
 
 
-@given(one=policies, floor=st.floats(0, 1), estimates=st.lists(st.floats(0, 1), min_size=4, max_size=4))
+@given(one=usable_policies, floor=st.floats(0, 1), estimates=st.lists(st.floats(0, 1), min_size=4, max_size=4))
 def test_equal_rules_decide_equally(one: Policy, floor: float, estimates: list[float]) -> None:
     other = replace(
         one, version="2", quality_floor=floor, thresholds={tier: one.threshold(tier) for tier in range(1, 4)}
@@ -88,6 +92,6 @@ def test_equal_rules_decide_equally(one: Policy, floor: float, estimates: list[f
         def random(self) -> float:
             return 0.5
 
-    first, second = (decide(facts, each, LADDER, Dice()) for each in (one, other))
+    first, second = (decide(facts, each, PLACED, Dice()) for each in (one, other))
     # The words may name a threshold that decides nothing, such as the top tier's.
     assert replace(first, detail="") == replace(second, detail="")
