@@ -169,18 +169,17 @@ def raw_upgrade_rate(rows: Sequence[CheckedRow], num: int = RAW_SAMPLES) -> dict
 
 
 def released_level(
-    rows: Sequence[CheckedRow], policy: Policy, tier: int, top: int, asked: Tightened, min_checked: int
+    rows: Sequence[CheckedRow], policy: Policy, tier: int, asked: Tightened, min_checked: int
 ) -> float | None:
     """The lowest P(as good) above which this tier was shown to hold the floor since it came into doubt.
 
-    Rests on the tier's own answers checked since then, and on those it was asked for beside the top tier's answer to a
-    request that doubt had moved up; each kind thinned to equal probability, so that they are a random sample of the
+    Rests on the tier's own answers checked since then, and on those it was asked for beside the answer of a tier that
+    doubt had moved the request up to; each kind thinned to equal probability, so that they are a random sample of the
     requests above each threshold. The bound may be looked at as often as one likes. None: nothing is shown yet.
     Thresholds are tried from the safest, and the first that fails ends it.
     """
     since = datetime.fromisoformat(asked.since)
-    recent = [row for row in rows if (row.tier, row.dear_tier) == (tier, top) and row.created_at >= since]
-    recent = [row for row in recent if row.p_as_good is not None]
+    recent = [row for row in rows if row.tier == tier and row.p_as_good is not None and row.created_at >= since]
     served, beside = [row for row in recent if row.is_up], [row for row in recent if row.is_doubted and not row.is_up]
     sample = thinned(served) + thinned(beside)
     lowest: float | None = None

@@ -119,7 +119,7 @@ class GroupWatch:
             mine = [row for row in mine if row.router_version == scope.router_version]
             left = dict(tiers)
             for tier, each in tiers.items():
-                level = released_level(mine, scope.policy, tier, scope.top, each, scope.min_checked)
+                level = released_level(mine, scope.policy, tier, each, scope.min_checked)
                 if level is not None and level <= scope.policy.threshold(tier):
                     del left[tier]
                 elif level is not None:

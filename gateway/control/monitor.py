@@ -320,9 +320,7 @@ class Monitor:
             levels: dict[int, float | None] = {}
             for tier, asked in self._tightened(finding).items():
                 rows = [row for row in evidence.rows if _is_of(row, finding)]
-                level = released_level(
-                    rows, finding.policy, tier, self._top_of(finding.policy), asked, self._config.min_checked
-                )
+                level = released_level(rows, finding.policy, tier, asked, self._config.min_checked)
                 if level is not None:
                     levels[tier] = level if level > finding.policy.threshold(tier) else None
             if levels:
