@@ -360,7 +360,7 @@ async def _promote(store: Store, result: _Result, runs: RunStore, run_id: str, n
         writer = ControlWriter(ControlStore(store), clock=now)
         await writer.start_rollout(version, by=_BY, reason=reason, supersedes=result.supersedes)
     except Conflict as conflict:
-        status, reason = "kept", f"{reason} It waits as a candidate: {conflict}"
+        status, reason = "kept", f"{reason} It waits as a candidate: {conflict.found} is in the way."
     error = None if status == "promoted" else reason
     await runs.end(run_id, status, stage="done", progress=1.0, error=error)
     return replace(_outcome(result, run_id), status=status, reason=reason)
