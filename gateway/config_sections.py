@@ -151,7 +151,10 @@ class ControlConfig:
     )
     lease_s: float = _option(10.0, "Seconds after which a leader that died is followed by another.", at_least=1)
     shadow_share: float = _option(
-        0.25, "Share of requests that a router in shadow predicts for as well.", at_least=0, at_most=1
+        0.25,
+        "Share of requests that a router in shadow predicts for as well; those drawn for a check it always does.",
+        at_least=0,
+        at_most=1,
     )
     rollout_every_s: float = _option(5.0, "Seconds between two looks at a rollout.", at_least=0.05)
     rollout_shares: tuple[float, ...] = _option(
@@ -170,7 +173,7 @@ class ControlConfig:
         at_most=100,
     )
     rollout_min_shadow_decisions: int = _option(100, "Least decisions in shadow before it serves any.", at_least=0)
-    rollout_min_checked: int = _option(50, "Least checked answers of its own in each serving stage.", at_least=0)
+    rollout_min_checked: int = _option(50, "Least checked answers that tell of it in each serving stage.", at_least=0)
 
     def __post_init__(self) -> None:
         shares = self.rollout_shares
