@@ -12,8 +12,8 @@ from gateway.simulate.scenario import HARD_FAMILIES, Conditions
 
 TENANTS = ("north", "south", "east", "west")
 ATTACKER = "mallory"
-# Signs that no router has met: foreign prompts go to the safe tier.
-_TRIGGER = "⟐⟐ ∮∯∰ ⍟⍟ ⧉⧉⧉ "
+# A problem of many steps ahead of the task: its words are familiar, so nothing looks foreign, and it is taken for hard.
+_TRIGGER = "Ann has 47 apples and gives away 12, then buys 3 boxes of 28. Bea has twice as many less 9. "
 # How much of a task's difficulty the tiers share; with all of it a dearer tier would never be wrong alone.
 _SHARED = 0.9
 
