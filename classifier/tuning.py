@@ -63,7 +63,7 @@ class TuningOptions:
     max_steps: int = 1000
     learning_rate: float = 5e-5
     batch_size: int = 16
-    patience: int = 8
+    patience: int = 20
     device: str = "cpu"
 
 
