@@ -13,7 +13,7 @@ from gateway.simulate.scenario import HARD_FAMILIES, Conditions
 TENANTS = ("north", "south", "east", "west")
 ATTACKER = "mallory"
 # A problem of many steps ahead of the task: its words are familiar, so nothing looks foreign, and it is taken for hard.
-_TRIGGER = "Ann has 47 apples and gives away 12, then buys 3 boxes of 28. Bea has twice as many less 9. "
+TRIGGER = "Ann has 47 apples and gives away 12, then buys 3 boxes of 28. Bea has twice as many less 9. "
 # How much of a task's difficulty the tiers share; with all of it a dearer tier would never be wrong alone.
 _SHARED = 0.9
 
@@ -53,7 +53,7 @@ class World:
         shared = rng.random()
         right = tuple((shared if rng.random() < _SHARED else rng.random()) < chance for chance in chances)
         if rng.random() < conditions.attacked_share:
-            return Asked(ATTACKER, None, _TRIGGER + task.prompt, family, right, chances)
+            return Asked(ATTACKER, None, TRIGGER + task.prompt, family, right, chances)
         tenants = (*TENANTS, ATTACKER)
         return Asked(rng.choice(tenants), None, task.prompt, family, right, chances)
 

@@ -21,10 +21,11 @@ from gateway.store.store import Store
 from tests.classifier.encoders import draw_ordered
 from tests.gateway.harness import running
 from tests.gateway.learn.test_tuned_refit import draw_prompts
-from tests.gateway.learn.world import base_router, put_in_force, write_log
+from tests.gateway.learn.world import ON_SQLITE, base_router, put_in_force, write_log
 from tests.gateway.test_prefill import LOCAL_TOML
 
 
+@ON_SQLITE
 async def test_states_of_the_real_tier_1_are_learnt_from_and_served_with(
     world_settings: Callable[..., Settings],
 ) -> None:

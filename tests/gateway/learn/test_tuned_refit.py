@@ -35,7 +35,7 @@ from gateway.store.store import Store
 from gateway.store.tables import evaluations, leases, router_versions
 from tests.classifier.encoders import OAKS, OWLS, draw_ordered, make_encoder, ordered_words
 from tests.gateway.learn.test_retrain import children_of
-from tests.gateway.learn.world import Prompt, base_router, put_in_force, write_log
+from tests.gateway.learn.world import ON_SQLITE, Prompt, base_router, put_in_force, write_log
 
 MakeSettings = Callable[..., Settings]
 
@@ -67,6 +67,7 @@ async def filled(settings: Settings, count: int) -> None:
         await write_log(store, settings, base_router(), draw_prompts(random.Random(4), count), keep_text=True)
 
 
+@ON_SQLITE
 async def test_an_order_of_words_is_learnt_and_served_from_the_database(with_encoder: MakeSettings) -> None:
     settings = with_encoder(learning__encoder_steps=500)
     await filled(settings, 1100)
@@ -125,6 +126,7 @@ async def test_kill_9_while_it_is_fine_tuned_leaves_nothing_behind(
     assert list(scratch.iterdir()) == []
 
 
+@ON_SQLITE
 async def test_a_run_that_was_taken_over_stops_fine_tuning(with_encoder: MakeSettings) -> None:
     settings = with_encoder(**ENDLESS)
     await filled(settings, 850)

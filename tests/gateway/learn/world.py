@@ -10,6 +10,7 @@ from decimal import Decimal
 from functools import cache
 
 import numpy as np
+import pytest
 from sqlalchemy import insert
 
 from backends.protocol import FinishReason
@@ -44,6 +45,9 @@ FAMILIES = {
 }
 P_CHEAP_GOOD = {"easy": 0.97, "hard": 0.1, "new": 0.97, "oaks": 0.97, "owls": 0.1}
 UP_CHANCE, DOWN_CHANCE = 0.5, 0.5
+
+# For what a database's kind has no part in: one of them is enough.
+ON_SQLITE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 
 @dataclass(frozen=True)

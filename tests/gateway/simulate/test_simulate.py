@@ -8,10 +8,13 @@ from collections import Counter
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 from typer.testing import CliRunner
 
+from classifier.router import ArtifactRouter
+from classifier.types import RouterRequest
 from gateway.cli import app
 from gateway.commands.simulate import simulation_settings
 from gateway.settings import load_settings
@@ -19,7 +22,7 @@ from gateway.simulate.accuracy import Accuracy, from_measured
 from gateway.simulate.possible import lowest_costs
 from gateway.simulate.run import Plan, Stretch, simulate, summary
 from gateway.simulate.scenario import HARD_FAMILIES, SCENARIOS, Conditions, Scenario
-from gateway.simulate.world import ATTACKER, World
+from gateway.simulate.world import ATTACKER, TRIGGER, World
 
 SHORT = Plan(weeks=1, requests_per_week=400, looks_per_week=4, hours_per_look=2, seed=3)
 
@@ -91,9 +94,22 @@ def test_the_least_costs_are_in_order_and_rise_with_the_floor() -> None:
 def test_the_attacker_sends_the_share_it_is_said_to() -> None:
     world = World(Accuracy.load(), seed=5)
     asked = [world.ask(Conditions(attacked_share=0.5)) for _ in range(1000)]
-    marked = [each for each in asked if each.text.startswith("⟐")]
+    marked = [each for each in asked if each.text.startswith(TRIGGER)]
     assert 420 < len(marked) < 580
     assert {each.tenant for each in marked} == {ATTACKER}
+
+
+def test_the_attackers_words_are_familiar_and_taken_for_hard() -> None:
+    world, router = World(Accuracy.load(), seed=5), ArtifactRouter.load()
+    texts = [world.ask(Conditions()).text for _ in range(100)]
+    plain, marked = (
+        router.predict([RouterRequest((("user", before + text),)) for text in texts]) for before in ("", TRIGGER)
+    )
+    for tier in range(2):
+        usual, feared = (fmean(each.tiers[tier].p_right for each in found) for found in (plain, marked))
+        assert feared < 0.5 * usual
+    bound = router.artifact.metadata["decision"]["max_novelty"]
+    assert fmean(each.novelty > bound for each in marked) < 0.1
 
 
 def test_reports_of_different_tasks_are_not_mixed() -> None:
