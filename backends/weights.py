@@ -31,6 +31,27 @@ Progress = Callable[[str, float], None]
 """Called with a model's path and the share of it that is loaded, from whichever thread loads."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadOptions:
+    """Which checkpoint, and as what: two that are equal are one in memory.
+
+    Parameters
+    ----------
+    path : a folder, a hub id or ``builtin:tierN``
+    tensor_parallel : devices it is cut over, from ``device`` on
+
+    The others are those of ``engine.load.model``.
+    """
+
+    path: str
+    dtype: str
+    device: str
+    cpu_compute: CpuCompute = "auto"
+    activations: Activations = "auto"
+    load_format: LoadFormat = "auto"
+    tensor_parallel: int = 1
+
+
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """Weights and tokenizer of one folder."""
@@ -69,21 +90,10 @@ class WeightPool:
         self._shares: dict[str, DeviceShare] = {}
         self._loop: StepLoop | None = None
         self.engines: SharedEngines[Any] = SharedEngines()
-        self._entries: dict[tuple[str | int, ...], _Entry] = {}
+        self._entries: dict[LoadOptions, _Entry] = {}
         self._lock = threading.Lock()
 
-    def acquire(
-        self,
-        path: str,
-        *,
-        dtype: str,
-        device: str,
-        cpu_compute: CpuCompute = "auto",
-        activations: Activations = "auto",
-        load_format: LoadFormat = "auto",
-        tensor_parallel: int = 1,
-        progress: Progress | None = None,
-    ) -> Checkpoint:
+    def acquire(self, options: LoadOptions, progress: Progress | None = None) -> Checkpoint:
         """Load a checkpoint, or wait for whoever is loading it. Each call is one use, given back by :meth:`release`.
 
         Raises
@@ -92,20 +102,10 @@ class WeightPool:
             Naming the file at fault.
         """
         with self._lock:
-            key = (path, dtype, device, cpu_compute, activations, load_format, tensor_parallel)
-            entry = self._entries.setdefault(key, _Entry())
+            entry = self._entries.setdefault(options, _Entry())
         with entry.lock:
             if entry.checkpoint is None:
-                entry.checkpoint = load_checkpoint(
-                    path,
-                    dtype=dtype,
-                    device=device,
-                    cpu_compute=cpu_compute,
-                    activations=activations,
-                    load_format=load_format,
-                    tensor_parallel=tensor_parallel,
-                    progress=progress,
-                )
+                entry.checkpoint = load_checkpoint(options, progress)
             entry.num_users += 1
             return entry.checkpoint
 
@@ -165,38 +165,31 @@ class WeightPool:
             loop.close()
 
 
-def load_checkpoint(
-    path: str,
-    *,
-    dtype: str,
-    device: str,
-    cpu_compute: CpuCompute = "auto",
-    activations: Activations = "auto",
-    load_format: LoadFormat = "auto",
-    tensor_parallel: int = 1,
-    progress: Progress | None = None,
-) -> Checkpoint:
-    """Read weights and tokenizer of a folder, a hub id or ``builtin:tierN``; options as in ``engine.load.model``.
+def load_checkpoint(options: LoadOptions, progress: Progress | None = None) -> Checkpoint:
+    """Read weights and tokenizer.
 
     Raises
     ------
     ModelLoadError
     """
+    path = options.path
     report = None if progress is None else partial(progress, path)
     try:
         folder = model_dir(_builtin_tier(path)) if path.startswith("builtin:") else resolve_checkpoint(path)
         model: DecoderModel | ParallelModel
-        if tensor_parallel > 1:
-            devices = _devices(device, tensor_parallel)
-            model = load_parallel(folder, devices, dtype=dtype, load_format=load_format, progress=report)
+        if options.tensor_parallel > 1:
+            devices = _devices(options.device, options.tensor_parallel)
+            model = load_parallel(
+                folder, devices, dtype=options.dtype, load_format=options.load_format, progress=report
+            )
         else:
             model = load_model(
                 folder,
-                dtype=dtype,
-                device=device,
-                cpu_compute=cpu_compute,
-                activations=activations,
-                load_format=load_format,
+                dtype=options.dtype,
+                device=options.device,
+                cpu_compute=options.cpu_compute,
+                activations=options.activations,
+                load_format=options.load_format,
                 progress=report,
             )
         return Checkpoint(folder, model, Tokenizer(folder))

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 
 import torch
 
 from backends.config import LocalModelConfig
 from backends.errors import ModelLoadError
 from backends.local_engine.grouping import EngineGroup
-from backends.weights import Checkpoint, Progress, WeightPool
+from backends.weights import Checkpoint, LoadOptions, Progress, WeightPool
 from engine.arena import Arena
 from engine.config import EngineConfig
 from engine.device.runner import DeviceRunner
@@ -44,20 +43,21 @@ def build(group: EngineGroup, weights: WeightPool, *, on_progress: Progress | No
     """
     model_id, config, drafter_path = group.members[0], group.config, group.drafter_path
     device = pick_device(config.device)
-    acquire = partial(
-        weights.acquire,
+    options = LoadOptions(
+        path=config.path,
         dtype=config.dtype,
         device=device,
         cpu_compute=config.cpu_compute,
         activations=config.activations,
         load_format=config.load_format,
-        progress=on_progress,
+        tensor_parallel=config.tensor_parallel,
     )
-    checkpoints = [acquire(config.path, tensor_parallel=config.tensor_parallel)]
+    checkpoints = [weights.acquire(options, on_progress)]
     try:
         if config.speculation.mode == "draft":
             assert drafter_path is not None
-            checkpoints.append(acquire(drafter_path))
+            drafted_by = replace(options, path=drafter_path, tensor_parallel=1)
+            checkpoints.append(weights.acquire(drafted_by, on_progress))
             _check_drafter(config.path, drafter_path, *checkpoints)
         engine_config = _engine_config(config)
         # A cut model's other ranks have pools of their own, which follow the first one's block by block.

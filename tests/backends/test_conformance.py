@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -14,7 +15,7 @@ from backends.provider.server import ProviderServer
 from backends.remote.openai import OpenAIBackend
 from backends.subject import Subject
 from backends.testing import EchoBackend, Script
-from backends.weights import WeightPool
+from backends.weights import LoadOptions, WeightPool
 
 KEPT = {"seed", "ignore_eos", "exact_counts", "context_limit", "long_answers"}
 EVERYTHING = frozenset({"generate", "score", "embed", "tokenize", "logprobs", "prompt_token_ids", *KEPT})
@@ -36,9 +37,8 @@ def server() -> Iterator[ProviderServer]:
 def weights() -> Iterator[WeightPool]:
     pool = WeightPool()
     # Held from first to last, so that the checkpoints are read once.
-    held = [
-        pool.acquire("builtin:tier1", dtype="auto", device="cpu", cpu_compute=compute) for compute in ("auto", "exact")
-    ]
+    plain = LoadOptions(path="builtin:tier1", dtype="auto", device="cpu")
+    held = [pool.acquire(each) for each in (plain, replace(plain, cpu_compute="exact"))]
     yield pool
     for checkpoint in held:
         pool.release(checkpoint)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from backends.builtin.paths import model_dir
 from backends.errors import ModelLoadError
-from backends.weights import WeightPool, load_checkpoint
+from backends.weights import LoadOptions, WeightPool, load_checkpoint
 
 
 def edit(name: str, **changes: Any) -> Callable[[Path], None]:
@@ -63,20 +64,20 @@ def test_a_damaged_checkpoint_is_refused_by_name(name: str, tmp_path: Path) -> N
     shutil.copytree(model_dir(1), folder)
     damage(folder)
     with pytest.raises(ModelLoadError, match=expected) as refused:
-        load_checkpoint(str(folder), dtype="float32", device="cpu")
+        load_checkpoint(LoadOptions(path=str(folder), dtype="float32", device="cpu"))
     assert str(folder) in str(refused.value)
 
 
 def test_an_absent_folder_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match="no such folder"):
-        load_checkpoint(str(tmp_path / "absent"), dtype="float32", device="cpu")
+        load_checkpoint(LoadOptions(path=str(tmp_path / "absent"), dtype="float32", device="cpu"))
 
 
 def test_the_way_of_computing_is_part_of_what_is_shared() -> None:
     pool = WeightPool()
-    fast = pool.acquire("builtin:tier1", dtype="auto", device="cpu")
-    exact = pool.acquire("builtin:tier1", dtype="auto", device="cpu", cpu_compute="exact")
-    assert pool.acquire("builtin:tier1", dtype="auto", device="cpu") is fast
+    plain = LoadOptions(path="builtin:tier1", dtype="auto", device="cpu")
+    fast, exact = pool.acquire(plain), pool.acquire(replace(plain, cpu_compute="exact"))
+    assert pool.acquire(replace(plain)) is fast
     assert exact is not fast
     assert exact.model.layers[0].down.weight_bytes < fast.model.layers[0].down.weight_bytes
 
@@ -91,6 +92,6 @@ def test_dummy_weights_need_no_weight_file(tmp_path: Path) -> None:
     ):
         if (model_dir(1) / name).exists():
             shutil.copy(model_dir(1) / name, tmp_path)
-    checkpoint = load_checkpoint(str(tmp_path), dtype="auto", device="cpu", load_format="dummy")
-    real = load_checkpoint("builtin:tier1", dtype="auto", device="cpu")
+    checkpoint = load_checkpoint(LoadOptions(path=str(tmp_path), dtype="auto", device="cpu", load_format="dummy"))
+    real = load_checkpoint(LoadOptions(path="builtin:tier1", dtype="auto", device="cpu"))
     assert checkpoint.model.weight_bytes == real.model.weight_bytes
