@@ -43,9 +43,7 @@ class Recorder:
         verify_probability: float | None = None,
     ) -> RequestRecord:
         """The row of a request that has ended; ``verify_probability`` where its answer may be drawn for a check."""
-        request, decision, estimate = exchange.request, exchange.decision, exchange.sufficiency
-        bill = exchange.bill()
-        usage = bill.usage
+        request = exchange.request
         record = RequestRecord(
             request_id=exchange.request_id,
             created_at=exchange.created_at,
@@ -59,43 +57,19 @@ class Recorder:
             session_id=request.wishes.overrides.session_id,
             stream=request.stream,
             num_choices=request.num_choices,
-            policy_name=exchange.policy.name if exchange.policy else "",
-            policy_version=exchange.policy.version if exchange.policy else "",
             router_version=exchange.router_version,
             config_hash=self._config_hash,
-            features=estimate.features if estimate else {},
-            sufficiency=estimate.tiers if estimate else (),
-            novelty=estimate.novelty if estimate else None,
-            decided_tier=decision.tier if decision else None,
-            final_tier=exchange.tier.index if exchange.tier else None,
-            model_served=exchange.tier.model if exchange.tier else None,
-            ladder=decision.ladder if decision else (),
-            propensity=decision.propensity if decision else None,
-            propensities=decision.propensities if decision else {},
-            reason=decision.reason.value if decision else "",
-            explored=decision.explored if decision else False,
-            confidence=decision.confidence if decision else None,
             overrides=request.wishes.given,
             attempts=tuple(exchange.attempts),
-            prompt_tokens=usage.prompt_tokens,
-            completion_tokens=usage.completion_tokens,
-            cached_tokens=usage.cached_tokens,
-            reasoning_tokens=usage.reasoning_tokens,
-            draft_tokens=usage.draft_tokens,
-            accepted_draft_tokens=usage.accepted_draft_tokens,
-            compute_s=bill.compute_s,
-            cost_usd=bill.cost_usd,
-            measured_cost_usd=bill.measured_cost_usd,
             ttft_s=exchange.ttft_s,
             itl_s=exchange.itl_s,
-            queue_s=exchange.waited_s + bill.queue_s,
             total_s=exchange.clock() - exchange.accepted_s,
             overhead_s=exchange.overhead_s,
             verify_probability=verify_probability,
             traceparent=exchange.traceparent,
-            domain=domain_of(estimate.features) if estimate else "",
-            barred=decision.barred if decision else {},
         )
+        _add_decision(record, exchange)
+        _add_bill(record, exchange)
         if self._retention != "none":
             prompt = "\n".join(map(prompt_text, request.prompts))
             self._keep(record, prompt, "\n".join([answer.text for answer in exchange.answers]))
@@ -125,6 +99,43 @@ class Recorder:
         record.answer_digest = None if answer is None else self._digest(answer)
         if self._retention == "full":
             record.prompt_text, record.answer_text = prompt, answer
+
+
+def _add_decision(record: RequestRecord, exchange: Exchange) -> None:
+    """What was decided, by what, and who answered, as far as the request came."""
+    if exchange.policy is not None:
+        record.policy_name, record.policy_version = exchange.policy.name, exchange.policy.version
+    if (estimate := exchange.sufficiency) is not None:
+        record.features = estimate.features
+        record.sufficiency = estimate.tiers
+        record.novelty = estimate.novelty
+        record.domain = domain_of(estimate.features)
+    if (decision := exchange.decision) is not None:
+        record.decided_tier = decision.tier
+        record.ladder = decision.ladder
+        record.propensity = decision.propensity
+        record.propensities = decision.propensities
+        record.reason = decision.reason.value
+        record.explored = decision.explored
+        record.confidence = decision.confidence
+        record.barred = decision.barred
+    if exchange.tier is not None:
+        record.final_tier, record.model_served = exchange.tier.index, exchange.tier.model
+
+
+def _add_bill(record: RequestRecord, exchange: Exchange) -> None:
+    bill = exchange.bill()
+    usage = bill.usage
+    record.prompt_tokens = usage.prompt_tokens
+    record.completion_tokens = usage.completion_tokens
+    record.cached_tokens = usage.cached_tokens
+    record.reasoning_tokens = usage.reasoning_tokens
+    record.draft_tokens = usage.draft_tokens
+    record.accepted_draft_tokens = usage.accepted_draft_tokens
+    record.compute_s = bill.compute_s
+    record.cost_usd = bill.cost_usd
+    record.measured_cost_usd = bill.measured_cost_usd
+    record.queue_s = exchange.waited_s + bill.queue_s
 
 
 def prompt_text(prompt: Prompt) -> str:
