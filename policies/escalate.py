@@ -52,8 +52,7 @@ def _affordable(ways: Mapping[int, int], bills_usd: Mapping[int, Decimal], limit
     for tier, target in ways.items():
         together = spent_usd[tier] + bills_usd[target]
         if together <= limit_usd:
-            kept[tier] = target
-            spent_usd[target] = max(spent_usd[target], together)
+            kept[tier], spent_usd[target] = target, together
     return kept
 
 

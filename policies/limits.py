@@ -26,9 +26,9 @@ def permitted_tiers(overrides: Overrides, policy: Policy, ladder: Ladder) -> Lad
     OutsideRegions
         What else is left is in no region that both permit.
     """
-    if not policy.allowed_regions and not overrides.regions:
-        return _numbered_tiers(overrides, policy, ladder)
     numbered = _numbered_tiers(overrides, policy, ladder)
+    if not policy.allowed_regions and not overrides.regions:
+        return numbered
     permitted = tuple([tier for tier in numbered if is_in_regions(tier, overrides, policy)])
     if not permitted:
         raise OutsideRegions(_where(numbered, overrides, policy), fields=_fields(overrides, "regions", "tier"))

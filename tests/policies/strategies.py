@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from decimal import Decimal
 
+from hypothesis import reject
 from hypothesis import strategies as st
 
+from policies.decide import decide
+from policies.errors import PolicyError
 from policies.escalation import Escalation, EscalationMode
 from policies.policy import FallbackMode, Policy, StickyMode
 from policies.types import (
     Overrides,
     RequestFacts,
+    RoutingDecision,
     SessionState,
     ThresholdMode,
     Tier,
@@ -127,3 +132,13 @@ facts = st.builds(
     guessed_prompt_tokens=st.integers(0, 6000),
     num_answers=st.integers(1, 4),
 )
+
+
+@st.composite
+def decisions(draw: st.DrawFn) -> tuple[RequestFacts, Policy, tuple[Tier, ...], RoutingDecision]:
+    """A request that is not refused, and what is decided on it; of those that are drawn three of four are refused."""
+    asked, policy, ladder = draw(facts), draw(policies), draw(ladders())
+    try:
+        return asked, policy, ladder, decide(asked, policy, ladder, random.Random(draw(st.integers())))
+    except PolicyError:
+        reject()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from decimal import Decimal
+from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings
 
 from policies.decide import decide
 from policies.errors import BeyondCost, InvalidLadder, InvalidPolicy, OutsideRegions, PolicyError
@@ -20,7 +21,9 @@ from policies.policy import Policy
 from policies.pricing import expected_bill_usd
 from policies.sampling import Answered, Sampling, chances
 from policies.types import Bar, Overrides, RequestFacts, RoutingDecision, Tier
-from tests.policies.strategies import LADDER, PLACED, estimates, facts, ladders, policies
+from tests.policies.strategies import LADDER, PLACED, decisions, estimates, facts, ladders, policies
+
+Made = tuple[RequestFacts, Policy, tuple[Tier, ...], RoutingDecision]
 
 EU = Policy(exploration_share=0.0, allowed_regions=("eu",))
 
@@ -30,49 +33,35 @@ def request(**overrides: object) -> RequestFacts:
     return RequestFacts(20, 50, estimates((0.5, 0.97, 0.98, 0.99)), overrides=asked)
 
 
+def limits_of(asked: RequestFacts, policy: Policy) -> list[Decimal]:
+    return [each for each in (policy.max_cost_usd, asked.overrides.max_cost_usd) if each is not None]
+
+
 def decided(asked: RequestFacts, policy: Policy, ladder: tuple[Tier, ...] = PLACED) -> RoutingDecision:
     return decide(asked, policy, ladder, random.Random(0))
 
 
 def paths(decision: RoutingDecision, max_escalations: int) -> Iterator[tuple[int, ...]]:
     """The tiers asked when every tier fails, and those that answer when every answer is doubted, from each start."""
-    yield tuple(asked_by_fallback(decision))
+    yield tuple(asked_by(fallback_flow(decision), Outcome.FAILED))
     for start in (decision.tier, *decision.ladder, *decision.propensities):
-        yield tuple(asked_by_escalation(decision, start, max_escalations))
+        yield tuple(asked_by(escalation_flow(start, decision.way_up, max_escalations), Verdict.DOUBTED))
 
 
-def asked_by_fallback(decision: RoutingDecision) -> Iterator[int]:
-    flow = fallback_flow(decision)
+def asked_by(flow: Generator[Any, Any, Any], ending: Outcome | Verdict) -> Iterator[int]:
+    """The tiers that a flow asks when each attempt ends alike."""
     attempt = next(flow)
-    while True:
-        yield attempt.tier
-        try:
-            attempt = flow.send(Outcome.FAILED)
-        except StopIteration:
-            return
+    with suppress(StopIteration):
+        while True:
+            yield attempt.tier
+            attempt = flow.send(ending)
 
 
-def asked_by_escalation(decision: RoutingDecision, start: int, max_escalations: int) -> Iterator[int]:
-    flow = escalation_flow(start, decision.way_up, max_escalations)
-    attempt = next(flow)
-    while True:
-        yield attempt.tier
-        try:
-            attempt = flow.send(Verdict.DOUBTED)
-        except StopIteration:
-            return
-
-
-@settings(max_examples=500)
-@given(facts, policies, ladders(), st.integers())
-def test_no_part_of_a_decision_is_beyond_regions_or_cost(
-    asked: RequestFacts, policy: Policy, ladder: tuple[Tier, ...], seed: int
-) -> None:
-    try:
-        decision = decide(asked, policy, ladder, random.Random(seed))
-    except PolicyError:
-        return
-    limits = [each for each in (policy.max_cost_usd, asked.overrides.max_cost_usd) if each is not None]
+@settings(max_examples=200, suppress_health_check=[HealthCheck.filter_too_much])
+@given(decisions())
+def test_no_part_of_a_decision_is_beyond_regions_or_cost(made: Made) -> None:
+    asked, policy, ladder, decision = made
+    limits = limits_of(asked, policy)
     for place, path in enumerate(paths(decision, policy.escalation.max_escalations)):
         bills = [expected_bill_usd(ladder[tier - 1], asked, policy) for tier in path]
         for tier in path:
@@ -101,16 +90,13 @@ def test_limits_that_bar_nothing_change_nothing(asked: RequestFacts, policy: Pol
     assert outcome(free) == outcome(wide)
 
 
-@given(facts, policies, ladders())
-def test_what_is_barred_is_said(asked: RequestFacts, policy: Policy, ladder: tuple[Tier, ...]) -> None:
-    try:
-        decision = decide(asked, policy, ladder, random.Random(1))
-    except PolicyError:
-        return
-    limits = [each for each in (policy.max_cost_usd, asked.overrides.max_cost_usd) if each is not None]
+@settings(suppress_health_check=[HealthCheck.filter_too_much])
+@given(decisions())
+def test_what_is_barred_is_said(made: Made) -> None:
+    asked, policy, ladder, decision = made
     for tier in ladder:
         is_outside = any(said and tier.region not in said for said in (policy.allowed_regions, asked.overrides.regions))
-        is_dear = any(expected_bill_usd(tier, asked, policy) > limit for limit in limits)
+        is_dear = any(expected_bill_usd(tier, asked, policy) > limit for limit in limits_of(asked, policy))
         assert decision.barred.get(tier.index) == (Bar.REGION if is_outside else Bar.COST if is_dear else None)
 
 
