@@ -18,7 +18,7 @@ from sqlalchemy import ColumnElement, Select, Text, and_, cast, func, literal_co
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from classifier.log_view import ViewReader
-from gateway.learn.rows import LEAST_CHANCE, LearningTable, Way
+from gateway.learn.rows import LEAST_CHANCE, Ints, LearningTable, Way
 from gateway.store.rows import from_nano_usd
 from gateway.store.store import Store
 from gateway.store.tables import gold_labels, request_texts, requests, verifications
@@ -286,10 +286,11 @@ async def _add_gold(connection: AsyncConnection, spec: TableSpec, columns: _Colu
 def _table(columns: _Columns, reader: ViewReader, num_requests: int, num_other: int) -> LearningTable:
     num, tiers = len(columns.request_ids), columns.spec.num_tiers
     tokens = np.array(columns.tokens, dtype=np.int64).reshape(num, 2)
-    groups = np.unique(np.array(columns.digests, dtype=np.str_), return_inverse=True)[1]
+    created_s = np.array(columns.created_s)
+    oldest_first = np.argsort(created_s, kind="stable")
     table = LearningTable(
         tuple(columns.request_ids),
-        np.array(columns.created_s),
+        created_s,
         reader.stack(columns.views),
         np.array(columns.served, dtype=np.int64),
         np.array(columns.propensity).reshape(num, tiers),
@@ -300,10 +301,22 @@ def _table(columns: _Columns, reader: ViewReader, num_requests: int, num_other: 
         np.array(columns.cost_usd),
         tokens[:, 0],
         tokens[:, 1],
-        groups.astype(np.int64),
+        _groups(columns.digests, oldest_first),
         tuple(columns.policies),
         tuple(columns.overrides),
         num_requests,
         num_other,
     )
-    return table.take(np.argsort(table.created_s, kind="stable"))
+    return table.take(oldest_first)
+
+
+def _groups(digests: Sequence[str], oldest_first: Ints) -> Ints:
+    """Equal digests get one number, in the order in which they first came.
+
+    Not in the digests' own order: that is the installation's key's, and folds are dealt by these numbers, so that the
+    same log would teach a different router wherever it was written.
+    """
+    numbers: dict[str, int] = {}
+    for row in oldest_first:
+        numbers.setdefault(digests[row], len(numbers))
+    return np.array([numbers[each] for each in digests], dtype=np.int64)

@@ -6,6 +6,7 @@ import dataclasses
 import random
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from gateway.store.tables import gold_labels, requests, verifications
 from tests.gateway.harness import running
 from tests.gateway.learn.world import (
     DOWN_CHANCE,
+    ON_SQLITE,
     P_CHEAP_GOOD,
     UP_CHANCE,
     base_router,
@@ -114,6 +116,20 @@ async def test_what_cannot_be_used_is_left_out(world_settings: MakeSettings) -> 
                 await connection.execute(update(requests).where(wanted).values(**values))
         table = await read_table(store, spec_of())
     assert set(table.request_ids) == set(ids[6:])
+
+
+@ON_SQLITE
+async def test_wordings_are_numbered_alike_wherever_they_were_logged(
+    world_settings: MakeSettings, tmp_path: Path
+) -> None:
+    """Folds are dealt by these numbers; the digests behind them differ with every installation's key."""
+    prompts = draw_prompts(random.Random(1), 40, ALL)
+    tables = []
+    for name in ("one", "another"):
+        async with Store(world_settings(database__url=f"sqlite:///{tmp_path / name}.db").database) as store:
+            await write_log(store, world_settings(), base_router(), [*prompts, *prompts[::-1]])
+            tables.append(await read_table(store, spec_of()))
+    assert [table.groups.tolist() for table in tables] == [[*range(40), *reversed(range(40))]] * 2
 
 
 async def test_limits_bound_the_rows_and_the_sample_stands_for_all(world_settings: MakeSettings) -> None:
