@@ -206,24 +206,18 @@ def to_json(value: Any) -> str:
     # Exact types first: what an abstract class asks of a value costs more than encoding most of them.
     if type(value) not in _PLAIN and isinstance(value, Mapping):
         value = dict(value)
-    if not value:
-        return "{}" if isinstance(value, dict) else "[]" if isinstance(value, (list, tuple)) else _encoded(value)
-    return _encoded(value)
-
-
-def _encoded(value: Any) -> str:
     try:
         # Without options the keys of a mapping cost a third.
         encoded = orjson.dumps(value)
     except TypeError:
-        encoded = _encoded_with_options(value)
+        encoded = _encode_any(value)
     if b"\\u0000" in encoded:
         # PostgreSQL's jsonb has no NUL.
         encoded = orjson.dumps(_clean(value), option=_JSON_OPTIONS)
     return encoded.decode()
 
 
-def _encoded_with_options(value: Any) -> bytes:
+def _encode_any(value: Any) -> bytes:
     try:
         return orjson.dumps(value, option=_JSON_OPTIONS)
     except TypeError:
