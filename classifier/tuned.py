@@ -124,7 +124,7 @@ class TunedEncoder:
             _check_vocabulary(self._net, self._reader)
             # The longest text there can be: no request is to find out that it has no place.
             self.embed([RouterRequest((("user", "a " * int(setup["max_tokens"])),))])
-        except Exception as error:  # JSON, tokenizers, safetensors and torch each raise kinds of their own
+        except Exception as error:  # tokenizers raises Exception itself; JSON, safetensors and torch kinds of their own
             problem = f"{type(error).__name__}: {error}"
             raise EmbeddingError(f"The router's fine-tuned encoder cannot be read ({problem}).") from error
 
