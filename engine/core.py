@@ -70,6 +70,7 @@ class EngineCore:
         was_alone: Callable[[float], bool] = lambda since_s: True,
     ) -> None:
         self.config = config
+        self.itl_target_s = config.itl_target_s
         self.name = name
         self.clock = clock
         kv = make_cache(config, model.config, dtype=model.dtype, device=model.device, arena=arena)
@@ -239,10 +240,11 @@ class EngineCore:
         """Let running requests wait for about ``itl_target_s`` a step, however many prompts there are to compute."""
         alone = self._was_alone(self.clock() - seconds)
         self._chunk_costs.observe(plan.num_tokens, seconds, alone=alone)
-        limit = self._chunk_costs.most_tokens(self.config.itl_target_s) or self.config.max_batch_tokens
-        num_decodes = sum(1 for item in plan.items if item.num_tokens == 1)
-        least = max(_LEAST_CHUNK, self._chunk_costs.least_worthwhile())
-        self.scheduler.max_prefill_tokens = min(max(limit - num_decodes, least), self.config.max_batch_tokens)
+        most = self._chunk_costs.chunk(self.itl_target_s)
+        self.scheduler.max_mixed_tokens = (
+            self.config.max_batch_tokens if most is None else self.runner.whole_tiles(most)
+        )
+        self.scheduler.min_mixed_chunk = max(_LEAST_CHUNK, self._chunk_costs.least_worthwhile())
 
     def _launch(self, plan: StepPlan, events: Events) -> Flight | None:
         """Draft and start a step; if that raises, everything in the step ends with the error and the rest goes on."""

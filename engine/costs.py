@@ -48,17 +48,23 @@ class StepCosts:
         return max(y0 + slope * (num_tokens - x0), min(y0, y1) * 0.5)
 
 
-class ChunkCosts:
-    """How many tokens a step may hold to end in time, when it has the device to itself.
+# By so much a token of a small step may cost more than one of the best step.
+_THRIFTY = 1.2
 
-    Beside other engines every step takes longer. Were chunks cut by that time, they would shrink until each reads all
-    weights for a few tokens, and the work would grow just when there is least room for it. So what other engines add
-    is left out: a step that ran beside them may only lower what its size is taken to cost.
+
+class ChunkCosts:
+    """How many tokens a step with prompts may hold.
+
+    Beside other engines every step takes longer. Chunks are cut by the longer time, but not to sizes at which a token
+    costs notably more than it need: then each step would read all weights for a few tokens, and the work would grow
+    just when there is least room for it. So what sizes cost is learned of steps that had the device to themselves
+    (others may only lower it), and by how much other engines lengthen steps is learned beside it.
     """
 
     def __init__(self, weight: float = 0.2) -> None:
         self._weight = weight
         self._seconds: dict[int, tuple[int, float]] = {}  # size class -> (tokens of the largest seen, seconds)
+        self._crowding = 1.0  # how many times as long steps take now
 
     def observe(self, num_tokens: int, seconds: float, *, alone: bool) -> None:
         """Learn from a step; ``alone`` says that the device did nothing else."""
@@ -66,9 +72,24 @@ class ChunkCosts:
         size, known_s = self._seconds.get(key, (num_tokens, seconds))
         moved_s = known_s + self._weight * (seconds - known_s) if alone else min(known_s, seconds)
         self._seconds[key] = max(size, num_tokens), moved_s
+        crowding = 1.0 if alone or not moved_s else seconds / moved_s
+        self._crowding += self._weight * (crowding - self._crowding)
+
+    def chunk(self, seconds: float) -> int | None:
+        """Tokens of a step that should take ``seconds``, or None before anything was seen."""
+        most = self.most_tokens(seconds)
+        if most is None:
+            return None
+        return max(self.most_tokens(seconds / max(self._crowding, 1.0)) or 0, self._thrifty(most))
+
+    def _thrifty(self, most: int) -> int:
+        """The smallest size seen, up to ``most``, at which a token costs little more than at the best of these."""
+        each_s = {size: size_s / size for size, size_s in self._seconds.values() if size <= most}
+        best_s = min(each_s.values(), default=0.0)
+        return min((size for size, cost_s in each_s.items() if cost_s <= _THRIFTY * best_s), default=most)
 
     def most_tokens(self, seconds: float) -> int | None:
-        """Tokens that are computed in ``seconds``, or None before anything was seen.
+        """Tokens that are computed in ``seconds`` with the device to oneself, or None before anything was seen.
 
         Between sizes that were seen it is the straight line; beyond the largest it goes on in proportion, which is
         careful, since part of a step's time is the same for any size.

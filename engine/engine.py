@@ -33,7 +33,9 @@ from engine.stats import EngineStats
 
 _DEFAULT = EngineConfig()
 # An engine that makes room for others still gives its answers' next tokens in this share of the time they may take.
-_PACE = 0.5
+_PACE = 0.75
+# An engine whose steps take longer than this share of that time is short of its device.
+_PRESSED = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +122,12 @@ class Engine:
         return None if self._loop is None else self._loop.thread_id
 
     # From any thread
+
+    def aim(self, itl_target_s: float) -> None:
+        """Let running requests wait for about so many seconds a token from now on, instead of ``itl_target_s``."""
+        self.core.itl_target_s = itl_target_s
+        if self._place is not None:
+            self._place.pace_s = _PACE * itl_target_s
 
     def submit(self, request: Request, sink: Sink) -> Sequence:
         """Queue a request; its events go to ``sink``, the last of them an :class:`Ending`.
@@ -341,7 +349,7 @@ class Engine:
             return place.wait_s(self.clock())
         place.begin(self.clock())
         core.step(events)
-        place.press(core.has_prompts or (core.has_work and core.last_device_s > place.pace_s))
+        place.press(core.has_prompts or (core.has_work and core.last_device_s > _PRESSED * core.itl_target_s))
         if not core.has_work:
             place.rest(self.clock())
         return 0.0

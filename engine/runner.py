@@ -98,6 +98,9 @@ class StepRunner(Protocol):
     @property
     def padded(self) -> Callable[[int, int], int] | None: ...
 
+    def whole_tiles(self, num_tokens: int) -> int:
+        """The most tokens, up to ``num_tokens``, of which a step wastes none on padding."""
+
     def on_stream(self) -> AbstractContextManager[object]:
         """What a step does on the device goes where this puts it, in the order in which it is asked for."""
 
@@ -156,6 +159,9 @@ class Runner:
         self.kv = kv
         self.sampler = Sampler(model.config.vocab_size, model.device)
         self._due: dict[int, int] = {}
+
+    def whole_tiles(self, num_tokens: int) -> int:
+        return num_tokens
 
     def on_stream(self) -> AbstractContextManager[object]:
         return nullcontext()

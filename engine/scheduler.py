@@ -92,7 +92,10 @@ class Scheduler:
         self.max_num_seqs = max_num_seqs
         self.max_batch_tokens = max_batch_tokens
         self.aging_s = aging_s
-        self.max_prefill_tokens = max_batch_tokens  # in a step that also decodes; set by whoever knows what they cost
+        # Of a step that also decodes: tokens at most, and prompt tokens that it may have anyhow. Set by whoever knows
+        # what steps cost.
+        self.max_mixed_tokens = max_batch_tokens
+        self.min_mixed_chunk = 0
         self.running: list[Sequence] = []  # sorted by rank
         self.waiting: list[Sequence] = []  # sorted by rank
         self.flying: list[Scheduled] = []  # of the step launched last, if its results are not here yet
@@ -214,7 +217,8 @@ class Scheduler:
         num_decodes = sum(1 for item in plan.items if item.num_tokens == 1)
         if not num_decodes:
             return room
-        return min(room, self.max_prefill_tokens - (plan.num_tokens - num_decodes))
+        chunk = max(self.max_mixed_tokens - num_decodes, self.min_mixed_chunk)
+        return min(room, chunk - (plan.num_tokens - num_decodes))
 
     def _grow(self, sequence: Sequence, num_tokens: int, plan: StepPlan) -> bool:
         """Own blocks for ``num_tokens`` positions, preempting from the end of the order; False if that was oneself."""

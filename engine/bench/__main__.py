@@ -20,7 +20,7 @@ import torch
 
 from engine.bench.card import machine_card
 from engine.bench.gpu import BATCHES, FIGURES, PROMPT_LENGTHS, bench_shapes
-from engine.bench.ladder import bench_ladder
+from engine.bench.ladder import LIMITS, bench_ladder
 from engine.bench.ours import Run, run_ours
 from engine.bench.peer_server import ServerPeer
 from engine.bench.peer_transformers import load_peer, run_one_after_another, run_padded_batch
@@ -89,7 +89,10 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     gpu.add_argument("--ladder-shapes", nargs=3, default=["3b-int4", "8b-int4", "70b-int4"], choices=sorted(SHAPES))
     gpu.add_argument("--ladder-start-rate", type=float, default=15.0, help="requests a second of the first load")
     gpu.add_argument("--ladder-seconds", type=float, default=10.0, help="length of each load in the ladder run")
-    gpu.add_argument("--ladder-loads", type=int, default=8, help="most loads of each of the two mixes")
+    gpu.add_argument("--ladder-loads", type=int, default=8, help="most loads of each mix and pair of limits")
+    gpu.add_argument(
+        "--ladder-limits", nargs="+", choices=sorted(LIMITS), default=list(LIMITS), help="from close to wide"
+    )
     args = parser.parse_args(argv)
     if args.peer == "vllm" and args.peer_folders is None:
         parser.error("--peer vllm needs --peer-folders: vLLM reads a shape's config.json from a folder")

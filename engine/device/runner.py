@@ -26,7 +26,15 @@ from engine.device.fill import Held, fill_decode, fill_mixed
 from engine.device.graphs import GraphCache, bucket
 from engine.device.reports import Reports, report
 from engine.device.seen import SeenTokens
-from engine.device.steps import QUERY_LENGTHS, captured_sizes, keeps_prompt, padded_shape, rounded_up, uniform_query
+from engine.device.steps import (
+    QUERY_LENGTHS,
+    captured_sizes,
+    keeps_prompt,
+    padded_shape,
+    rounded_up,
+    uniform_query,
+    whole_tiles,
+)
 from engine.kernels.sampling import count_tokens, sample
 from engine.kv_cache import KVCache
 from engine.layers.linear import Linear
@@ -133,6 +141,9 @@ class DeviceRunner:
         """Tokens of the step that checks drafts of at most ``num_drafts`` tokens."""
         longest = next((length for length in QUERY_LENGTHS if length > num_drafts), num_drafts + 1)
         return (bucket(num_sequences) or num_sequences) * longest
+
+    def whole_tiles(self, num_tokens: int) -> int:
+        return whole_tiles(num_tokens)
 
     # Launching
 

@@ -34,6 +34,16 @@ def rounded_up(num_tokens: int) -> int:
     return -(-num_tokens // _MULTIPLE) * _MULTIPLE
 
 
+def whole_tiles(num_tokens: int) -> int:
+    """The most tokens up to ``num_tokens`` that fill the tiles of products.
+
+    A product of 193 rows takes about as long as one of 256: tiles hold 64 to 256 rows, in steps of 32 up to 128 and
+    of 64 beyond (:data:`engine.kernels.cuda_int4_many.CUTS`).
+    """
+    tile = 32 if num_tokens <= 128 else 64
+    return max(num_tokens - num_tokens % tile, min(num_tokens, tile))
+
+
 def uniform_query(items: list[Scheduled]) -> int | None:
     """The query length of a graph that serves all items, None if there is none."""
     longest = 0

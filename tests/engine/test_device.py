@@ -19,6 +19,7 @@ from engine.device.buffers import BlockTables, Shape, device_fields, host_fields
 from engine.device.draft import DeviceDrafter
 from engine.device.graphs import GraphCache, bucket
 from engine.device.runner import DeviceRunner
+from engine.device.steps import whole_tiles
 from engine.device.warm import warm_up
 from engine.draft import ModelDrafter, NGramDrafter
 from engine.engine import Engine, Result, collect
@@ -354,6 +355,14 @@ def test_tables_on_the_device_are_the_sequences_own(data: st.DataObject) -> None
             positions = np.arange(4 * len(rows[row]))
             found = tables.slots(np.full(len(positions), row), positions, 4)
             assert found.tolist() == [block * 4 + offset for block in rows[row] for offset in range(4)]
+
+
+@given(num_tokens=st.integers(1, 5000))
+def test_whole_tiles_are_at_most_what_there_is(num_tokens: int) -> None:
+    whole = whole_tiles(num_tokens)
+    assert 0 < whole <= num_tokens
+    assert num_tokens - whole < (32 if num_tokens <= 128 else 64)
+    assert num_tokens < 32 or whole % (32 if num_tokens <= 128 else 64) == 0
 
 
 def test_sizes_go_up_to_the_next_of_the_ladder() -> None:

@@ -218,7 +218,7 @@ def test_long_prompts_are_computed_in_chunks_beside_decodes() -> None:
 
 def test_prefills_are_bounded_beside_decodes_only() -> None:
     world = World(num_blocks=40, max_batch_tokens=16)
-    world.scheduler.max_prefill_tokens = 5
+    world.scheduler.max_mixed_tokens = 6
     first = world.add([1] * 16, 9)
     assert [item.num_tokens for item in world.step().items] == [16]
     second, third = world.add([2] * 7, 9), world.add([3] * 7, 9)
@@ -228,6 +228,18 @@ def test_prefills_are_bounded_beside_decodes_only() -> None:
         [(first, 1), (second, 2), (third, 3)],
         [(first, 1), (second, 1), (third, 4)],
     ]
+
+
+def test_a_prompt_gets_on_beside_however_many_decodes() -> None:
+    world = World(num_blocks=40, max_batch_tokens=16)
+    world.scheduler.max_mixed_tokens, world.scheduler.min_mixed_chunk = 4, 2
+    for token in range(3):
+        world.add([token], 30)
+    world.step()
+    last = world.add([9] * 6, 1)
+    counts = [[item.num_tokens for item in world.step().items] for _ in range(3)]
+    assert counts == [[1] * 3 + [2]] * 3
+    assert world.finished == [last]
 
 
 def test_rejected_drafts_give_their_blocks_back() -> None:

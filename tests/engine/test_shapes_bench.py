@@ -12,6 +12,7 @@ from engine.bench.__main__ import main
 from engine.bench.chains import RESIDUAL_SCALE, successors, walk
 from engine.bench.contenders import OurEngine
 from engine.bench.floors import Ceilings, Costs, decode_floor_s, prefill_floor_s
+from engine.bench.ladder import RUNS, judge
 from engine.bench.profile import by_kind
 from engine.bench.shapes import SHAPES
 from engine.config import EngineConfig
@@ -39,7 +40,7 @@ def test_every_figure_and_the_ladder_come_out(tmp_path: Path, capsys: pytest.Cap
     main(
         f"--device cpu --shapes {shape} --batches 1 2 --prompt-lengths 32 --at-once 4 --repeats 1 --profile --ladder "
         f"--ladder-shapes tiny-bf16 {shape} {shape} --ladder-seconds 0.5 --ladder-start-rate 16 --ladder-loads 2 "
-        f"--out {out}".split()
+        f"--ladder-limits tight wide --out {out}".split()
     )
     card, row, *loads, ladder = (json.loads(line) for line in out.read_text().splitlines())
     assert card["card"]["ceilings"]["read_bytes_per_s"] > 0
@@ -47,13 +48,27 @@ def test_every_figure_and_the_ladder_come_out(tmp_path: Path, capsys: pytest.Cap
     assert not any("error" in found for found in row["ours"].values())
     assert [found["step"] for found in row["profile"]] == ["decode", "decode", "prefill", "prefill"]
     assert not any("error" in found for found in row["profile"])
-    mixed, top_only = ladder["ladder"]["loads"], ladder["all_on_tier_3"]["loads"]
-    assert len(loads) == len(mixed) + len(top_only)
+    tight, wide = ladder["limits"]
+    assert (tight["name"], wide["name"]) == ("tight", "wide")
+    assert list(tight["runs"]) == list(wide["runs"]) == list(RUNS)
+    assert len(loads) == sum(len(run["loads"]) for each in (tight, wide) for run in each["runs"].values())
+    mixed, top_only = tight["runs"]["ladder"]["loads"], tight["runs"]["all_on_tier_3"]["loads"]
     assert not any(load.get("errors") for load in loads)
     assert set(mixed[0]["tiers"]) >= {"tier_1", "tier_2", "tier_3"}
     assert set(top_only[0]["tiers"]) == {"tier_3"}
     assert all(each["host_cpu_ms"] > 0 for each in mixed[0]["host"]["engines"])
     assert shape in capsys.readouterr().out
+
+
+def test_a_load_is_judged_whole_and_tier_by_tier() -> None:
+    def latencies(ttft_ms: float, itl_ms: float) -> dict[str, float]:
+        return {"ttft_p90_ms": ttft_ms, "itl_p90_ms": itl_ms}
+
+    load = latencies(400, 30) | {"tiers": {"tier_1": latencies(20, 10), "tier_3": latencies(900, 30)}}
+    assert (judge(load, 0.5, 0.05)["holds"], judge(load, 0.5, 0.05)["holds_in_every_tier"]) == (True, False)
+    assert (judge(load, 1.0, 0.05)["holds"], judge(load, 1.0, 0.05)["holds_in_every_tier"]) == (True, True)
+    assert (judge(load, 1.0, 0.02)["holds"], judge(load, 1.0, 0.02)["holds_in_every_tier"]) == (False, False)
+    assert not judge({"errors": ["out of memory"]}, 1.0, 1.0)["holds"]
 
 
 def test_a_shape_cut_over_two_devices_is_measured_too(tmp_path: Path) -> None:

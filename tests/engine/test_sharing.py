@@ -131,6 +131,25 @@ def test_what_others_add_to_a_step_does_not_shrink_the_chunks() -> None:
     assert costs.least_worthwhile() == pytest.approx(42, abs=2)
 
 
+def test_beside_others_chunks_shrink_as_far_as_tokens_stay_cheap() -> None:
+    costs = ChunkCosts()
+    assert costs.chunk(50.0) is None
+    for _ in range(20):
+        for size, seconds in ((1, 12.0), (64, 24.0), (96, 27.0), (128, 34.0), (192, 49.0), (256, 62.0)):
+            costs.observe(size, seconds, alone=True)
+    alone = costs.chunk(50.0)
+    assert alone == costs.most_tokens(50.0) == pytest.approx(196, abs=2)
+    for _ in range(50):
+        costs.observe(192, 49.0 * 1.4, alone=False)
+    assert costs.chunk(50.0) == costs.most_tokens(50.0 / 1.4) == pytest.approx(135, abs=2)
+    for _ in range(50):
+        costs.observe(192, 49.0 * 9, alone=False)
+    assert costs.chunk(50.0) == 96  # a token of 64 costs half as much again
+    for _ in range(50):
+        costs.observe(192, 49.0, alone=True)
+    assert costs.chunk(50.0) == alone
+
+
 # Engines that share
 
 
@@ -152,7 +171,12 @@ class Slow(ToyModel):
 def test_a_light_engine_keeps_its_pace_while_a_heavy_one_reads_prompts(asynchronous: bool) -> None:
     now, share = [0.0], DeviceShare()
     config = EngineConfig(
-        block_size=4, num_blocks=500, max_num_seqs=4, max_batch_tokens=8, itl_target_s=0.0625, asynchronous=asynchronous
+        block_size=4,
+        num_blocks=500,
+        max_num_seqs=4,
+        max_batch_tokens=8,
+        itl_target_s=PACE_S / 0.75,
+        asynchronous=asynchronous,
     )
     models = Slow(now, 1 / 1024, 1), Slow(now, 20 / 1024, 2)
     light, heavy = (Engine(model, config, share=share, start=False, clock=lambda: now[0], name="e") for model in models)
