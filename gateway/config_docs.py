@@ -122,7 +122,7 @@ def _default(each: Field[Any]) -> str:
     value = each.default_factory() if each.default_factory is not MISSING else each.default
     if value is MISSING:
         return "required"
-    if value is None or value == () or value == {}:
+    if value in (None, (), {}, ""):
         return ""
     return f"`{str(value).lower() if isinstance(value, bool) else list(value) if isinstance(value, tuple) else value}`"
 
