@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from engine.bench.card import machine_card
-from engine.bench.gpu import BATCHES, FIGURES, PROMPT_LENGTHS, bench_shapes
+from engine.bench.gpu import BATCHES, FIGURES, PROMPT_LENGTHS, bench_shapes, write_card
 from engine.bench.ladder import LIMITS, bench_ladder
 from engine.bench.ours import Run, run_ours
 from engine.bench.peer_server import ServerPeer
@@ -105,8 +105,9 @@ def _on_gpu(args: argparse.Namespace) -> None:
     args.shapes = args.shapes or ([] if args.ladder else ["3b-int4", "8b-int4", "8b-bf16", "70b-int4"])
     if args.out is not None:
         args.out.unlink(missing_ok=True)
+    ceilings = write_card(args)
     if args.shapes:
-        bench_shapes(args)
+        bench_shapes(args, ceilings)
     if args.ladder:
         bench_ladder(args)
 

@@ -61,8 +61,8 @@ AT_ONCE = {"70b-int4": 256}
 _MANY = 512
 
 
-def bench_shapes(args: argparse.Namespace) -> None:
-    """Measure every shape asked for; a failure is a row of its own and the rest goes on."""
+def write_card(args: argparse.Namespace) -> Ceilings:
+    """Say what is measured on, and with what; the ceilings of the device, measured now."""
     device = torch.device(args.device)
     ceilings = measure_ceilings(device)
     limits = ceilings.as_dict()
@@ -77,6 +77,12 @@ def bench_shapes(args: argparse.Namespace) -> None:
     }
     print(json.dumps(card), flush=True)
     write_line({"bench": "engine-gpu", "card": card}, args.out)
+    return ceilings
+
+
+def bench_shapes(args: argparse.Namespace, ceilings: Ceilings) -> None:
+    """Measure every shape asked for; a failure is a row of its own and the rest goes on."""
+    device = torch.device(args.device)
     rows: list[dict[str, Any]] = []
     for name in args.shapes:
         rows.append(_bench_shape(name, args, device, ceilings))

@@ -36,6 +36,7 @@ from engine.draft import Drafter
 from engine.drafters import model_drafter
 from engine.engine import Engine
 from engine.kv_cache import KVCache
+from engine.load.dummy import Codes
 from engine.load.linear import Activations
 from engine.load.model import dummy_model
 from engine.models.decoder import DecoderModel
@@ -108,7 +109,8 @@ class FourTiers:
         *,
         kv_bytes: int,
         seed: int,
-        activations: Activations = "auto",
+        activations: Activations,
+        codes: Codes,
     ) -> None:
         self.models: list[DecoderModel] = []
         for index, shape in enumerate(shapes):
@@ -117,7 +119,8 @@ class FourTiers:
                 device=device,
                 seed=seed + index,
                 residual_scale=RESIDUAL_SCALE,
-                activations=activations,
+                activations="auto" if SHAPES[shape].quant is None else activations,
+                codes=codes,
             )
             agreement = ACCEPTANCE if index == 0 else 1.0
             walk(model, successors(model.config.vocab_size, agreement=agreement, seed=seed))
@@ -173,7 +176,14 @@ def bench_ladder(args: argparse.Namespace) -> None:
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 1 << 28
     weights = 50e9 if "70b-int4" in args.ladder_shapes else 0
     kv_bytes = int(0.8 * (free - weights))
-    tiers = FourTiers(args.ladder_shapes, device, kv_bytes=kv_bytes, seed=args.seed, activations=args.activations)
+    tiers = FourTiers(
+        args.ladder_shapes,
+        device,
+        kv_bytes=kv_bytes,
+        seed=args.seed,
+        activations=args.activations,
+        codes=args.dummy_codes,
+    )
     search = _Search(tiers, args)
     found = []
     try:
@@ -191,7 +201,6 @@ def bench_ladder(args: argparse.Namespace) -> None:
     row = {
         "bench": "engine-ladder",
         "shapes": list(args.ladder_shapes),
-        "activations": args.activations,
         "mix": MIX,
         "set_acceptance": ACCEPTANCE,
         "seconds": args.ladder_seconds,
