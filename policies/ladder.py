@@ -1,8 +1,8 @@
-"""The order of tiers: what makes a tier table sound, and where its top is."""
+"""The order of tiers: what makes a tier table sound, where its top is, and where its tiers are."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from decimal import Decimal
 
 from policies.errors import InvalidLadder
@@ -40,6 +40,11 @@ def check_ladder(ladder: Ladder) -> None:
         if regions.setdefault(tier.model, tier.region) != tier.region:
             expected = f"{regions[tier.model]!r} as for the other tier of model {tier.model!r}"
             raise InvalidLadder(tier.name, "region", tier.region, expected)
+
+
+def is_in_regions(tier: Tier, *limits: Collection[str]) -> bool:
+    """Whether a tier is in all of these lists of regions, of which an empty one permits any."""
+    return all(not regions or tier.region in regions for regions in limits)
 
 
 def region_problem(name: str) -> str | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from decimal import Decimal
 
 from policies.errors import BeyondCost, ConflictingLimits, NoTierAvailable, NoTierFits, OutsideRegions, UnknownTier
-from policies.ladder import Ladder
+from policies.ladder import Ladder, is_in_regions
 from policies.policy import Policy
 from policies.pricing import expected_bill_usd
 from policies.types import Bar, Overrides, RequestFacts, Tier
@@ -29,17 +29,10 @@ def permitted_tiers(overrides: Overrides, policy: Policy, ladder: Ladder) -> Lad
     numbered = _numbered_tiers(overrides, policy, ladder)
     if not policy.allowed_regions and not overrides.regions:
         return numbered
-    permitted = tuple([tier for tier in numbered if is_in_regions(tier, overrides, policy)])
+    permitted = tuple([tier for tier in numbered if is_in_regions(tier, policy.allowed_regions, overrides.regions)])
     if not permitted:
         raise OutsideRegions(_where(numbered, overrides, policy), fields=_fields(overrides, "regions", "tier"))
     return permitted
-
-
-def is_in_regions(tier: Tier, overrides: Overrides, policy: Policy) -> bool:
-    """Whether the request's prompt may be sent to where a tier is."""
-    return (not policy.allowed_regions or tier.region in policy.allowed_regions) and (
-        not overrides.regions or tier.region in overrides.regions
-    )
 
 
 def affordable_tiers(facts: RequestFacts, policy: Policy, permitted: Ladder) -> Ladder:
@@ -80,7 +73,7 @@ def barred_tiers(facts: RequestFacts, policy: Policy, ladder: Ladder) -> Mapping
         return _NONE_BARRED
     barred: dict[int, Bar] = {}
     for tier in ladder:
-        if not is_in_regions(tier, facts.overrides, policy):
+        if not is_in_regions(tier, policy.allowed_regions, facts.overrides.regions):
             barred[tier.index] = Bar.REGION
         elif limit_usd is not None and expected_bill_usd(tier, facts, policy) > limit_usd:
             barred[tier.index] = Bar.COST

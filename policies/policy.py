@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from policies.errors import InvalidPolicy
 from policies.escalation import Escalation
-from policies.ladder import Ladder, region_problem
+from policies.ladder import Ladder, is_in_regions, region_problem
 from policies.sampling import Sampling
 from policies.types import ThresholdMode, Tier
 
@@ -145,9 +145,8 @@ class Policy:
 
     def permits(self, tier: Tier) -> bool:
         """Whether its requests may be sent to a tier at all, whatever they cost there."""
-        return (not self.allowed_tiers or tier.index in self.allowed_tiers) and (
-            not self.allowed_regions or tier.region in self.allowed_regions
-        )
+        is_named = not self.allowed_tiers or tier.index in self.allowed_tiers
+        return is_named and is_in_regions(tier, self.allowed_regions)
 
     def top(self, ladder: Ladder) -> int:
         """Number of the highest tier it permits: the one that its quality is measured against."""

@@ -24,14 +24,11 @@ from gateway.verify.pair import Grade, Grader, Pair, Party, Spend
 from gateway.verify.spending import priced_ending
 from gateway.verify.texts import unpack_request
 from policies.errors import OutsideRegions
-from policies.limits import is_in_regions
-from policies.types import Overrides, Tier
+from policies.ladder import is_in_regions
+from policies.types import Tier
 
 How = Literal["generate", "score"]
 """Whether the other tier writes an answer of its own, or only reads the cheap one."""
-
-# With this a policy alone says where a prompt may go; what its request said is on the job.
-_NO_WISH = Overrides()
 
 
 class Meter:
@@ -151,7 +148,7 @@ class Checker:
         policy = self._catalog.policies.get(job.policy_name)
         for tier in tiers:
             is_within = job.regions is None or tier.region in job.regions
-            if not is_within or (policy is not None and not is_in_regions(tier, _NO_WISH, policy)):
+            if not is_within or (policy is not None and not is_in_regions(tier, policy.allowed_regions)):
                 raise OutsideRegions(f"tier {tier.index} is in {tier.region or 'no region'}", fields=("policy",))
 
     def _is_on_ladder(self, number: int) -> bool:
