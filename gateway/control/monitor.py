@@ -36,7 +36,6 @@ from gateway.store.monitoring import CheckedRow, MonitorReader
 from policies.anomaly import AlertRule
 from policies.certificate import FloorStatus
 from policies.debias import GoldCounts
-from policies.policy import Policy
 
 _log = logging.getLogger("suffice.monitor")
 
@@ -288,17 +287,18 @@ class Monitor:
         beside a rollout under way: a router that is better still takes its place.
         """
         version, now = self._plane.routers.version, self._clock()
-        in_doubt = [name for name in self._plane.policies if self._plane.state.tightened(name, version)]
-        begun = [each.since for name in in_doubt for each in self._plane.state.tightened(name, version).values()]
-        doubted = min(
-            map(datetime.fromisoformat, begun), default=recovering_since(self._plane.routers.serving.router, now)
-        )
-        since = max(filter(None, (doubted, now - timedelta(days=self._config.window_days))))
-        found = await self._reader.learnable(since, is_foreign=doubted is None)
+        tightened = {name: self._plane.state.tightened(name, version) for name in self._plane.policies}
+        in_doubt = [name for name, tiers in tightened.items() if tiers]
+        begun, what = recovering_since(self._plane.routers.serving.router, now), "recovering from a drift"
+        if in_doubt:
+            begun = min(datetime.fromisoformat(each.since) for name in in_doubt for each in tightened[name].values())
+            what = f"{', '.join(in_doubt)} in doubt"
+        elif begun is None:
+            what = "prompts foreign to the router"
+        window = now - timedelta(days=self._config.window_days)
+        found = await self._reader.learnable(max(window, begun or window), is_foreign=begun is None)
         if found is None or found.num_new < max(2 * self._config.min_checked, found.num // 4):
             return
-        what = "prompts foreign to the router" if doubted is None else "recovering from a drift"
-        what = f"{', '.join(in_doubt)} in doubt" if in_doubt else what
         await self._plane.writer.request_retrain("drift", f"{what}: {found.num_new} checked since the last retrain")
 
     async def _tighten(self, finding: FloorFinding, reason: str, lease: Lease) -> bool:
@@ -359,7 +359,7 @@ class Monitor:
         version = self._plane.routers.version
         found = []
         for policy in self._plane.policies.values():
-            top, tightened = self._top_of(policy), self._plane.state.tightened(policy.name, version)
+            top, tightened = policy.top(self._plane.ladder), self._plane.state.tightened(policy.name, version)
             found.append(await asyncio.to_thread(find_floor, policy, version, top, evidence, tightened))
         return found
 
@@ -370,17 +370,13 @@ class Monitor:
         for policy in self._plane.policies.values():
             if policy.name in drifted:
                 last = recent(evidence, policy, version, 2 * self._config.min_checked)
-                top, tightened = self._top_of(policy), self._plane.state.tightened(policy.name, version)
+                top, tightened = policy.top(self._plane.ladder), self._plane.state.tightened(policy.name, version)
                 finding = await asyncio.to_thread(find_floor, policy, version, top, last, tightened)
                 # A drift that came of groups in doubt is dealt with, where the rest is as it should be.
                 is_beyond = finding.certificate.loss > 1.0 - policy.quality_floor
                 if is_beyond or not self._plane.state.tightened_groups(policy.name, version):
                     found.append(finding)
         return found
-
-    def _top_of(self, policy: Policy) -> int:
-        """The dearest tier that a policy permits."""
-        return policy.top(self._plane.ladder)
 
     def _tightened(self, finding: FloorFinding) -> Mapping[int, Tightened]:
         return self._plane.state.tightened(finding.policy.name, _router(finding.router_version))
