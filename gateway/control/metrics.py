@@ -28,7 +28,7 @@ class ControlMetrics(Collector):
             ("suffice_kill_switch", "1 while all traffic goes to the top tier.", state.kill_switch.on),
             ("suffice_leader", "1 while this server leads.", plane.leader.lease is not None),
             ("suffice_rollout_share", "Share of sticky keys a new router serves.", canary.share if canary else 0.0),
-            ("suffice_shadow_left_out", "Requests a router in shadow had no time for.", plane.shadow.num_left_out),
+            ("suffice_shadow_left_out", "Requests a router on its way had no time for.", plane.shadow.num_left_out),
         ):
             yield GaugeMetricFamily(name, help_text, float(value))
         groups = GaugeMetricFamily(
