@@ -93,7 +93,7 @@ def fit_adjustment(rows: CheckedRows, space: Space, *, seed: int) -> Adjusted:
         raise TrainingError(f"{rows.num_labels} checked answers cannot carry an adjustment; {MIN_LABELS} are needed.")
     kinds = KINDS if rows.num_labels >= _MIN_LABELS_FOR_TREES else KINDS_WITHOUT_TREES
     guesses = _left_out(kinds, rows, space, _folds(rows.groups, seed), seed)
-    losses = {kind: _loss(guesses[kind], rows) for kind in _SIMPLEST_FIRST if kind in guesses}
+    losses = {name: _loss(guess, rows) for name, guess in guesses.items()}
     best = min(losses, key=losses.__getitem__)
     (kind,) = [kind for kind in kinds if best in kind.names]
     return Adjusted(best, kind.fits(rows, space, seed)[best], guesses[best], losses)
@@ -260,14 +260,10 @@ def _ridge_logistic(design: Floats, rows: CheckedRows, tier: int, weights: Float
     return beta
 
 
+# Simplest first: of equal losses the first wins.
 KINDS_WITHOUT_TREES: Kinds = (
     _Kind("unchanged", _unchanged),
     _Kind("recalibrated", _recalibrated, "neighbours"),
     _Kind("linear", _linear, "linear and neighbours"),
 )
 KINDS: Kinds = (*KINDS_WITHOUT_TREES, _Kind("boosted", _boosted, "boosted and neighbours"))
-# Of equal losses the first wins.
-_SIMPLEST_FIRST = (
-    *("unchanged", "recalibrated", "linear", "neighbours", "linear and neighbours"),
-    *("boosted", "boosted and neighbours"),
-)
