@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 from starlette.applications import Starlette
 
-from backends.protocol import Backend
+from backends.protocol import Backend, GenerateRequest
 from backends.testing import EchoBackend, Script, ScriptSource
 from classifier.types import Router
 from gateway.app import create_app
@@ -101,6 +101,30 @@ class Gateway:
 def echo_backends(small: ScriptSource = ECHO, large: ScriptSource = ECHO, **options: Any) -> dict[str, Backend]:
     """The ladder's two models."""
     return {"small": EchoBackend("small", small, **options), "large": EchoBackend("large", large, **options)}
+
+
+class Watched(EchoBackend):
+    """Counts every way in which it is shown a text."""
+
+    def __init__(self, model_id: str, script: ScriptSource = ECHO) -> None:
+        super().__init__(model_id, script)
+        self._num_read = 0
+
+    async def score(self, prompt: GenerateRequest, answer: str) -> Any:
+        self._num_read += 1
+        return await super().score(prompt, answer)
+
+    async def embed(self, texts: Any) -> Any:
+        self._num_read += 1
+        return await super().embed(texts)
+
+    async def count_tokens(self, request: GenerateRequest) -> int | None:
+        self._num_read += 1
+        return await super().count_tokens(request)
+
+    @property
+    def num_seen(self) -> int:
+        return len(self.requests) + self._num_read
 
 
 @asynccontextmanager

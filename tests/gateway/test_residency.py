@@ -9,38 +9,26 @@ from typing import Any
 import pytest
 
 from backends.errors import BackendUnavailable
-from backends.protocol import GenerateRequest
-from backends.testing import EchoBackend, Script
+from backends.testing import Script
 from gateway.config_errors import SettingsError
 from gateway.policy_body import to_body
 from gateway.settings import Settings
 from tests.gateway.admin.kit import administered
-from tests.gateway.harness import ECHO, LADDER_TOML, Gateway, assert_error, echo_backends, make_settings, running
+from tests.gateway.harness import (
+    ECHO,
+    LADDER_TOML,
+    Gateway,
+    Watched,
+    assert_error,
+    echo_backends,
+    make_settings,
+    running,
+)
 from tests.gateway.test_pages import FixedRouter
 
 PLACED = {"tiers__simple__region": "eu", "tiers__expert__region": "us"}
 NEW = {"if-none-match": "*"}
 EU = PLACED | {"policy__allowed_regions": ["eu"]}
-
-
-class Watched(EchoBackend):
-    """Notes also what it is only asked to count or to embed."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.num_looks = 0
-
-    async def count_tokens(self, request: GenerateRequest) -> int | None:
-        self.num_looks += 1
-        return await super().count_tokens(request)
-
-    async def embed(self, texts: Any) -> Any:
-        self.num_looks += 1
-        return await super().embed(texts)
-
-    @property
-    def has_seen_anything(self) -> bool:
-        return bool(self.requests) or self.num_looks > 0
 
 
 def watched(small: Script = ECHO) -> dict[str, Any]:
@@ -55,7 +43,7 @@ def placed(directory: Path, **overrides: Any) -> Settings:
 
 
 def assert_unseen(gateway: Gateway, model: str = "large") -> None:
-    assert not gateway.backends[model].has_seen_anything
+    assert gateway.backends[model].num_seen == 0
     gateway.assert_idle()
 
 

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from sqlalchemy import select
 
-from backends.protocol import GenerateRequest
-from backends.testing import EchoBackend, Script
+from backends.testing import Script
 from gateway.control.floor import Evidence, FloorFinding, find_floor
 from gateway.control.plane import ControlPlane
 from gateway.settings import Settings
@@ -20,7 +19,7 @@ from gateway.store.monitoring import CheckedRow, Key, MonitorReader, Traffic
 from gateway.store.tables import requests, verifications
 from policies.certificate import FloorStatus
 from policies.policy import Policy
-from tests.gateway.harness import Gateway, make_settings, running
+from tests.gateway.harness import Gateway, Watched, make_settings, running
 from tests.gateway.records import NOW
 from tests.gateway.verify.jobs import draw_jobs
 from tests.gateway.verify.test_worker import ALL, read, until_done
@@ -62,32 +61,8 @@ CHECK_ALL: Mapping[str, Any] = ALL | {
 }
 
 
-class Watched(EchoBackend):
-    """Counts every way in which it is shown a text."""
-
-    def __init__(self, model_id: str) -> None:
-        super().__init__(model_id, Script(text="The answer is 5."))
-        self.num_read = 0
-
-    async def score(self, prompt: GenerateRequest, answer: str) -> Any:
-        self.num_read += 1
-        return await super().score(prompt, answer)
-
-    async def embed(self, texts: Any) -> Any:
-        self.num_read += 1
-        return await super().embed(texts)
-
-    async def count_tokens(self, request: GenerateRequest) -> int | None:
-        self.num_read += 1
-        return await super().count_tokens(request)
-
-    @property
-    def num_seen(self) -> int:
-        return len(self.requests) + self.num_read
-
-
 def backends() -> dict[str, Any]:
-    return {name: Watched(name) for name in ("low", "mid", "top")}
+    return {name: Watched(name, Script(text="The answer is 5.")) for name in ("low", "mid", "top")}
 
 
 def settings_of(directory: Path, database_url: str, ladder: str = LADDER, **overrides: Any) -> Settings:
