@@ -22,12 +22,19 @@ _MOST_SEQUENCES = 32
 _TEMPERATURES = (0.0, 1.0)
 
 
-def warm_up(engine: Engine, *, temperatures: tuple[float, ...] = _TEMPERATURES, timeout_s: float = 600.0) -> None:
+def warm_up(
+    engine: Engine,
+    *,
+    temperatures: tuple[float, ...] = _TEMPERATURES,
+    most_sequences: int = _MOST_SEQUENCES,
+    timeout_s: float = 600.0,
+) -> None:
     """Let an engine decode in batches and read prompts of the captured sizes; blocks until it has.
 
     Parameters
     ----------
     temperatures : one or both of 0 and another
+    most_sequences : of a step; larger ones are captured in traffic
 
     Raises
     ------
@@ -35,14 +42,15 @@ def warm_up(engine: Engine, *, temperatures: tuple[float, ...] = _TEMPERATURES, 
         What one of the steps failed with: the engine cannot serve.
     """
     config, limit = engine.config, engine.context_length
+    most_sequences = min(most_sequences, config.max_num_seqs)
     for temperature in temperatures:
         # Each answer decodes once per turn, and once more to end.
         sampling = SamplingParams(temperature=temperature, seed=0, max_tokens=_TURNS + 2, ignore_eos=True)
         for size in LADDER:
-            if size <= min(config.max_num_seqs, _MOST_SEQUENCES) and limit >= 1 + _TURNS + 2:
+            if size <= most_sequences and limit >= 1 + _TURNS + 2:
                 _serve(engine, [1] * size, sampling, timeout_s)
         one = SamplingParams(temperature=temperature, seed=0, max_tokens=1)
-        for most in sorted({min(size, config.max_num_seqs, _MOST_SEQUENCES) for size in NUM_SEQUENCES}):
+        for most in sorted({min(size, most_sequences) for size in NUM_SEQUENCES}):
             for num_tokens in _prompt_sizes(engine):
                 # As many prompts as there may be, all but the first of one token.
                 count = min(most, num_tokens)
