@@ -17,7 +17,6 @@ import asyncio
 import json
 import random
 import signal
-import socket
 import sqlite3
 import statistics
 import sys
@@ -32,6 +31,7 @@ from typing import Any
 import httpx
 
 from gateway.bench.card import card, print_card
+from gateway.bench.process import free_port
 from gateway.store.config import StoreConfig
 from gateway.store.store import Store
 from gateway.store.urls import parse_database_url
@@ -65,7 +65,7 @@ class ServerProcess:
     """A server as a process of its own, started by a command that takes ``--port`` (and ``--database-url``)."""
 
     def __init__(self, command: Sequence[str], database_url: str | None = None) -> None:
-        self._port = _free_port()
+        self._port = free_port()
         self._command = [*command, "--port", str(self._port)]
         if database_url is not None:
             self._command += ["--database-url", database_url]
@@ -268,13 +268,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         not tally.lost and not tally.wrong and tally.finished and figures["integrity"] in {"ok", "not applicable"}
     )
     return 0 if is_sound else 1
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 if __name__ == "__main__":

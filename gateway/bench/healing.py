@@ -11,13 +11,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import socket
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from itertools import islice
@@ -30,13 +28,13 @@ from backends.builtin.tasks.check import check
 from backends.builtin.tasks.generate import FAMILIES, generate
 from backends.builtin.tasks.types import Task
 from gateway.bench.card import card
+from gateway.bench.process import ready_server
 from gateway.outcomes.halves import FITTING_HALF, JUDGING_HALF, half_of
 
 # Its words are those of other families, so nothing tells the router that it never saw them.
 UNSEEN = ("arithmetic",)
 _UNSEEN_SHARE = 0.4
 _TOP_SAMPLE = 300
-_START_TIMEOUT_S = 300.0
 _MAX_TOKENS = 512
 
 # A month's beat in minutes: rules, confidence and the share that checks may cost are as shipped; the waiting between
@@ -133,7 +131,9 @@ async def _run(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
     router = given.router or await _fit(given, folder, seen)
     config = folder / "suffice.toml"
     config.write_text(_configuration(router, given.sampling_share))
-    async with _server(folder, config) as url, httpx.AsyncClient(base_url=url, timeout=300.0) as client:
+    environ = {"SUFFICE_DATA_DIR": str(folder / "data"), "SUFFICE_LOG__LEVEL": "warning"}
+    server = ready_server(*_suffice("serve", "--config", str(config)), environ=environ)
+    async with server as url, httpx.AsyncClient(base_url=url, timeout=300.0) as client:
         tasks = _tasks(given, seen)
         stretches = []
         for kind, count in (("before", given.before), ("after", given.after)):
@@ -210,48 +210,8 @@ def _configuration(router: Path, sampling_share: float) -> str:
     return own + _BEAT
 
 
-@asynccontextmanager
-async def _server(folder: Path, config: Path) -> AsyncIterator[str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    arguments = ("serve", "--config", str(config), "--port", str(port))
-    environ = {"SUFFICE_DATA_DIR": str(folder / "data"), "SUFFICE_LOG__LEVEL": "warning"}
-    process = await asyncio.create_subprocess_exec(
-        *_suffice(*arguments), env=_environment(environ), stdout=asyncio.subprocess.DEVNULL
-    )
-    url = f"http://127.0.0.1:{port}"
-    try:
-        await _wait_until_ready(url, process)
-        yield url
-    finally:
-        if process.returncode is None:
-            with suppress(ProcessLookupError):
-                process.terminate()
-        await process.wait()
-
-
 def _suffice(*arguments: str) -> list[str]:
     return [sys.executable, "-c", "from gateway.cli import main; main()", *arguments]
-
-
-def _environment(added: dict[str, str]) -> dict[str, str]:
-    import os
-
-    return dict(os.environ) | added
-
-
-async def _wait_until_ready(url: str, process: asyncio.subprocess.Process) -> None:
-    begun_s = time.perf_counter()
-    async with httpx.AsyncClient(timeout=60.0) as client:
-        while time.perf_counter() - begun_s < _START_TIMEOUT_S:
-            with suppress(httpx.TransportError):
-                if (await client.get(f"{url}/readyz")).is_success:
-                    return
-            if process.returncode is not None:
-                raise SystemExit(f"The server ended with status {process.returncode} before it answered.")
-            await asyncio.sleep(0.2)
-    raise SystemExit(f"The server at {url} was not ready within {_START_TIMEOUT_S:.0f} s.")
 
 
 # ---- the requests

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import sys
-import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +14,9 @@ import httpx
 
 from backends.builtin.tasks.check import check
 from backends.builtin.tasks.types import Task
+from gateway.bench.process import ready_server
 from gateway.escalation import DOUBTED
 
-_START_TIMEOUT_S = 180.0
 _ANSWER_TIMEOUT_S = 300.0
 
 Progress = Callable[[str, int, int], None]
@@ -59,36 +57,10 @@ class Reply:
     doubted: tuple[int, ...] = ()
 
 
-@asynccontextmanager
-async def own_server(data_dir: Path, config: Path | None) -> AsyncIterator[str]:
-    """Start a server process; yields its URL once it is ready to answer; stops it at the end."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "gateway.bench.ladder_server", "--port", str(port), "--data-dir", str(data_dir)]
-    process = await asyncio.create_subprocess_exec(*command, *(["--config", str(config)] if config else []))
-    url = f"http://127.0.0.1:{port}"
-    try:
-        await _wait_until_ready(url, process)
-        yield url
-    finally:
-        if process.returncode is None:
-            with suppress(ProcessLookupError):
-                process.terminate()
-        await process.wait()
-
-
-async def _wait_until_ready(url: str, process: asyncio.subprocess.Process) -> None:
-    begun = time.perf_counter()
-    async with httpx.AsyncClient(timeout=_ANSWER_TIMEOUT_S) as client:
-        while time.perf_counter() - begun < _START_TIMEOUT_S:
-            with suppress(httpx.TransportError):
-                if (await client.get(f"{url}/readyz")).is_success:
-                    return
-            if process.returncode is not None:
-                raise SystemExit(f"The server ended with status {process.returncode} before it answered.")
-            await asyncio.sleep(0.2)
-    raise SystemExit(f"The server at {url} was not ready within {_START_TIMEOUT_S:.0f} s.")
+def own_server(data_dir: Path, config: Path | None) -> AbstractAsyncContextManager[str]:
+    """A server process of the bench's; gives its URL once it is ready to answer, and stops it at the end."""
+    command = [sys.executable, "-m", "gateway.bench.ladder_server", "--data-dir", str(data_dir)]
+    return ready_server(*command, *(["--config", str(config)] if config else []))
 
 
 async def ask_all(

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
+import httpx
+
 _START_TIMEOUT_S = 60.0
+# With models to load, beside whatever else the machine does.
+_READY_TIMEOUT_S = 300.0
 
 
 @contextmanager
 def program(module: str, *arguments: str, log: Path) -> Iterator[tuple[int, int]]:
     """Run ``python -m module --port PORT …``, its log lines into a file; gives (process id, port) once it answers."""
-    port = _free_port()
+    port = free_port()
     with log.open("wb") as lines:
         command = [sys.executable, "-m", module, "--port", str(port), *arguments]
         process = subprocess.Popen(command, stderr=lines)
@@ -40,7 +46,39 @@ def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
     raise RuntimeError(f"the server does not answer on port {port} after {_START_TIMEOUT_S:g} s")
 
 
-def _free_port() -> int:
+@asynccontextmanager
+async def ready_server(*command: str, environ: Mapping[str, str] | None = None) -> AsyncIterator[str]:
+    """Run ``command --port PORT``, with variables beside this process's own; gives its URL once its models answer."""
+    port = free_port()
+    process = await asyncio.create_subprocess_exec(
+        *command, "--port", str(port), env=os.environ | dict(environ or {}), stdout=asyncio.subprocess.DEVNULL
+    )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        await _until_ready(url, process)
+        yield url
+    finally:
+        if process.returncode is None:
+            with suppress(ProcessLookupError):
+                process.terminate()
+        await process.wait()
+
+
+async def _until_ready(url: str, process: asyncio.subprocess.Process) -> None:
+    deadline_s = time.monotonic() + _READY_TIMEOUT_S
+    async with httpx.AsyncClient(timeout=_READY_TIMEOUT_S) as client:
+        while time.monotonic() < deadline_s:
+            with suppress(httpx.TransportError):
+                if (await client.get(f"{url}/readyz")).is_success:
+                    return
+            if process.returncode is not None:
+                raise SystemExit(f"The server ended with status {process.returncode} before it answered.")
+            await asyncio.sleep(0.2)
+    raise SystemExit(f"The server at {url} was not ready within {_READY_TIMEOUT_S:.0f} s.")
+
+
+def free_port() -> int:
+    """A port nobody listens on now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
