@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -210,40 +209,3 @@ async def test_a_request_alone_may_limit_its_cost(tmp_path: Path) -> None:
         limited = await gateway.chat(suffice={"max_cost_usd": 0.0125}, max_tokens=100)
         assert limited.headers["x-suffice-model"] == "large", "a short answer is expected to cost less"
         assert (await gateway.rows())[0].overrides["max_cost_usd"] == "0.0125"
-
-
-@pytest.fixture(params=["own books", pytest.param("redis", marks=pytest.mark.db)])
-def options(request: pytest.FixtureRequest, database_url: str) -> dict[str, Any]:
-    found: dict[str, Any] = {"database__url": database_url}
-    if request.param == "redis":
-        found["redis__url"] = request.getfixturevalue("redis_url")
-    return found
-
-
-async def test_a_policys_day_ends_for_all_its_callers(tmp_path: Path, options: dict[str, Any]) -> None:
-    settings = make_settings(tmp_path, **options, policies__thrifty__budget_usd_per_day="0.0007")
-    cheap = {"suffice": {"policy": "thrifty", "tier": 1}}
-    async with running(settings) as gateway:
-        answers = await asyncio.gather(*(gateway.chat(**cheap) for _ in range(20)))
-        assert sorted(each.status_code for each in answers) == [200] * 7 + [429] * 13
-        refused = await gateway.chat(**cheap)
-        error = assert_error(refused, 429, "insufficient_quota")
-        assert "policy 'thrifty' of $0.0007 a day" in error["message"]
-        assert 1 <= int(refused.headers["retry-after"]) <= 86_400
-        assert (await gateway.chat(model="simple")).status_code == 200, "another policy's budget is its own"
-        assert len(await gateway.rows()) == 8
-        gateway.assert_idle()
-    # After a restart the log says what was used.
-    async with running(settings) as gateway:
-        assert_error(await gateway.chat(**cheap), 429, "insufficient_quota")
-
-
-async def test_what_fails_gives_a_policys_budget_back(tmp_path: Path, options: dict[str, Any]) -> None:
-    settings = make_settings(tmp_path, **options, policy__budget_usd_per_day="0.0001")
-    down = Script(fail_before=BackendUnavailable("down"))
-    async with running(settings, echo_backends(small=down)) as gateway:
-        for _ in range(3):
-            assert (await gateway.chat(model="simple")).status_code == 503
-        gateway.backends["small"]._script = Script()
-        assert (await gateway.chat(model="simple")).status_code == 200
-        assert_error(await gateway.chat(model="simple"), 429, "insufficient_quota")

@@ -1,4 +1,4 @@
-"""Keys with limits over real HTTP: what is let through, what is refused and how, what is given back."""
+"""Keys with limits and policies with budgets over HTTP: what is let through, what is refused and how, what is given back."""
 
 from __future__ import annotations
 
@@ -206,3 +206,32 @@ async def test_without_redis_a_gateway_learns_from_the_log_what_another_spent(
         await ask(other, headers)
         await asyncio.sleep(0.2)
         assert_error(await ask(other, headers), 429, "insufficient_quota")
+
+
+async def test_a_policys_day_ends_for_all_its_callers(tmp_path: Path, options: dict[str, Any]) -> None:
+    settings = make_settings(tmp_path, **options, policies__thrifty__budget_usd_per_day="0.0007")
+    cheap = {"suffice": {"policy": "thrifty", "tier": 1}}
+    async with running(settings) as gateway:
+        answers = await asyncio.gather(*(gateway.chat(**cheap) for _ in range(20)))
+        assert sorted(each.status_code for each in answers) == [200] * 7 + [429] * 13
+        refused = await gateway.chat(**cheap)
+        error = assert_error(refused, 429, "insufficient_quota")
+        assert "policy 'thrifty' of $0.0007 a day" in error["message"]
+        assert 1 <= int(refused.headers["retry-after"]) <= 86_400
+        assert (await gateway.chat(model="simple")).status_code == 200, "another policy's budget is its own"
+        assert len(await gateway.rows()) == 8
+        gateway.assert_idle()
+    # After a restart the log says what was used.
+    async with running(settings) as gateway:
+        assert_error(await gateway.chat(**cheap), 429, "insufficient_quota")
+
+
+async def test_what_fails_gives_a_policys_budget_back(tmp_path: Path, options: dict[str, Any]) -> None:
+    settings = make_settings(tmp_path, **options, policy__budget_usd_per_day="0.0001")
+    down = Script(fail_before=BackendUnavailable("down"))
+    async with running(settings, echo_backends(small=down)) as gateway:
+        for _ in range(3):
+            assert (await gateway.chat(model="simple")).status_code == 503
+        gateway.backends["small"]._script = Script()
+        assert (await gateway.chat(model="simple")).status_code == 200
+        assert_error(await gateway.chat(model="simple"), 429, "insufficient_quota")
