@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from backends.protocol import FinishReason
 from classifier.types import TierSufficiency
 from gateway.ids import uuid7
 from gateway.store.records import RequestRecord
 from gateway.store.tables import verifications
 from policies.exploration import propensities
 from tests.gateway.admin.kit import Admin, administered
+from tests.gateway.records import make_record
 
 NOW = datetime.now(UTC)
 
@@ -24,12 +24,7 @@ NOW = datetime.now(UTC)
 def record(**changes: Any) -> RequestRecord:
     """A row that tier 1 answered well enough, as the router had thought."""
     fields: dict[str, Any] = {
-        "request_id": uuid7(),
         "created_at": NOW,
-        "endpoint": "/v1/chat/completions",
-        "model_requested": "auto",
-        "finish_reason": FinishReason.STOP,
-        "status_code": 200,
         "policy_name": "default",
         "sufficiency": (TierSufficiency(1, 0.9, 0.97), TierSufficiency(2, 0.95, 1.0)),
         "novelty": 0.1,
@@ -45,7 +40,7 @@ def record(**changes: Any) -> RequestRecord:
         "cost_usd": Decimal("0.0001"),
         "router_version": "r1",
     }
-    return RequestRecord(**(fields | changes))
+    return make_record(**(fields | changes))
 
 
 async def put(admin: Admin, *records: RequestRecord) -> None:
