@@ -1,4 +1,4 @@
-"""Keys with limits and policies with budgets over HTTP: what is let through, what is refused and how, what is given back."""
+"""Limited keys and policies over real HTTP: what is let through, what is refused and how, what is given back."""
 
 from __future__ import annotations
 
