@@ -64,22 +64,9 @@ struct Team {
     u32 a[STEPS][4];
     float offsets[RT][4];
 
-    DEVICE void begin() {
-#pragma unroll
-        for (int rt = 0; rt < RT; rt++)
-#pragma unroll
-            for (int nt = 0; nt < NT; nt++)
-#pragma unroll
-                for (int i = 0; i < 4; i++) acc[rt][nt][i] = 0.0f;
-        forget_offsets();
-    }
+    DEVICE void begin() { clear(acc), forget_offsets(); }
 
-    DEVICE void forget_offsets() {
-#pragma unroll
-        for (int rt = 0; rt < RT; rt++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) offsets[rt][i] = 0.0f;
-    }
+    DEVICE void forget_offsets() { clear(offsets); }
 
     // Multiply a unit; its stage is left with the next, or at the end. Were products under way on return, the compiler would
     // not see that the sums read meanwhile are others, and wait after every product.

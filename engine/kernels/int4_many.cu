@@ -63,14 +63,7 @@ struct Team {
     float acc[RT][NT][4];
     u32 a[DEPTH][4];
 
-    DEVICE void begin() {
-#pragma unroll
-        for (int rt = 0; rt < RT; rt++)
-#pragma unroll
-            for (int nt = 0; nt < NT; nt++)
-#pragma unroll
-                for (int i = 0; i < 4; i++) acc[rt][nt][i] = 0.0f;
-    }
+    DEVICE void begin() { clear(acc); }
 
     // Multiply a unit. On return its last products may still be under way; the stage before, unless -1, has been left.
     DEVICE void multiply(const Halves &, const u8 *stage, Control &control, int before, const Cursor &, bool) {

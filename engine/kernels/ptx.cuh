@@ -216,6 +216,18 @@ template <int ROWS, int COLUMNS> DEVICE void settle(float (&acc)[ROWS][COLUMNS][
     for (int r = 0; r < ROWS; r++) settle(acc[r]);
 }
 
+// No sums yet.
+template <int COLUMNS> DEVICE void clear(float (&acc)[COLUMNS][4]) {
+#pragma unroll
+    for (int c = 0; c < COLUMNS; c++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) acc[c][i] = 0.0f;
+}
+template <int ROWS, int COLUMNS> DEVICE void clear(float (&acc)[ROWS][COLUMNS][4]) {
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) clear(acc[r]);
+}
+
 // Two halves at once: a - b.
 DEVICE u32 subtract_pair(u32 a, u32 b) {
     u32 out;
