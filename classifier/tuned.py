@@ -33,6 +33,8 @@ MAX_PARAMETERS = 130_000_000
 """Of an encoder that counts as small: 260 MB in a router's artifact, 16 bytes a parameter while it is tuned."""
 
 _BATCH = 32
+# Modules of a layer take memory and time before any weight does, also where a small encoder has no more than twelve.
+_MAX_LAYERS = 100
 
 
 class TierHeads(nn.Module):
@@ -189,6 +191,8 @@ def _net(setup: Mapping[str, Any], weights: bytes) -> TierHeads:
 def _build(setup: Mapping[str, Any]) -> TierHeads:
     config = dict(setup["config"])
     shape = AutoConfig.for_model(config.pop("model_type"), **config | {"dtype": "float32"})
+    if shape.num_hidden_layers > _MAX_LAYERS:
+        raise ValueError(f"it has {shape.num_hidden_layers} layers; up to {_MAX_LAYERS} are read")
     transformer = AutoModel.from_config(shape)  # type: ignore[no-untyped-call]
     return TierHeads(transformer, int(setup["num_outputs"]))
 

@@ -213,7 +213,9 @@ def test_what_cannot_be_fine_tuned_is_named(
         tune(encoders(0))
 
 
-@pytest.mark.parametrize("damage", ["weights", "shape", "giant", "code", "missing", "outputs", "words", "length"])
+@pytest.mark.parametrize(
+    "damage", ["weights", "shape", "giant", "deep", "code", "missing", "outputs", "words", "length"]
+)
 def test_a_damaged_encoder_is_refused_before_it_serves(learnt: Tuned, artifact: RouterArtifact, damage: str) -> None:
     arrays = dict(learnt.encoder.arrays)
     setup = json.loads(arrays[tuned.SETUP].tobytes())
@@ -224,6 +226,8 @@ def test_a_damaged_encoder_is_refused_before_it_serves(learnt: Tuned, artifact: 
     elif damage == "giant":
         # Half a terabyte, were it allocated before it is looked at.
         setup["config"]["intermediate_size"] = 2_000_000_000
+    elif damage == "deep":
+        setup["config"]["num_hidden_layers"] = 1_000_000_000
     elif damage == "outputs":
         setup["num_outputs"] = 3
     elif damage == "words":
