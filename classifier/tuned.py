@@ -33,7 +33,7 @@ MAX_PARAMETERS = 130_000_000
 """Of an encoder that counts as small: 260 MB in a router's artifact, 16 bytes a parameter while it is tuned."""
 
 _BATCH = 32
-# Modules of a layer take memory and time before any weight does, also where a small encoder has no more than twelve.
+# Layers are objects before any weight is allocated; a small encoder has some twelve.
 _MAX_LAYERS = 100
 
 
