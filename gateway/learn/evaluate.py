@@ -45,10 +45,13 @@ class Contender:
     tightened: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     decided: tuple[Floats, int] | None = None
 
+    def decisions(self, table: LearningTable, ladder: Ladder, default: str) -> tuple[Floats, int]:
+        """See :func:`gateway.learn.replay.decisions`."""
+        return self.decided or decisions(table, self.estimates, self.policies, default, ladder, self.tightened)
+
     def decided_by(self, table: LearningTable, ladder: Ladder, default: str) -> Contender:
         """The same with its decisions, for several comparisons on the same rows."""
-        decided = self.decided or decisions(table, self.estimates, self.policies, default, ladder, self.tightened)
-        return replace(self, decided=decided)
+        return replace(self, decided=self.decisions(table, ladder, default))
 
     def take(self, rows: NDArray[np.int64]) -> Contender:
         """On some of the rows."""
@@ -94,46 +97,31 @@ def compare(
         Too few rows, or too few of them checked.
     """
     kept = np.flatnonzero(table.frame > 0)
-    table, found = table.take(kept), {}
+    table, contenders = table.take(kept), {"candidate": candidate.take(kept), "serving": serving.take(kept)}
     _need_rows(table)
-    contenders = {"candidate": candidate, "serving": serving}
-    taken = {name: each.take(kept).decided_by(table, ladder, default) for name, each in contenders.items()}
-    targets = {name: each.decided for name, each in taken.items() if each.decided is not None}
-    chances = {name: target for name, (target, _) in targets.items()}
-    guess = (taken["candidate"].estimates.good + taken["serving"].estimates.good) / 2
+    replayed = {name: each.decisions(table, ladder, default) for name, each in contenders.items()}
+    num_undecided = max(num for _, num in replayed.values())
+    chances = {name: chance for name, (chance, _) in replayed.items()}
     support = _support(table)
     usable = np.flatnonzero(~np.any([((each > 0) & ~support).any(axis=1) for each in chances.values()], axis=0))
     num_unsupported = len(table) - len(usable)
     if len(usable) < MIN_ROWS or num_unsupported > MAX_UNSUPPORTED * len(table):
         return _cannot_tell(num_unsupported, len(table))
-    table, support, guess = table.take(usable), support[usable], guess[usable]
+    guess = (candidate.estimates.good + serving.estimates.good)[kept][usable] / 2
+    table, support = table.take(usable), support[usable]
     chances = {name: each[usable] for name, each in chances.items()}
     quality, cost = _quality_rows(table, guess, support), _cost_rows(table, ladder, support)
-    floor = candidate.policies[default].quality_floor
     held = doubly_robust(quality, chances["candidate"], 2 * rule.confidence - 1).estimate
+    floor = candidate.policies[default].quality_floor
     is_held, rule = within_floor(held, floor, rule)
     judgement = judge_promotion(quality, cost, chances["candidate"], chances["serving"], rule)
-    for name, target in chances.items():
-        found[name] = {
-            "shares": np.average(target, axis=0, weights=table.frame).tolist(),
-            "quality": _estimates(doubly_robust(quality, target), *_graded(table, target)),
-            "cost_usd": _evaluated(doubly_robust(cost, target)),
-        }
     body = {
-        "verdict": judgement.verdict.value,
-        "reason": judgement.reason,
-        "judgement": {name: value for name, value in asdict(judgement).items() if name not in ("verdict", "reason")},
-        "rule": asdict(rule),
+        **_stated(judgement, rule),
         "floor": {"floor": floor, "is_held": is_held, "quality": held.value, "quality_low": held.low},
-        "num_requests": float(table.frame.sum()),
-        "num_rows": len(table),
-        "num_checked": int(table.is_checked.sum()),
+        **_counts(table, chances),
         "num_unsupported": num_unsupported,
-        "num_undecided": max(num for _, num in targets.values()),
-        "share_moved": float(
-            np.average(np.abs(chances["candidate"] - chances["serving"]).sum(axis=1) / 2, weights=table.frame)
-        ),
-        **found,
+        "num_undecided": num_undecided,
+        **{name: _worth(table, quality, cost, each) for name, each in chances.items()},
     }
     return Comparison(judgement, body)
 
@@ -147,6 +135,33 @@ def within_floor(held: Estimate, floor: float, rule: PromotionRule) -> tuple[boo
     """
     is_held = held.low >= floor
     return is_held, replace(rule, max_quality_loss=1.0) if is_held else rule
+
+
+def _stated(judgement: Judgement, rule: PromotionRule) -> dict[str, Any]:
+    """The verdict, and the numbers and the rule behind it."""
+    numbers = asdict(judgement)
+    verdict, reason = numbers.pop("verdict"), numbers.pop("reason")
+    return {"verdict": verdict.value, "reason": reason, "judgement": numbers, "rule": asdict(rule)}
+
+
+def _counts(table: LearningTable, chances: Mapping[str, Floats]) -> dict[str, Any]:
+    """How much was judged on, and the share of traffic that the candidate would move."""
+    moved = np.abs(chances["candidate"] - chances["serving"]).sum(axis=1) / 2
+    return {
+        "num_requests": float(table.frame.sum()),
+        "num_rows": len(table),
+        "num_checked": int(table.is_checked.sum()),
+        "share_moved": float(np.average(moved, weights=table.frame)),
+    }
+
+
+def _worth(table: LearningTable, quality: LoggedRows, cost: LoggedRows, chance: Floats) -> dict[str, Any]:
+    """One router's shares of the tiers, quality and cost."""
+    return {
+        "shares": np.average(chance, axis=0, weights=table.frame).tolist(),
+        "quality": _estimates(doubly_robust(quality, chance), *_graded(table, chance)),
+        "cost_usd": _evaluated(doubly_robust(cost, chance)),
+    }
 
 
 def _need_rows(table: LearningTable) -> None:
