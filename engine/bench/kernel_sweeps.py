@@ -31,7 +31,8 @@ def sweep_int4(shape: Shape, rows: tuple[int, ...]) -> Iterator[dict[str, object
             x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
             line: dict[str, object] = {"model": shape.name, "kernel": name, "rows": m}
             if m <= FEW_ROWS:
-                for tiles, per_sm, kib in ((1, 2, 112), (2, 2, 112), (2, 1, 112), (2, 1, 220)):
+                few = ((1, 2, 112), (2, 2, 112), (2, 1, 112), (2, 1, 220))
+                for tiles, per_sm, kib in few if m <= 16 else ((1, 1, 120), (1, 1, 220), (2, 1, 160), (2, 1, 220)):
                     config = StreamConfig(tiles, per_sm, kib)
                     key = f"t{tiles}b{per_sm}s{kib}"
                     line[key] = round(

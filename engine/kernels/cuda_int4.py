@@ -3,9 +3,9 @@
 ===========  ===================================================================================================
 rows         program
 ===========  ===================================================================================================
-up to 32     ``int4.cu``: exact but for one rounding; a row has the same bits among 1 to 16 rows, and 17 to 32
-more         ``int4_many.cu``: weights are rounded to halves; a row has the same bits among 33 to 64 rows, 65 to
-             96, and 97 to 128
+up to 64     ``int4.cu``: exact but for one rounding; a row has the same bits among 1 to 16 rows, 17 to 32, and
+             33 to 64
+more         ``int4_many.cu``: weights are rounded to halves; a row has the same bits among 65 to 96, and 97 to 128
 ===========  ===================================================================================================
 
 Widths that no 8 divides, float32, and GPUs before or after Hopper go through torch, slowly.
@@ -26,11 +26,12 @@ from engine.kernels.nvrtc import Kernel, describe_matrix, load_kernel
 from engine.kernels.workspace import workspace_of
 
 SOURCE = "int4.cu"
-THREADS = 256 + 32  # that multiply, and one warp that copies
-FEW_ROWS = 32
+FEW_ROWS = 64
+GROUP_TILES = 4  # of 8 activation rows: from so many on warpgroups multiply, one thread block to a multiprocessor
 MAX_STAGES = 8
 SHARED_KIB = 112  # two thread blocks fit a multiprocessor
 EXCLUSIVE_KIB = 120  # one does
+DEEP_KIB = 220  # beyond 32 rows, whose stages are larger
 CONTROL_BYTES = 256  # at least a ``Control`` of that many stages
 
 
@@ -40,15 +41,17 @@ class StreamConfig:
 
     Parameters
     ----------
-    row_tiles : tiles of 16 weight rows that a warp holds at once, 1 or 2
-    blocks_per_sm : thread blocks launched per multiprocessor
-    shared_kib : shared memory of a thread block; None takes ``EXCLUSIVE_KIB`` for a kernel that starts early, so that a
-        multiprocessor never holds two of its blocks while another holds none, and ``SHARED_KIB`` otherwise
+    row_tiles : tiles of 16 weight rows that a warp holds at once, 1 or 2; None takes 2 up to 16 rows and 1 beyond. More
+        than 32 rows leave registers for one
+    blocks_per_sm : thread blocks launched per multiprocessor; beyond 16 rows one
+    shared_kib : shared memory of a thread block; None takes ``DEEP_KIB`` beyond 32 rows, and up to there
+        ``EXCLUSIVE_KIB`` for a kernel that starts early, so that a multiprocessor never holds two of its blocks while
+        another holds none, and ``SHARED_KIB`` otherwise
     early : start before the kernel ahead has ended. A captured 70B layer at one row takes 151 us early, 161 late, and
         238 early where two blocks may share a multiprocessor; an 8B layer 65, 73 and 84.
     """
 
-    row_tiles: int = 2
+    row_tiles: int | None = None
     blocks_per_sm: int = 1
     shared_kib: int | None = None
     early: bool = True
@@ -92,11 +95,12 @@ def stream_linear(x: Tensor, weight: Int4Weight, bias: Tensor | None, config: St
     out = torch.empty(x.shape[0], weight.out_features, dtype=x.dtype, device=x.device)
     blocks, units = weight.codes.shape[:2]
     config = config or StreamConfig()
-    row_tiles = config.row_tiles
-    tiles = next(tiles for tiles in (1, 2, 4) if 8 * tiles >= x.shape[0])
+    tiles = next(tiles for tiles in (1, 2, 4, 8) if 8 * tiles >= x.shape[0])
+    by_groups = tiles >= GROUP_TILES
     device = x.get_device()
+    row_tiles = 1 if tiles == 8 else config.row_tiles or (1 if by_groups else 2)
+    shared_kib = config.shared_kib or (DEEP_KIB if tiles == 8 else EXCLUSIVE_KIB if config.early else SHARED_KIB)
     is_bf16 = x.dtype == torch.bfloat16
-    shared_kib = config.shared_kib or (EXCLUSIVE_KIB if config.early else SHARED_KIB)
     kernel = _stream_kernel(tiles, row_tiles, weight.groups_per_unit, is_bf16, shared_kib, device)
     workspace = workspace_of(x.device)
     problem = _Problem(
@@ -115,32 +119,40 @@ def stream_linear(x: Tensor, weight: Int4Weight, bias: Tensor | None, config: St
         units,
         blocks,
     )
-    row_blocks = -(-blocks // row_tiles)
-    grid = min(num_multiprocessors(device) * config.blocks_per_sm, row_blocks * units)
-    kernel.launch((grid, 1), THREADS, [problem], torch.cuda.current_stream(device).cuda_stream, early=config.early)
+    row_blocks = -(-blocks // blocks_at_once(tiles, row_tiles))
+    grid = min(num_multiprocessors(device) * (1 if by_groups else config.blocks_per_sm), row_blocks * units)
+    threads = 512 + 128 if by_groups else 256 + 32  # that multiply, and those of which one copies
+    kernel.launch((grid, 1), threads, [problem], torch.cuda.current_stream(device).cuda_stream, early=config.early)
     return out
+
+
+def blocks_at_once(tiles: int, row_tiles: int) -> int:
+    """Blocks of 128 weight rows in a unit of work (``BLOCKS`` of ``int4.cu``)."""
+    return row_tiles * (2 if tiles >= GROUP_TILES else 1)
 
 
 def stage_bytes(tiles: int, row_tiles: int, groups: int) -> int:
     """Bytes of one stage of the ring: codes, activations, scales (``STAGE_BYTES`` of ``int4.cu``)."""
-    used = row_tiles * 8 * 1024 + tiles * 8 * 256 + row_tiles * groups * 512
+    used = blocks_at_once(tiles, row_tiles) * (8 * 1024 + groups * 512) + tiles * 8 * 256
     return -(-used // 1024) * 1024
+
+
+def fit_stages(tiles: int, row_tiles: int, groups: int, shared_kib: int) -> tuple[int, int]:
+    """Stages of the ring, and shared memory in all: beyond ``SHARED_KIB`` no less, to keep other thread blocks away."""
+    per_stage = stage_bytes(tiles, row_tiles, groups)
+    stages = min(MAX_STAGES, (1024 * shared_kib - CONTROL_BYTES) // per_stage)
+    return stages, max(stages * per_stage + CONTROL_BYTES, 1024 * shared_kib if shared_kib > SHARED_KIB else 0)
 
 
 @functools.cache
 def _stream_kernel(tiles: int, row_tiles: int, groups: int, is_bf16: bool, shared_kib: int, device: int) -> Kernel:
-    per_stage = stage_bytes(tiles, row_tiles, groups)
-    stages = min(MAX_STAGES, (1024 * shared_kib - CONTROL_BYTES) // per_stage)
-    shared = max(stages * per_stage + CONTROL_BYTES, 1024 * shared_kib if shared_kib > SHARED_KIB else 0)
-    # Eight tiles of sums need more registers than two resident blocks leave.
-    resident = 1 if tiles * row_tiles >= 8 else 2
+    stages, shared = fit_stages(tiles, row_tiles, groups, shared_kib)
     defines = {
         "NT": tiles,
         "RT": row_tiles,
         "STAGES": stages,
         "GROUPS": groups,
         "IS_BF16": int(is_bf16),
-        "MIN_BLOCKS": resident,
     }
     return load_kernel(SOURCE, "int4_linear", tuple(defines.items()), shared, device)
 

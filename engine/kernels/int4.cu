@@ -1,27 +1,32 @@
 // Few rows times 4-bit weights at the speed of the memory; the layout is drawn in int4.py.
 //
 // y = x W^T is computed as W x^T: weight rows ride the long side of the matrix instruction, activation rows the short one.
-// The copy engine brings weights in the order in which lanes want them, so two of them cost one shift, one lop3 and one
-// subtraction: a nibble under the exponent of 128 (bfloat16) or 1024 (float16) is 128 + code, and less 128 + zero it is the
-// exact integer. Scales multiply the float32 sums of a group. One warp of a thread block copies, the others multiply: up to
-// 16 rows by mma.m16n8k16 with activations in registers, then by wgmma with activations in shared memory.
+// The copy engine brings weights in the order in which lanes want them, so two of them cost one lop3, one addition and half
+// a shift (see unpack); they are exact integers, and scales multiply the float32 sums of a group. One thread of a thread
+// block copies. Up to 16 rows are multiplied by 8 warps with mma.m16n8k16, activations in registers; more by four warpgroups
+// with wgmma, activations in shared memory. It takes as many to keep the matrix unit busy beside all the unpacking.
 //
-// Work is cut into units of RT * 128 rows x 128 inputs, and every thread block takes an equal run of consecutive units, so
+// Work is cut into units of BLOCKS * 128 rows x 128 inputs, and every thread block takes an equal run of consecutive units, so
 // all finish together whatever the shape ("stream-K", Osama et al. 2023, section 4). A row block whose units fell to several
 // thread blocks is summed by the one that comes last, always in the order of the inputs: the result does not depend on
 // timing, nor on the number of activation rows.
 //
-// Compile-time: NT tiles of 8 activation rows, RT tiles of 16 weight rows a warp, STAGES of the ring, GROUPS a unit,
-// IS_BF16, MIN_BLOCKS resident per multiprocessor.
+// Compile-time: NT tiles of 8 activation rows, RT tiles of 16 weight rows a warp, STAGES of the ring, GROUPS a unit, IS_BF16.
 
-static constexpr int WARPS = 8; // that multiply; one more copies
+static constexpr bool BY_GROUPS = NT > 2; // of four warps, wgmma
+static constexpr int WARPS = BY_GROUPS ? 16 : 8; // that multiply
 static constexpr int THREADS = 32 * WARPS;
+static constexpr int COPIERS = BY_GROUPS ? 128 : 32; // threads besides; a warpgroup can give its registers to the others
+static constexpr int COPIER_REGISTERS = 24, REGISTERS = 112;
+static constexpr int MIN_BLOCKS = BY_GROUPS ? 1 : 2; // that registers leave room for on a multiprocessor
+static constexpr int BLOCKS = RT * WARPS / 8; // of 128 weight rows, side by side
 static constexpr int TILE_BYTES = 1024; // 16 rows x 128 inputs
 static constexpr int HALF_BYTES = NT * 8 * 128; // activations: two halves of 64 inputs, swizzled by the copy engine
 // Of a stage: codes, activations (at a multiple of 1024, as the swizzle goes by address), scales.
-static constexpr int CODE_BYTES = RT * WARPS * TILE_BYTES;
+static constexpr int BLOCK_BYTES = 8 * TILE_BYTES;
+static constexpr int CODE_BYTES = BLOCKS * BLOCK_BYTES;
 static constexpr int X_BYTES = 2 * HALF_BYTES;
-static constexpr int SCALE_BYTES = RT * GROUPS * WARPS * 64;
+static constexpr int SCALE_BYTES = BLOCKS * GROUPS * 512;
 static constexpr int STAGE_BYTES = (CODE_BYTES + X_BYTES + SCALE_BYTES + 1023) / 1024 * 1024;
 
 static constexpr u32 EXPONENT = IS_BF16 ? 0x43004300u : 0x64006400u;
@@ -67,11 +72,11 @@ struct Cursor {
 DEVICE void copy_weights(const Problem &p, u8 *stage, u64 *filled, const Cursor &at) {
     barrier_arrive_expect(filled, CODE_BYTES + X_BYTES + SCALE_BYTES);
 #pragma unroll
-    for (int rt = 0; rt < RT; rt++) {
+    for (int b = 0; b < BLOCKS; b++) {
         // Rows past the last block are read again from it and never stored.
-        size_t unit = static_cast<size_t>(min(at.row_block * RT + rt, p.B - 1)) * p.U + at.u;
-        copy_bulk(stage + rt * WARPS * TILE_BYTES, p.codes + unit * (WARPS * TILE_BYTES), WARPS * TILE_BYTES, filled);
-        copy_bulk(stage + CODE_BYTES + X_BYTES + rt * GROUPS * 512, p.scales + unit * (GROUPS * 512), GROUPS * 512, filled);
+        size_t unit = static_cast<size_t>(min(at.row_block * BLOCKS + b, p.B - 1)) * p.U + at.u;
+        copy_bulk(stage + b * BLOCK_BYTES, p.codes + unit * BLOCK_BYTES, BLOCK_BYTES, filled);
+        copy_bulk(stage + CODE_BYTES + X_BYTES + b * GROUPS * 512, p.scales + unit * (GROUPS * 512), GROUPS * 512, filled);
     }
 }
 
@@ -87,7 +92,7 @@ struct Weights {
     DEVICE explicit Weights(const u8 *stage) {
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
         codes = stage + warp * TILE_BYTES + lane * 16;
-        scales = stage + CODE_BYTES + X_BYTES + warp * 64 + (lane / 4) * 8;
+        scales = stage + CODE_BYTES + X_BYTES + warp / 8 * (GROUPS * 512) + warp % 8 * 64 + lane / 4 * 8;
     }
 
     // The words of 64 inputs.
@@ -97,36 +102,45 @@ struct Weights {
 
     // The scale words of rows g and g + 8.
     DEVICE void group(u32 (&word)[2], int rt, int group) const {
-        const u64 pair = *reinterpret_cast<const u64 *>(scales + (rt * GROUPS + group) * 512);
+        const u64 pair = *reinterpret_cast<const u64 *>(scales + (rt * (WARPS / 8) * GROUPS + group) * 512);
         word[0] = static_cast<u32>(pair), word[1] = static_cast<u32>(pair >> 32);
     }
 };
 
 // The four pairs of one word, rows g, g + 8, g, g + 8, less their zero points, which the scale words end in.
+//
+// A nibble under the exponent of 128 (bfloat16) or 1024 (float16) is 128 + code, and less 128 + zero the exact integer. So
+// rows g; those of g + 8 lie a nibble higher and stay there: in float16 that is 1024 + 16 code. In bfloat16, which has three
+// bits there, the bare nibble is the denormal code / 2^129, and 2^127 of it less zero / 4 a quarter of the integer.
 DEVICE void unpack(u32 (&a)[4], u32 word, const u32 (&scale)[2]) {
+    const u32 zero = (scale[0] & 15u) * 0x00010001u | EXPONENT;
+    u32 zero8 = (scale[1] & 15u) * 0x00100010u;
+    zero8 = IS_BF16 ? multiply_pair(zero8, 0xFF00FF00u) : zero8 | EXPONENT;
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        u32 zero = (scale[i & 1] & 15u) * 0x00010001u | EXPONENT;
-        a[i] = subtract_pair(select(word >> (4 * i), 0x000F000Fu, EXPONENT), zero);
+    for (int i = 0; i < 2; i++) {
+        const u32 codes = word >> (8 * i);
+        a[2 * i] = subtract_pair(select(codes, 0x000F000Fu, EXPONENT), zero);
+        a[2 * i + 1] = IS_BF16 ? multiply_add_pair(codes & 0x00F000F0u, 0x7F007F00u, zero8)
+                               : subtract_pair(select(codes, 0x00F000F0u, EXPONENT), zero8);
     }
 }
 
-// Add a group's sums, scaled, and begin the next.
-DEVICE void add_group(float (&acc)[NT][4], float (&sum)[NT][4], const u32 (&scale)[2]) {
+// Add a group's sums, scaled; those of rows g + 8 are of what unpack makes of their integers.
+DEVICE void add_group(float (&acc)[NT][4], const float (&sum)[NT][4], const u32 (&scale)[2]) {
+    const float factor[2] = {__uint_as_float(scale[0] & ~15u),
+                             __uint_as_float(scale[1] & ~15u) * (IS_BF16 ? 4.0f : 1.0f / 16)};
 #pragma unroll
     for (int nt = 0; nt < NT; nt++)
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            acc[nt][i] += __uint_as_float(scale[i / 2] & ~15u) * sum[nt][i];
-            sum[nt][i] = 0.0f;
-        }
+        for (int i = 0; i < 4; i++) acc[nt][i] += factor[i / 2] * sum[nt][i];
 }
 
 #if NT <= 2
 DEVICE void multiply_unit(float (&acc)[RT][NT][4], const u8 *stage) {
     const int lane = threadIdx.x % 32;
     const Weights weights(stage);
-    float sum[RT][NT][4] = {};
+    float sum[RT][NT][4];
+    clear(sum);
     Words words[RT];
     u32 scale[RT][2];
 #pragma unroll
@@ -153,43 +167,51 @@ DEVICE void multiply_unit(float (&acc)[RT][NT][4], const u8 *stage) {
         }
         if ((q + 1) % (4 / GROUPS) == 0)
 #pragma unroll
-            for (int rt = 0; rt < RT; rt++) add_group(acc[rt], sum[rt], scale[rt]);
+            for (int rt = 0; rt < RT; rt++) {
+                add_group(acc[rt], sum[rt], scale[rt]);
+                clear(sum[rt]);
+            }
     }
 }
 #else
+// A batch of products is under way while the next is unpacked. (Batches of one are slower, of four as fast up to 32 rows.)
 DEVICE void multiply_unit(float (&acc)[RT][NT][4], const u8 *stage) {
-    constexpr int PARTS = RT * GROUPS, STEPS = 8 / GROUPS; // a part is one group of one row tile, a step 16 inputs
-    constexpr int DEPTH = PARTS > 1 ? 2 : 1; // parts in flight, one being unpacked while the other is multiplied
+    constexpr int STEPS = 8 / GROUPS, BATCH = 2; // products of 16 inputs
     const Weights weights(stage);
-    const u32 x = describe(stage + CODE_BYTES);
-    float sum[DEPTH][NT][4] = {};
-    u32 scale[DEPTH][2];
+    // The compiler takes what lane 0 says as the same for a warp, and need not move it to where wgmma wants it every time.
+    const u32 x = __shfl_sync(~0u, describe(stage + CODE_BYTES), 0);
+    float sum[NT][4];
+    u32 a[2][BATCH][4], scale[2];
 #pragma unroll
-    for (int part = 0; part < PARTS + DEPTH - 1; part++) {
-        if (part < PARTS) {
-            const int rt = part / GROUPS, group = part % GROUPS, slot = part % DEPTH;
-            u32 a[STEPS][4];
-            weights.group(scale[slot], rt, group);
+    for (int rt = 0; rt < RT; rt++) {
+        const Words words[2] = {weights.half(rt, 0), weights.half(rt, 1)};
 #pragma unroll
-            for (int k = 0; k < STEPS; k++) {
-                const int at = group * STEPS + k;
-                unpack(a[k], weights.half(rt, at / 4).at[at % 4], scale[slot]);
+        for (int group = 0; group < GROUPS; group++) {
+            weights.group(scale, rt, group);
+#pragma unroll
+            for (int step = 0; step < STEPS; step += BATCH) {
+                u32(&batch)[BATCH][4] = a[step / BATCH % 2];
+#pragma unroll
+                for (int k = 0; k < BATCH; k++) {
+                    const int at = group * STEPS + step + k;
+                    unpack(batch[k], words[at / 4].at[at % 4], scale);
+                }
+                group_begin();
+#pragma unroll
+                for (int k = 0; k < BATCH; k++) {
+                    const int at = group * STEPS + step + k;
+                    const u32 b = x + (at / 4 * HALF_BYTES + at % 4 * 32 >> 4);
+                    if (step + k == 0)
+                        multiply_group<false>(sum, batch[k], b);
+                    else
+                        multiply_group(sum, batch[k], b);
+                }
+                group_commit();
+                if (step + BATCH < STEPS) group_wait<1>();
             }
-            group_begin();
-#pragma unroll
-            for (int k = 0; k < STEPS; k++) {
-                const int at = group * STEPS + k;
-                multiply_group(sum[slot], a[k], x + (at / 4 * HALF_BYTES + at % 4 * 32 >> 4));
-            }
-            group_commit();
-        }
-        const int done = part - (DEPTH - 1);
-        if (done >= 0) {
-            if (part < PARTS)
-                group_wait<DEPTH - 1>();
-            else
-                group_wait<0>();
-            add_group(acc[done / GROUPS], sum[done % DEPTH], scale[done % DEPTH]);
+            group_wait<0>();
+            settle(sum);
+            add_group(acc[rt], sum, scale);
         }
     }
 }
@@ -201,7 +223,7 @@ DEVICE void store(const Problem &p, const float (&acc)[RT][NT][4], int row_block
     for (int rt = 0; rt < RT; rt++)
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            int n = (row_block * RT + rt) * 128 + warp * 16 + h * 8 + lane / 4;
+            int n = row_block * (BLOCKS * 128) + (rt * WARPS + warp) * 16 + h * 8 + lane / 4;
             if (n >= p.N) continue;
             float bias = p.bias ? widen(p.bias[n]) : 0.0f;
 #pragma unroll
@@ -237,13 +259,8 @@ DEVICE void join(const Problem &p, float (&acc)[RT][NT][4], int row_block, const
     }
     sync_some(1, THREADS);
     if (!is_last) return;
-#pragma unroll
-    for (int rt = 0; rt < RT; rt++)
-#pragma unroll
-        for (int nt = 0; nt < NT; nt++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) acc[rt][nt][i] = 0.0f;
-    constexpr int AT_ONCE = RT * NT >= 8 ? 1 : 8 / (RT * NT); // parts in flight together, as registers allow
+    clear(acc);
+    constexpr int AT_ONCE = RT * NT >= 16 ? 1 : 16 / (RT * NT); // parts in flight together, as registers allow
     for (int block = first; block <= last; block += AT_ONCE) {
         Floats parts[AT_ONCE][RT * NT];
 #pragma unroll
@@ -268,7 +285,7 @@ DEVICE void join(const Problem &p, float (&acc)[RT][NT][4], int row_block, const
     store(p, acc, row_block);
 }
 
-// One lane of the ninth warp: keep the ring full.
+// One thread: keep the ring full.
 DEVICE void feed(const Problem &p, u8 *ring, Control &control, Cursor at, int count) {
     const int ahead = min(count, STAGES);
     int u = at.u;
@@ -289,11 +306,11 @@ DEVICE void feed(const Problem &p, u8 *ring, Control &control, Cursor at, int co
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS + 32, MIN_BLOCKS) int4_linear(const __grid_constant__ Problem p) {
+extern "C" __global__ void __launch_bounds__(THREADS + COPIERS, MIN_BLOCKS) int4_linear(const __grid_constant__ Problem p) {
     extern __shared__ __align__(1024) u8 ring[];
     Control &control = *reinterpret_cast<Control *>(ring + STAGES * STAGE_BYTES);
     release_dependents();
-    const Shares shares((p.B + RT - 1) / RT * p.U, gridDim.x);
+    const Shares shares((p.B + BLOCKS - 1) / BLOCKS * p.U, gridDim.x);
     const int begin = shares.start(blockIdx.x), count = shares.start(blockIdx.x + 1) - begin;
     int row_block = begin / p.U, u = begin % p.U;
     if (threadIdx.x < STAGES) {
@@ -302,12 +319,16 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, MIN_BLOCKS) int4_line
     }
     fence_for_copies();
     __syncthreads();
-    if (threadIdx.x >= THREADS) {
+    // As in multiply_unit: a warp has one role, so that places in the ring are counted once for all its lanes.
+    if (__shfl_sync(~0u, threadIdx.x / 32, 0) >= WARPS) {
+        if (BY_GROUPS) keep_registers<COPIER_REGISTERS>();
         if (threadIdx.x == THREADS) feed(p, ring, control, Cursor{row_block, u}, count);
         return;
     }
+    if (BY_GROUPS) take_registers<REGISTERS>();
     wait_for_inputs();
-    float acc[RT][NT][4] = {};
+    float acc[RT][NT][4];
+    clear(acc);
     bool begins = u == 0; // whether this part holds the row block's first unit
     Place<STAGES> place;
     for (int step = 0; step < count; step++, place.advance()) {
@@ -320,12 +341,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, MIN_BLOCKS) int4_line
                 store(p, acc, row_block);
             else
                 join(p, acc, row_block, shares, control.is_last);
-#pragma unroll
-            for (int rt = 0; rt < RT; rt++)
-#pragma unroll
-                for (int nt = 0; nt < NT; nt++)
-#pragma unroll
-                    for (int i = 0; i < 4; i++) acc[rt][nt][i] = 0.0f;
+            clear(acc);
             u = 0, row_block++, begins = true;
         }
     }

@@ -250,6 +250,17 @@ DEVICE u32 multiply_pair(u32 a, u32 b) {
     return out;
 }
 
+// Two halves at once: a * b + c, rounded once.
+DEVICE u32 multiply_add_pair(u32 a, u32 b, u32 c) {
+    u32 out;
+#if IS_BF16
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(out) : "r"(a), "r"(b), "r"(c));
+#else
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(out) : "r"(a), "r"(b), "r"(c));
+#endif
+    return out;
+}
+
 // (word & mask) | bits in one instruction; written as C it becomes two.
 DEVICE u32 select(u32 word, u32 mask, u32 bits) {
     u32 out;

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# The most that a launch puts aside: int4.cu per multiprocessor two thread blocks of 256 threads, each with two parts of
-# 8 sums of 4 floats a thread, int4_many.cu one with one part of 32.
+# The most that a launch puts aside: int4.cu per multiprocessor one thread block of 512 threads, each two parts of 8
+# sums of 4 floats, int4_many.cu one of 256 with one part of 32.
 PARTIAL_BYTES_PER_SM = 256 * 32 * 16
 NUM_COUNTERS = 1 << 16
 

@@ -78,7 +78,7 @@ def test_int4_linear_of_many_rows(n: int, k: int, group: int, cut: Cut, rows: in
 def test_int4_rows_have_the_same_bits_among_as_many() -> None:
     weight = int4_case(3072, 3072, 128)
     x = randn(128, 3072, dtype=torch.bfloat16)
-    for least, most in ((33, 64), (65, 96), (97, 128)):
+    for least, most in ((17, 32), (33, 64), (65, 96), (97, 128)):
         whole = int4_linear(x[:most], weight)
         for rows in (least, most - 1):
             assert torch.equal(int4_linear(x[:rows], weight), whole[:rows])
@@ -92,14 +92,14 @@ def test_int4_rows_have_the_same_bits_in_any_batch(
 ) -> None:
     weight = int4_case(4096, 4096, 128)
     config = cuda_int4.StreamConfig(row_tiles, blocks_per_sm, shared_kib, early)
-    x = randn(32, 4096, dtype=torch.bfloat16)
-    whole = cuda_int4.int4_linear_cuda(x, weight, None, config)
-    assert relative_error(whole, int4_linear_reference(x.double(), weight)) < ROUNDING[torch.bfloat16]
-    few = cuda_int4.int4_linear_cuda(x[:16], weight, None, config)
-    assert relative_error(few, int4_linear_reference(x[:16].double(), weight)) < ROUNDING[torch.bfloat16]
-    for first, last in ((0, 1), (3, 8), (1, 12), (1, 31), (0, 20), (13, 32)):
+    x = randn(64, 4096, dtype=torch.bfloat16)
+    wholes = {most: cuda_int4.int4_linear_cuda(x[:most], weight, None, config) for most in (16, 32, 64)}
+    for most, whole in wholes.items():
+        assert relative_error(whole, int4_linear_reference(x[:most].double(), weight)) < ROUNDING[torch.bfloat16]
+    for first, last in ((0, 1), (3, 8), (1, 12), (1, 31), (0, 20), (13, 32), (0, 33), (5, 64)):
         part = cuda_int4.int4_linear_cuda(x[first:last], weight, None, config)
-        assert torch.equal(part, (few if last - first <= 16 else whole)[first:last])
+        whole = next(whole for most, whole in wholes.items() if last - first <= most)
+        assert torch.equal(part, whole[first:last])
 
 
 def test_int4_linear_with_ordered_inputs() -> None:

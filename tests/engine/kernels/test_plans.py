@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.kernels import cuda_int4_fp8
+from engine.kernels import cuda_int4, cuda_int4_fp8
 from engine.kernels.cuda_int4_many import CUTS, SHARED_BYTES, Cut, Plan, choose_plan, fit_stages, plan_cut, shared_bytes
 from engine.kernels.workspace import NUM_COUNTERS, PARTIAL_BYTES_PER_SM
 
@@ -56,6 +56,20 @@ def test_every_cut_fits_the_chip_and_the_workspace(cut: Cut, groups: int) -> Non
     sums = 8 * cut.tiles * 128 * cut.blocks * 4
     assert sums <= PARTIAL_BYTES_PER_SM
     assert NUM_COUNTERS >= 2 * 132  # two teams a thread block
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize(("tiles", "row_tiles"), [(1, 1), (1, 2), (2, 1), (2, 2), (4, 1), (4, 2), (8, 1)])
+def test_every_cut_of_few_rows_fits_the_chip_and_the_workspace(tiles: int, row_tiles: int, groups: int) -> None:
+    for kib in (cuda_int4.SHARED_KIB, cuda_int4.EXCLUSIVE_KIB, cuda_int4.DEEP_KIB):
+        stages, shared = cuda_int4.fit_stages(tiles, row_tiles, groups, kib)
+        assert stages >= 2
+        assert shared <= SHARED_BYTES
+        assert 16 * stages + 4 <= cuda_int4.CONTROL_BYTES  # two barriers a stage and a flag
+    by_groups = tiles >= cuda_int4.GROUP_TILES
+    resident = 1 if by_groups else 2
+    part = 8 * tiles * 128 * cuda_int4.blocks_at_once(tiles, row_tiles) * 4
+    assert 2 * part * resident <= PARTIAL_BYTES_PER_SM
 
 
 @pytest.mark.parametrize("cut", cuda_int4_fp8.CUTS)
