@@ -31,17 +31,20 @@ class EmbeddingRequest:
 _MODEL = fields.string(_MAX_NAME_CHARS, min_chars=1)
 _ENCODING = fields.one_of("float", "base64")
 _DIMENSIONS = fields.integer(1, 2**20)
+# Of what may be asked of a chat's routing these limit nothing.
+_WITHOUT_EFFECT = ("explore", "session_id", "priority")
 
 
 def embedding_schema() -> dict[str, Any]:
     """What a body may hold, as JSON Schema."""
     text = {"type": "string", "minLength": 1}
+    wishes = {"regions": fields.schema_of(read_regions)} | {key: {} for key in _WITHOUT_EFFECT}
     properties = {
         "model": fields.schema_of(_MODEL),
         "input": {"anyOf": [text, {"type": "array", "items": text, "minItems": 1, "maxItems": _MAX_INPUTS}]},
         "encoding_format": fields.schema_of(_ENCODING),
         "dimensions": fields.schema_of(_DIMENSIONS),
-        "suffice": {"type": "object", "properties": {"regions": fields.schema_of(read_regions)}},
+        "suffice": {"type": "object", "properties": wishes, "additionalProperties": False},
     }
     return fields.open_object(properties, required=("model", "input"))
 
@@ -67,11 +70,23 @@ def read_embedding_request(body: Mapping[str, Any], headers: Mapping[str, str]) 
 
 
 def _regions(body: Mapping[str, Any], headers: Mapping[str, str]) -> tuple[str, ...]:
-    """What the body says; else what the header does."""
+    """What the body says; else what the header does.
+
+    Raises
+    ------
+    InvalidRequest
+        Another limit is asked for, or a misspelt one: it would be dropped in silence.
+    """
     own = body.get("suffice")
-    said = None if own is None else fields.mapping(own, "suffice").get("regions")
-    if said is not None:
-        return read_regions(said, "suffice.regions")
+    said = {} if own is None else fields.mapping(own, "suffice")
+    asked = [(f"x-suffice-{key.replace('_', '-')}", key) for key in headers]
+    for param, key in asked + [(f"suffice.{key[:80]}", key) for key in said]:
+        if key != "regions" and key not in _WITHOUT_EFFECT:
+            raise InvalidRequest(
+                f"Embeddings have no option {param!r}; of the routing they have 'regions'.", param=param
+            )
+    if said.get("regions") is not None:
+        return read_regions(said["regions"], "suffice.regions")
     if "regions" in headers:
         return read_regions(from_header("regions", headers["regions"]), "x-suffice-regions")
     return ()

@@ -149,6 +149,15 @@ async def test_vectors_are_made_inside(tmp_path: Path) -> None:
         assert_error(narrowed, 400, "region_not_permitted", "suffice.regions")
         by_body = {"model": "auto", "input": "a", "suffice": {"regions": ["us"]}}
         assert (await post("/v1/embeddings", json=by_body)).status_code == 200
+        for option in ("region", "policy", "max_cost_usd"):
+            limited = {"model": "auto", "input": "a", "suffice": {option: "us"}}
+            assert_error(await post("/v1/embeddings", json=limited), 400, "invalid_value", f"suffice.{option}")
+        by_policy = await post(
+            "/v1/embeddings", json={"model": "auto", "input": "a"}, headers={"x-suffice-policy": "p"}
+        )
+        assert_error(by_policy, 400, "invalid_value", "x-suffice-policy")
+        idle = {"model": "auto", "input": "a", "suffice": {"session_id": "s", "priority": "live"}}
+        assert (await post("/v1/embeddings", json=idle)).status_code == 200
         assert_unseen(gateway, "small")
 
 
