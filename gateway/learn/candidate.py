@@ -176,7 +176,8 @@ def _decision(
     return derive(labelled_traffic(table, right, good, ladder), serving.decision)
 
 
-_REPLACED = ("decision", "note")
+# With the decision goes the caution it was made with, and the drift that was the reason for it.
+_REPLACED = ("decision", "prices", "caution", "drift_at", "note")
 
 
 def base_arrays(artifact: RouterArtifact) -> dict[str, NDArray[Any]]:

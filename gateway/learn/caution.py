@@ -86,13 +86,6 @@ def part_of_error(confidence: float, chains: Sequence[Sequence[float]] = CHAINS)
     return 1.0 - (1.0 - confidence) / len(chains)
 
 
-def without_caution(artifact: RouterArtifact) -> RouterArtifact:
-    """The same, forgetting which drift an earlier router came of."""
-    if "caution" not in artifact.metadata:
-        return artifact
-    return artifact.with_metadata(prices=None, caution=None, drift_at=None)
-
-
 def cautious(derived: Mapping[str, Any], factor: float) -> dict[str, Any]:
     """The same numbers, asking more of every answer below the top.
 

@@ -48,10 +48,9 @@ def main() -> int:
     """Read what is asked on standard input, and do it. 0 when a run ended, 1 when it failed."""
     from gateway.commands.failure import exit_status_of
     from gateway.learn.retrain import Wish, retrain
-
-    told: Mapping[str, Any] = json.load(sys.stdin)
     from gateway.settings import load_settings
 
+    told: Mapping[str, Any] = json.load(sys.stdin)
     given = told["settings"]
     try:
         settings = load_settings(given["config_file"], overrides=given["overrides"], need_secrets=False)

@@ -25,7 +25,7 @@ from gateway.control.routers import describe
 from gateway.control.writes import ControlWriter
 from gateway.ids import uuid7
 from gateway.learn.candidate import Candidate, fit_candidate, held_out_metrics
-from gateway.learn.caution import Tried, least_cautious, part_of_error, prices_of, without_caution, without_stale
+from gateway.learn.caution import Tried, least_cautious, part_of_error, prices_of, without_stale
 from gateway.learn.errors import NothingToLearn, RetrainRefused
 from gateway.learn.evaluate import MIN_ROWS, Comparison, Contender, compare
 from gateway.learn.replay import Estimates
@@ -39,6 +39,7 @@ from gateway.learn.texts import with_requests, with_states
 from gateway.loading import complete_policies
 from gateway.store.control import ControlStore
 from gateway.store.control_records import Lease, RouterVersion
+from gateway.store.errors import StoreError
 from gateway.store.leases import LeaseStore
 from gateway.store.store import Store
 from gateway.store.tables import evaluations, retrain_runs, router_versions
@@ -204,7 +205,25 @@ async def _work(settings: Settings, store: Store, wish: Wish, report: Report, no
     return await asyncio.to_thread(_fit_and_judge, settings, scene, table, wish, report)
 
 
+@dataclass(frozen=True, slots=True)
+class _Fitted:
+    """A candidate, the rows it learnt from, and the rows to judge it on."""
+
+    candidate: Candidate
+    train: LearningTable
+    judge: LearningTable
+    protocol: str
+
+
 def _fit_and_judge(settings: Settings, scene: Scene, table: LearningTable, wish: Wish, report: Report) -> _Result:
+    fitted = _fit(settings, scene, table, wish, report)
+    report("judge", 0.8)
+    result = _judge(settings, scene, fitted)
+    report("publish", 0.95)
+    return result
+
+
+def _fit(settings: Settings, scene: Scene, table: LearningTable, wish: Wish, report: Report) -> _Fitted:
     config = settings.learning
     num_labels = table.checked().num_labels if len(table) else 0
     if num_labels < config.min_labels:
@@ -222,7 +241,6 @@ def _fit_and_judge(settings: Settings, scene: Scene, table: LearningTable, wish:
     train = train if since is None else without_stale(train, since)
     if (num_framed := int((train.frame > 0).sum())) < MIN_ROWS:
         raise NothingToLearn(f"{num_framed} requests since the doubt began say too little; {MIN_ROWS} are needed.")
-    window = _window(table, parts.protocol)
     try:
         candidate = fit_candidate(
             train,
@@ -231,38 +249,38 @@ def _fit_and_judge(settings: Settings, scene: Scene, table: LearningTable, wish:
             settings.ladder,
             sources=sources_of(config),
             seed=wish.seed,
-            window=window,
+            window=_window(table, parts.protocol),
             step=report,
         )
     except TrainingError as error:
         raise NothingToLearn(str(error)) from error
-    report("judge", 0.8)
-    judge = candidate.judged_rows(judge)
+    return _Fitted(candidate, train, candidate.judged_rows(judge), parts.protocol)
+
+
+def _judge(settings: Settings, scene: Scene, fitted: _Fitted) -> _Result:
+    judge = fitted.judge
     rule = _rule(settings, scene, judge)
-    if since is not None:
+    if scene.doubted_since is not None:
         rule = replace(rule, confidence=part_of_error(rule.confidence))
     theirs = replace(_contender(scene.serving, scene, judge), tightened=scene.tightened)
     theirs = theirs.decided_by(judge, settings.ladder, scene.default)
 
-    def judged(ours: Contender) -> Comparison:
+    def judged(ours: Contender, theirs: Contender = theirs) -> Comparison:
         return compare(judge, ours, theirs, settings.ladder, scene.default, rule)
 
-    tried = _tried(candidate, judge, scene, judged)
-    candidate, ours, comparison = tried.candidate, tried.contender, tried.comparison
-    fitted, supersedes = ArtifactRouter(candidate.artifact), scene.behind
+    tried = _tried(fitted.candidate, judge, scene, judged)
+    ours, comparison, supersedes = tried.contender, tried.comparison, scene.behind
     if scene.canary is not None and comparison.is_better:
         # Some of these rows taught the router on its way, none the candidate: doubt is in favour of the former.
-        rival = _contender(scene.canary, scene, judge)
-        over = compare(judge, ours, rival, settings.ladder, scene.default, rule)
+        over = judged(ours, _contender(scene.canary, scene, judge))
         comparison.body["over_rollout"] = over.body
         is_over = over.is_better or (scene.behind is not None and over.judgement.verdict is not Verdict.KEEP)
         supersedes = scene.canary.version if is_over else None
-    held_out = held_out_metrics(judge, train, {"candidate": ours.estimates.good, "serving": theirs.estimates.good})
-    comparison.body["held_out"] = held_out
-    comparison.body["protocol"] = parts.protocol
-    report("publish", 0.95)
-    card = {**describe(fitted), "held_out": held_out, "protocol": parts.protocol}
-    return _Result(candidate, comparison, card, supersedes)
+    estimates = {"candidate": ours.estimates.good, "serving": theirs.estimates.good}
+    common = {"held_out": held_out_metrics(judge, fitted.train, estimates), "protocol": fitted.protocol}
+    comparison.body.update(common)
+    card = {**describe(ArtifactRouter(tried.candidate.artifact)), **common}
+    return _Result(tried.candidate, comparison, card, supersedes)
 
 
 def _tried(
@@ -273,7 +291,6 @@ def _tried(
     def complete(router: ArtifactRouter) -> Mapping[str, Policy]:
         return complete_policies(scene.policies, router)
 
-    candidate = replace(candidate, artifact=without_caution(candidate.artifact))
     ours = Contender(candidate.estimates(judge), complete(ArtifactRouter(candidate.artifact)))
     if scene.doubted_since is None:
         return Tried(candidate, ours, judged(ours))
@@ -291,8 +308,11 @@ def _window(table: LearningTable, protocol: str) -> str:
 
 
 def _rule(settings: Settings, scene: Scene, table: LearningTable) -> PromotionRule:
-    """What a point of quality is worth: as configured, else as the policy or its router says, else a multiple of what
-    the top tier costs more."""
+    """What counts as better.
+
+    A point of quality is worth what is configured, else what the policy or its router says, else a multiple of what the
+    top tier costs more.
+    """
     config = settings.learning
     policy = complete_policies(scene.policies, scene.serving)[scene.default]
     value = config.quality_value_usd if config.quality_value_usd is not None else policy.quality_value_usd
@@ -315,7 +335,7 @@ async def _held(store: Store, lease_s: float) -> AsyncIterator[Lease]:
     try:
         yield lease
     finally:
-        with suppress(Exception):  # it runs out by itself
+        with suppress(StoreError):  # it runs out by itself
             await asyncio.shield(leases.release(lease))
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
@@ -11,14 +12,18 @@ import pytest
 from classifier.artifact import RouterArtifact
 from classifier.router import ArtifactRouter
 from gateway.control.routers import doubt_after_drift, recovering_since
-from gateway.learn.candidate import Candidate
-from gateway.learn.caution import CHAINS, cautious, least_cautious, part_of_error, prices_of, without_caution
+from gateway.learn.candidate import Candidate, fit_candidate
+from gateway.learn.caution import CHAINS, cautious, least_cautious, part_of_error, prices_of
 from gateway.learn.evaluate import Comparison, Contender
 from gateway.learn.replay import Estimates
+from gateway.learn.table import read_table
 from gateway.loading import complete_policies
+from gateway.settings import Settings
+from gateway.store.store import Store
 from policies.policy import Policy
 from policies.promotion import Judgement, Verdict
-from tests.gateway.learn.world import base_artifact
+from tests.gateway.learn.test_table import spec_of
+from tests.gateway.learn.world import ON_SQLITE, base_artifact, draw_prompts, write_log
 
 NOW = datetime.now(UTC)
 
@@ -98,6 +103,21 @@ def test_a_router_that_came_of_a_drift_is_doubted_for_a_while(caution: float, da
     router = ArtifactRouter(carrying(caution=caution, drift_at=drift_at.isoformat()))
     assert doubt_after_drift(router, NOW) == pytest.approx(doubt)
     assert recovering_since(router, NOW) == (drift_at if doubt else None)
-    forgotten = ArtifactRouter(without_caution(router.artifact))
-    assert (doubt_after_drift(forgotten, NOW), recovering_since(forgotten, NOW)) == (0.0, None)
     assert doubt_after_drift(ArtifactRouter(base_artifact()), NOW) == 0.0
+
+
+@ON_SQLITE
+async def test_a_candidate_forgets_which_drift_the_serving_router_came_of(
+    world_settings: Callable[..., Settings],
+) -> None:
+    settings = world_settings()
+    serving = ArtifactRouter(carrying(caution=2.8, prices={"floors": []}, drift_at=NOW.isoformat()))
+    async with Store(settings.database) as store:
+        await write_log(store, settings, serving, draw_prompts(random.Random(1), 200, ("easy", "new")))
+        table = await read_table(store, spec_of(versions=(serving.version,)))
+    fitted = fit_candidate(
+        table, table, serving, settings.ladder, seed=0, window="", step=lambda stage, done: None
+    ).artifact
+    assert {"decision", "adjustment"} <= set(fitted.metadata)
+    assert not {"caution", "prices", "drift_at"} & set(fitted.metadata)
+    assert recovering_since(ArtifactRouter(fitted), NOW) is None
