@@ -1,4 +1,8 @@
-"""Attention of a mixed batch over the paged cache: prefill chunks, decodes and speculation checks in one call."""
+"""Attention of a mixed batch over the paged cache: prefill chunks, decodes and speculation checks in one call.
+
+:func:`turn_and_attend` is what a decoder layer does between its first two matrices: where every query is one token, a
+GPU does it in one launch.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels.dispatch import runs_on_gpu
+from engine.kernels.fused import rope_and_write_kv
 
 
 def paged_attention(
@@ -90,3 +95,50 @@ def paged_attention_reference(
         probs = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
         out[first:last] = torch.einsum("hqk,khd->qhd", probs, values.repeat_interleave(group, dim=1)).to(q.dtype)
     return out
+
+
+def turn_and_attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    slots: Tensor,
+    kv_cache: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    query_starts: Tensor,
+    *,
+    scale: float,
+    window: int | None,
+    max_query_len: int,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 1e-6,
+) -> Tensor:
+    """:func:`engine.kernels.fused.rope_and_write_kv` and then :func:`paged_attention`, whose arguments these are.
+
+    All but ``q``, ``k``, ``v`` must have been written before the step's last ordinary kernel (one that does not start
+    early) began, earlier steps' keys and values too. A sequence with a context has a slot for its last token.
+
+    Returns
+    -------
+    (T, Hq, D); ``q`` may be overwritten
+    """
+    if max_query_len == 1 and runs_on_gpu(q):
+        from engine.kernels.cuda_attention_one import attend_one_cuda, takes
+
+        if takes(q, k, v, kv_cache, q_norm, k_norm, context_lens.shape[0]):
+            where = block_tables, context_lens, query_starts
+            return attend_one_cuda(q, k, v, cos, sin, slots, kv_cache, *where, scale, window, q_norm, k_norm, eps)
+    q = rope_and_write_kv(q, k, v, cos, sin, None, slots, kv_cache, q_norm, k_norm, eps)
+    return paged_attention(
+        q,
+        kv_cache,
+        block_tables,
+        context_lens,
+        query_starts,
+        scale=scale,
+        window=window,
+        max_query_len=max_query_len,
+    )

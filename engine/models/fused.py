@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from engine.batch import Batch
-from engine.kernels.fused import rms_norm, rope_and_write_kv, rope_tables, silu_and_mul
-from engine.kernels.paged_attention import paged_attention
+from engine.kernels.fused import rms_norm, rope_tables, silu_and_mul
+from engine.kernels.paged_attention import turn_and_attend
 from engine.kv_cache import KVCache
 from engine.layers.rope import inverse_frequencies
 
@@ -72,6 +72,7 @@ class FusedDecoder:
         """Write every token's key and value into ``kv``, return the normalised last hidden states, (T, hidden_size)."""
         model = self.model
         cos, sin = rope_tables(step.positions, self._inv_freq, self._attention_factor)
+        # An ordinary kernel: what came before it is there for all that start early, see `turn_and_attend`.
         x = model.embedding.index_select(0, step.token_ids)
         residual: Tensor | None = None
         for index, layer in enumerate(model.layers):
@@ -90,21 +91,13 @@ class FusedDecoder:
         heads = layer.qkv(x).view(-1, num_heads + 2 * num_kv_heads, config.head_dim)
         query, key, value = torch.split(heads, [num_heads, num_kv_heads, num_kv_heads], dim=1)
         norms = layer.q_norm, layer.k_norm
-        query = rope_and_write_kv(
+        out = turn_and_attend(
             query,
             key,
             value,
             cos,
             sin,
-            None,
             step.slots,
-            cache,
-            None if norms[0] is None else norms[0].weight,
-            None if norms[1] is None else norms[1].weight,
-            eps=config.rms_norm_eps,
-        )
-        out = paged_attention(
-            query,
             cache,
             step.block_tables,
             step.context_lens,
@@ -112,5 +105,8 @@ class FusedDecoder:
             scale=self._scale,
             window=layer.window,
             max_query_len=step.max_query_len,
+            q_norm=None if norms[0] is None else norms[0].weight,
+            k_norm=None if norms[1] is None else norms[1].weight,
+            eps=config.rms_norm_eps,
         )
         return out.view(x.shape[0], -1)

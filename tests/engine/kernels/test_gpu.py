@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
 import torch
 from torch import Tensor
 
 from engine.kernels import cuda_int4, sampling
+from engine.kernels.cuda_attention_one import Cut as OneCut
+from engine.kernels.cuda_attention_one import attend_one_cuda
 from engine.kernels.cuda_int4_many import CUTS, Cut, many_linear
 from engine.kernels.fp8 import Fp8Weight, fp8_linear, fp8_linear_reference, quantize_rows, quantize_rows_reference
 from engine.kernels.fused import (
@@ -22,7 +25,7 @@ from engine.kernels.fused import (
     silu_and_mul_reference,
 )
 from engine.kernels.int4 import Int4Weight, int4_linear, int4_linear_reference
-from engine.kernels.paged_attention import paged_attention, paged_attention_reference
+from engine.kernels.paged_attention import paged_attention, paged_attention_reference, turn_and_attend
 from engine.kernels.sampling import NOT_FINITE, SamplingTensors, sample, sample_reference
 from engine.kernels.workspace import workspace_of
 from tests.engine.kernels.cases import PagedCase, generator, paged_case, random_quant, relative_error
@@ -204,6 +207,159 @@ def test_attention_of_prompts_leaves_its_claims_at_zero_and_other_blocks_alone()
     for _ in range(5):  # who takes which piece of work differs from time to time
         assert torch.equal(attend(case, None), first)
         assert not workspace_of(case.q.device).counters.any()
+
+
+@dataclass
+class DecodeCase:
+    """A step of one token a sequence as its projections leave it, and what it must come to."""
+
+    paged: PagedCase
+    heads: Tensor  # queries, keys and values side by side
+    tables: tuple[Tensor, Tensor]
+    slots: Tensor
+    norms: tuple[Tensor, Tensor] | tuple[None, None]
+    window: int | None
+    exact: Tensor
+    exact_cache: Tensor
+
+    @classmethod
+    def of(
+        cls, paged: PagedCase, dtype: torch.dtype, *, normed: bool = False, window: int | None = None, seed: int = 0
+    ) -> DecodeCase:
+        paged = paged.to("cuda", dtype)
+        (count, num_heads, dim), num_kv_heads = paged.q.shape, paged.kv_cache.shape[3]
+        block_size = paged.kv_cache.shape[1]
+        heads = randn(count, num_heads + 2 * num_kv_heads, dim, dtype=dtype, seed=seed)
+        last = (paged.context_lens - 1).long()
+        block = paged.block_tables.gather(1, last.clamp_min(0)[:, None] // block_size).squeeze(1)
+        slots = torch.where(last < 0, -1, block * block_size + last % block_size)
+        tables = rope_tables(last, torch.rand(dim // 2, generator=generator(2)).cuda())
+        norms = (randn(dim, dtype=dtype, seed=5), randn(dim, dtype=dtype, seed=6)) if normed else (None, None)
+        # What earlier steps left where this one's key and value go must not matter.
+        paged.kv_cache.flatten(0, 1)[slots[slots >= 0]] = 3e4
+        cache = paged.kv_cache.clone()
+        q, k, v = heads.clone().split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+        q = rope_and_write_kv_reference(q, k, v, *tables, None, slots, cache, *norms, eps=1e-5)
+        exact = paged_attention_reference(
+            q.double(),
+            cache.double(),
+            paged.block_tables,
+            paged.context_lens,
+            paged.query_starts,
+            scale=paged.scale,
+            window=window,
+        )
+        return cls(paged, heads, tables, slots, norms, window, exact, cache)
+
+    def run(self, cut: OneCut | None = None) -> tuple[Tensor, Tensor]:
+        """What the kernels give, and their cache."""
+        paged, cache = self.paged, self.paged.kv_cache.clone()
+        num_heads, num_kv_heads = paged.q.shape[1], cache.shape[3]
+        q, k, v = self.heads.clone().split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+        torch.cuda.synchronize()  # what came before this step has ended
+        where = (paged.block_tables, paged.context_lens, paged.query_starts)
+        if cut is not None:
+            turning = (*self.tables, self.slots)
+            out = attend_one_cuda(
+                q, k, v, *turning, cache, *where, paged.scale, self.window, *self.norms, eps=1e-5, cut=cut
+            )
+            return out, cache
+        out = turn_and_attend(
+            q,
+            k,
+            v,
+            *self.tables,
+            self.slots,
+            cache,
+            *where,
+            scale=paged.scale,
+            window=self.window,
+            max_query_len=1,
+            q_norm=self.norms[0],
+            k_norm=self.norms[1],
+            eps=1e-5,
+        )
+        return out, cache
+
+
+@pytest.mark.parametrize("dtype", [*HALVES, torch.float32])
+@pytest.mark.parametrize("window", [None, 48])
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "block"),
+    [
+        (32, 8, 128, 16),
+        (24, 8, 128, 16),
+        (16, 2, 128, 32),
+        (14, 2, 64, 8),
+        (3, 3, 64, 128),
+        (6, 2, 80, 8),
+        (40, 1, 128, 8),
+    ],
+)
+def test_turn_and_attend(
+    heads: int, kv_heads: int, dim: int, block: int, normed: bool, window: int | None, dtype: torch.dtype
+) -> None:
+    lengths = [1, 15, 0, 16, 17, 129, 0, 255, 256, 257, 500, 3000]
+    paged = paged_case(
+        [1] * len(lengths), lengths, num_heads=heads, num_kv_heads=kv_heads, head_dim=dim, block_size=block
+    )
+    case = DecodeCase.of(paged, dtype, normed=normed, window=window)
+    out, cache = case.run()
+    assert relative_error(out, case.exact) < 2 * ROUNDING[dtype]
+    for row in range(len(lengths)):
+        if lengths[row]:
+            assert relative_error(out[row], case.exact[row]) < 3 * ROUNDING[dtype]
+    torch.testing.assert_close(cache, case.exact_cache, equal_nan=True)
+
+
+@pytest.mark.parametrize("cut", [OneCut(warps, least, 8) for warps in (4, 8) for least in (1, 3, 16)])
+@pytest.mark.parametrize("lengths", [[2500], [1, 40, 0, 4000, 700]])
+@pytest.mark.parametrize("heads", [24, 64])
+def test_a_decode_cut_into_many_parts_has_the_same_bits_every_time(heads: int, lengths: list[int], cut: OneCut) -> None:
+    paged = paged_case([1] * len(lengths), lengths, num_heads=heads, num_kv_heads=8, head_dim=128)
+    case = DecodeCase.of(paged, torch.bfloat16)
+    first, cache = case.run(cut)
+    assert relative_error(first, case.exact) < 2 * ROUNDING[torch.bfloat16]
+    torch.testing.assert_close(cache, case.exact_cache, equal_nan=True)
+    for _ in range(10):  # who comes last does not matter
+        assert torch.equal(case.run(cut)[0], first)
+    assert not workspace_of(first.device).counters.any()
+
+
+def test_a_captured_decode_holds_for_other_lengths() -> None:
+    dtype, lengths = torch.bfloat16, [3000, 1, 700, 0]
+    longest = paged_case([1] * 4, [3000] * 4, num_heads=24, num_kv_heads=8, head_dim=128)
+    case = DecodeCase.of(longest, dtype)
+    static, cache = case.paged, case.paged.kv_cache
+    q, k, v = (part.clone() for part in case.heads.split([24, 8, 8], dim=1))
+    cos, sin = (table.clone() for table in case.tables)
+    slots = case.slots.clone()
+
+    def step() -> Tensor:
+        where = (static.block_tables, static.context_lens, static.query_starts)
+        again = (q.clone(), k.clone(), v.clone())  # ordinary kernels, as a step begins with
+        return turn_and_attend(*again, cos, sin, slots, cache, *where, scale=static.scale, window=None, max_query_len=1)
+
+    step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = step()
+    for seed, lens in enumerate((lengths, lengths[::-1], [17, 900, 16, 2999])):
+        paged = paged_case([1] * 4, [3000] * 4, num_heads=24, num_kv_heads=8, head_dim=128, seed=seed)
+        paged.context_lens = torch.tensor(lens, dtype=torch.int32)
+        fresh = DecodeCase.of(paged, dtype, seed=seed)
+        for held, other in zip((q, k, v), fresh.heads.split([24, 8, 8], dim=1), strict=True):
+            held.copy_(other)
+        cos.copy_(fresh.tables[0])
+        sin.copy_(fresh.tables[1])
+        slots.copy_(fresh.slots)
+        cache.copy_(fresh.paged.kv_cache)
+        static.block_tables.copy_(fresh.paged.block_tables)
+        static.context_lens.copy_(fresh.paged.context_lens)
+        graph.replay()
+        assert relative_error(out, fresh.exact) < 2 * ROUNDING[dtype]
+        torch.testing.assert_close(cache, fresh.exact_cache, equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", [*HALVES, torch.float32])

@@ -1,0 +1,182 @@
+"""Attention of one query a sequence, with the turn and the KV write before it: the launch of ``attention_one.cu``."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.kernels.cuda_int4_many import num_multiprocessors
+from engine.kernels.nvrtc import Kernel, load_kernel
+from engine.kernels.workspace import workspace_of
+
+SOURCE = "attention_one.cu"
+DIMS = (64, 128)
+BLOCKS = (8, 16, 32, 64, 128)
+MOST_HEADS = 8  # of one KV head
+MOST_SPLITS = 32
+PER_SM = 2  # thread blocks of 8 warps that run at once
+_LOG2E = 1.4426950408889634
+_NO_WINDOW = (1 << 31) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How a launch is cut.
+
+    Parameters
+    ----------
+    warps : of a thread block, 4 or 8; three of 4 or two of 8 fit a multiprocessor
+    least : tiles of 16 keys that are worth a thread block
+    per_sm : thread blocks wanted per multiprocessor, of contexts that are long enough
+    """
+
+    warps: int = 8
+    least: int = 16
+    per_sm: int = PER_SM
+
+
+class _Problem(ctypes.Structure):
+    # As in attention_one.cu.
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("q", "k", "v", "cos", "sin", "slots", "q_norm", "k_norm", "cache")),
+        *((name, ctypes.c_void_p) for name in ("tables", "lengths", "starts", "out", "parts", "arrived")),
+        ("block_stride", ctypes.c_longlong),
+        *((name, ctypes.c_int) for name in ("token_stride", "q_stride", "k_stride", "v_stride", "table_stride")),
+        *((name, ctypes.c_int) for name in ("kv_heads", "splits", "window")),
+        ("scale", ctypes.c_float),
+        ("eps", ctypes.c_float),
+    )
+
+
+def takes(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    kv_cache: Tensor,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    num_sequences: int,
+) -> bool:
+    """Whether the program can be given these: halves, heads of 64 or 128, at most 8 to a KV head, capability 9.
+
+    More thread blocks than run at once it is not given, either: what it spares is the wait before their first keys.
+    """
+    _, block_size, _, num_kv_heads, head_dim = kv_cache.shape
+    strides = kv_cache.stride()
+    return (
+        q.dtype in (torch.bfloat16, torch.float16)
+        and kv_cache.dtype == q.dtype
+        and head_dim in DIMS
+        and block_size in BLOCKS
+        and q.shape[1] // num_kv_heads <= MOST_HEADS
+        and strides[2:] == (num_kv_heads * head_dim, head_dim, 1)
+        and all(stride % 8 == 0 for stride in strides[:2])
+        and kv_cache.data_ptr() % 16 == 0
+        and all(heads.stride(2) == 1 and heads.stride(0) % 2 == heads.data_ptr() % 4 == 0 for heads in (q, k, v))
+        and all(heads.shape[1] == 1 or heads.stride(1) == head_dim for heads in (q, k, v))
+        and (q_norm is None) == (k_norm is None)
+        and _has_programs(q.get_device())
+        and num_sequences * num_kv_heads <= PER_SM * num_multiprocessors(q.get_device())
+    )
+
+
+def attend_one_cuda(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    slots: Tensor,
+    kv_cache: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    query_starts: Tensor,
+    scale: float,
+    window: int | None,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 1e-6,
+    cut: Cut | None = None,
+) -> Tensor:
+    """:func:`engine.kernels.paged_attention.turn_and_attend` of at most one query a sequence and what is taken."""
+    num_heads, head_dim = q.shape[1:]
+    block_size, num_kv_heads = kv_cache.shape[1], kv_cache.shape[3]
+    num_sequences, device = context_lens.shape[0], q.get_device()
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    workspace = workspace_of(q.device)
+    pairs = num_sequences * num_kv_heads
+    cut = cut or choose_cut(pairs, num_multiprocessors(device))
+    splits = num_splits(cut, pairs, num_multiprocessors(device))
+    problem = _Problem(
+        q.data_ptr(),
+        k.data_ptr(),
+        v.data_ptr(),
+        cos.data_ptr(),
+        sin.data_ptr(),
+        slots.data_ptr(),
+        None if q_norm is None else q_norm.data_ptr(),
+        None if k_norm is None else k_norm.data_ptr(),
+        kv_cache.data_ptr(),
+        block_tables.data_ptr(),
+        context_lens.data_ptr(),
+        query_starts.data_ptr(),
+        out.data_ptr(),
+        workspace.partials.data_ptr(),
+        workspace.counters.data_ptr(),
+        kv_cache.stride(0),
+        kv_cache.stride(1),
+        q.stride(0),
+        k.stride(0),
+        v.stride(0),
+        block_tables.stride(0),
+        num_kv_heads,
+        splits,
+        _NO_WINDOW if window is None else window,
+        scale * _LOG2E,
+        eps,
+    )
+    is_bf16, has_norms = q.dtype == torch.bfloat16, q_norm is not None
+    kernel = _kernel(head_dim, num_heads // num_kv_heads, block_size, is_bf16, has_norms, cut.warps, cut.least, device)
+    stream = torch.cuda.current_stream(device).cuda_stream
+    kernel.launch((num_kv_heads * splits, num_sequences), 32 * cut.warps, [problem], stream, early=True)
+    return out
+
+
+def choose_cut(pairs: int, num_sms: int) -> Cut:
+    """The cut for so many pairs of a sequence and a KV head: small parts where multiprocessors are idle anyhow."""
+    return Cut(warps=4, least=4) if 4 * pairs <= num_sms else Cut()
+
+
+def num_splits(cut: Cut, pairs: int, num_sms: int) -> int:
+    """The most thread blocks that share a pair's keys."""
+    return min(MOST_SPLITS, -(-cut.per_sm * num_sms // pairs))
+
+
+def part_bytes(head_dim: int, group: int) -> int:
+    """Bytes that a thread block puts aside: sums of ``group`` heads, and their peaks and totals in four floats each."""
+    return 16 * (group * head_dim // 4 + group)
+
+
+@functools.cache
+def _kernel(
+    head_dim: int, group: int, block_size: int, is_bf16: bool, has_norms: bool, warps: int, least: int, device: int
+) -> Kernel:
+    defines = {
+        "DIM": head_dim,
+        "GROUP": group,
+        "BLOCK": block_size,
+        "IS_BF16": int(is_bf16),
+        "HAS_NORMS": int(has_norms),
+        "WARPS": warps,
+        "LEAST": least,
+    }
+    return load_kernel(SOURCE, "paged_attend_one", tuple(defines.items()), 0, device)
+
+
+@functools.cache
+def _has_programs(device: int) -> bool:
+    return torch.cuda.get_device_capability(device)[0] == 9
