@@ -177,9 +177,9 @@ def summary(scenario: Scenario, plan: Plan, stretches: Sequence[Stretch], floor:
     last = stretches[-plan.looks_per_week :]
     calm = [each for each in stretches if each.week <= change] or stretches[:1]
     after = [each for each in stretches if each.week > change]
-    alarm = next(
-        (each.week for each in after if any("alert drift" in e or "alert floor" in e for e in each.events)), None
-    )
+    alarms = [each.week for each in stretches for e in each.events if "alert drift" in e or "alert floor" in e]
+    is_calm = scenario.after == scenario.before
+    due = [] if is_calm else [week for week in alarms if week > change]
     rolling = _rolling(stretches, plan.looks_per_week // 2, floor)
     below = [each for each in rolling if each.week > change and each.is_below]
     healed = _healed(rolling, change)
@@ -196,8 +196,8 @@ def summary(scenario: Scenario, plan: Plan, stretches: Sequence[Stretch], floor:
         "lowest_rolling_quality": min(each.quality for each in rolling),
         "weeks_below_floor": len(below) / plan.looks_per_week,
         "changed_at_week": change,
-        "first_alarm_after_weeks": None if alarm is None else round(alarm - change, 3),
-        "false_alarms": sum("alert drift" in e or "alert floor" in e for each in calm for e in each.events),
+        "first_alarm_after_weeks": round(due[0] - change, 3) if due else None,
+        "false_alarms": len(alarms) - len(due),
         "tenant_alerts": sorted({e for each in stretches for e in each.events if "alert tenant" in e}),
         "healed_after_weeks": None if healed is None else round(healed - change, 3),
         "retrains": [e for each in stretches for e in each.events if e.startswith("retrain")],

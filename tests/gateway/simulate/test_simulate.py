@@ -41,6 +41,15 @@ def test_a_run_repeats_itself_and_adds_up(tmp_path: Path) -> None:
     assert json.dumps(found)
 
 
+def test_where_nothing_changes_every_alarm_is_a_false_one(tmp_path: Path) -> None:
+    stretches = run(tmp_path, SCENARIOS["stationary"])
+    for stretch in (stretches[0], stretches[-1]):
+        stretch.events += ["alert floor: default", "alert tenant: east"]
+    still, changed = (summary(SCENARIOS[name], SHORT, stretches, 0.98) for name in ("stationary", "abrupt"))
+    assert (still["false_alarms"], still["first_alarm_after_weeks"]) == (2, None)
+    assert (changed["false_alarms"], changed["first_alarm_after_weeks"]) == (1, pytest.approx(0.6))
+
+
 def test_a_tier_that_gets_worse_costs_quality(tmp_path: Path) -> None:
     broken = Scenario("broken", "", starts_at=0.5, after=Conditions(worse={1: 0.0, 2: 0.0, 3: 0.0}))
     stretches = run(tmp_path, broken, replace(SHORT, requests_per_week=800))
