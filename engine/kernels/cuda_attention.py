@@ -19,8 +19,8 @@ CONTROL_BYTES = 256
 DIMS = (64, 128)
 BLOCKS = (8, 16, 32, 64, 128)
 MOST_HEADS = 64  # of one KV head
-_LOG2E = 1.4426950408889634
-_NO_WINDOW = (1 << 31) - 1
+LOG2E = 1.4426950408889634
+NO_WINDOW = (1 << 31) - 1
 
 
 class _Problem(ctypes.Structure):
@@ -34,7 +34,17 @@ class _Problem(ctypes.Structure):
 
 
 def takes(q: Tensor, kv_cache: Tensor) -> bool:
-    """Whether the program can be given these: halves, heads of 64 or 128, blocks that tile 128 keys, capability 9."""
+    """Whether the program can be given these: those of :func:`suits`, queries at multiples of 16 bytes."""
+    return suits(q, kv_cache, MOST_HEADS) and q.stride(0) % 8 == 0 and q.data_ptr() % 16 == 0
+
+
+def suits(q: Tensor, kv_cache: Tensor, most_heads: int) -> bool:
+    """Whether a cache is one that our programs read: halves, heads of 64 or 128, blocks that tile 128 keys, a Hopper.
+
+    Parameters
+    ----------
+    most_heads : of one KV head
+    """
     _, block_size, _, num_kv_heads, head_dim = kv_cache.shape
     strides = kv_cache.stride()
     return (
@@ -42,11 +52,11 @@ def takes(q: Tensor, kv_cache: Tensor) -> bool:
         and kv_cache.dtype == q.dtype
         and head_dim in DIMS
         and block_size in BLOCKS
-        and q.shape[1] // num_kv_heads <= MOST_HEADS
+        and q.shape[1] // num_kv_heads <= most_heads
         and strides[2:] == (num_kv_heads * head_dim, head_dim, 1)
-        and all(stride % 8 == 0 for stride in (q.stride(0), *strides[:2]))
-        and q.data_ptr() % 16 == kv_cache.data_ptr() % 16 == 0
-        and _has_copy_engine(q.get_device())
+        and all(stride % 8 == 0 for stride in strides[:2])
+        and kv_cache.data_ptr() % 16 == 0
+        and _is_hopper(q.get_device())
     )
 
 
@@ -82,12 +92,12 @@ def paged_attention_cuda(
         context_lens.data_ptr(),
         query_starts.data_ptr(),
         workspace_of(q.device).counters.data_ptr(),
-        scale * _LOG2E,
+        scale * LOG2E,
         context_lens.shape[0],
         num_kv_heads,
         num_blocks,
         block_tables.stride(0),
-        _NO_WINDOW if window is None else window,
+        NO_WINDOW if window is None else window,
         programs,
     )
     kernel = _kernel(head_dim, group, block_size, q.dtype == torch.bfloat16, device)
@@ -115,5 +125,5 @@ def _map(
 
 
 @functools.cache
-def _has_copy_engine(device: int) -> bool:
+def _is_hopper(device: int) -> bool:
     return torch.cuda.get_device_capability(device)[0] == 9

@@ -9,18 +9,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.kernels.cuda_attention import LOG2E, NO_WINDOW, suits
 from engine.kernels.cuda_int4_many import num_multiprocessors
 from engine.kernels.nvrtc import Kernel, load_kernel
 from engine.kernels.workspace import workspace_of
 
 SOURCE = "attention_one.cu"
-DIMS = (64, 128)
-BLOCKS = (8, 16, 32, 64, 128)
 MOST_HEADS = 8  # of one KV head
 MOST_SPLITS = 32
 PER_SM = 2  # thread blocks of 8 warps that run at once
-_LOG2E = 1.4426950408889634
-_NO_WINDOW = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,25 +58,16 @@ def takes(
     k_norm: Tensor | None,
     num_sequences: int,
 ) -> bool:
-    """Whether the program can be given these: halves, heads of 64 or 128, at most 8 to a KV head, capability 9.
+    """Whether the program can be given these: those of :func:`engine.kernels.cuda_attention.suits`, whole heads.
 
     More thread blocks than run at once it is not given, either: what it spares is the wait before their first keys.
     """
-    _, block_size, _, num_kv_heads, head_dim = kv_cache.shape
-    strides = kv_cache.stride()
+    num_kv_heads, head_dim = kv_cache.shape[3:]
     return (
-        q.dtype in (torch.bfloat16, torch.float16)
-        and kv_cache.dtype == q.dtype
-        and head_dim in DIMS
-        and block_size in BLOCKS
-        and q.shape[1] // num_kv_heads <= MOST_HEADS
-        and strides[2:] == (num_kv_heads * head_dim, head_dim, 1)
-        and all(stride % 8 == 0 for stride in strides[:2])
-        and kv_cache.data_ptr() % 16 == 0
+        suits(q, kv_cache, MOST_HEADS)
         and all(heads.stride(2) == 1 and heads.stride(0) % 2 == heads.data_ptr() % 4 == 0 for heads in (q, k, v))
         and all(heads.shape[1] == 1 or heads.stride(1) == head_dim for heads in (q, k, v))
         and (q_norm is None) == (k_norm is None)
-        and _has_programs(q.get_device())
         and num_sequences * num_kv_heads <= PER_SM * num_multiprocessors(q.get_device())
     )
 
@@ -135,8 +123,8 @@ def attend_one_cuda(
         block_tables.stride(0),
         num_kv_heads,
         splits,
-        _NO_WINDOW if window is None else window,
-        scale * _LOG2E,
+        NO_WINDOW if window is None else window,
+        scale * LOG2E,
         eps,
     )
     is_bf16, has_norms = q.dtype == torch.bfloat16, q_norm is not None
@@ -175,8 +163,3 @@ def _kernel(
         "LEAST": least,
     }
     return load_kernel(SOURCE, "paged_attend_one", tuple(defines.items()), 0, device)
-
-
-@functools.cache
-def _has_programs(device: int) -> bool:
-    return torch.cuda.get_device_capability(device)[0] == 9

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.kernels import cuda_attention_one, cuda_int4, cuda_int4_fp8
+from engine.kernels import cuda_attention, cuda_attention_one, cuda_int4, cuda_int4_fp8
 from engine.kernels.cuda_int4_many import CUTS, SHARED_BYTES, Cut, Plan, choose_plan, fit_stages, plan_cut, shared_bytes
 from engine.kernels.workspace import NUM_COUNTERS, PARTIAL_BYTES_PER_SM
 
@@ -94,6 +94,6 @@ def test_parts_of_a_decodes_attention_fit_the_workspace(num_sms: int, data: st.D
     cut = cuda_attention_one.choose_cut(pairs, num_sms)
     splits = cuda_attention_one.num_splits(cut, pairs, num_sms)
     assert 1 <= splits <= cuda_attention_one.MOST_SPLITS
-    largest = max(cuda_attention_one.part_bytes(dim, 8) for dim in cuda_attention_one.DIMS)
+    largest = max(cuda_attention_one.part_bytes(dim, 8) for dim in cuda_attention.DIMS)
     assert pairs * splits * largest <= num_sms * PARTIAL_BYTES_PER_SM
     assert pairs <= NUM_COUNTERS
