@@ -33,7 +33,7 @@ from engine.memory import context_length_of, make_cache
 from engine.models.decoder import DecoderModel
 from engine.request import Chunk, Ending, Event, FinishReason, TokenLogprob
 from engine.runner import Flight, Model, Runner, StepResult, StepRunner
-from engine.scheduler import Scheduler, StepPlan
+from engine.scheduler import ChunkBounds, Scheduler, StepPlan
 from engine.sequence import Sequence
 from engine.sink import Sink
 from engine.speculator import Speculator
@@ -115,6 +115,7 @@ class EngineCore:
             max_num_seqs=self.config.max_num_seqs,
             max_batch_tokens=self.config.max_batch_tokens,
             aging_s=self.config.aging_s,
+            chunk_bounds=self._chunk_bounds,
         )
 
     def add(self, sequence: Sequence) -> None:
@@ -222,7 +223,7 @@ class EngineCore:
             self.speculator.observe(results, plan.num_tokens, target_s if flight.is_typical else None)
         if flight.is_typical:
             self.step_s.observe(seconds)
-            self._bound_prefills(plan, seconds if flight.device_s is None else flight.device_s)
+            self._learn_cost(plan, seconds if flight.device_s is None else flight.device_s)
         self.num_steps += 1
         self.last_step_s = now_s
         share_s = (target_s + flight.draft_s) / max(plan.num_tokens, 1)
@@ -236,15 +237,17 @@ class EngineCore:
             except Exception as cause:  # a caller's stop check, most likely: its own request ends with it
                 self._end(item.sequence, FinishReason.ERROR, events, self._failed(cause))
 
-    def _bound_prefills(self, plan: StepPlan, seconds: float) -> None:
-        """Let running requests wait for about ``itl_target_s`` a step, however many prompts there are to compute."""
+    def _learn_cost(self, plan: StepPlan, seconds: float) -> None:
         alone = self._was_alone(self.clock() - seconds)
         self._chunk_costs.observe(plan.num_tokens, seconds, alone=alone)
+
+    def _chunk_bounds(self) -> ChunkBounds:
+        """Let running requests wait for about ``itl_target_s`` a step, however many prompts there are to compute."""
         most = self._chunk_costs.chunk(self.itl_target_s)
-        self.scheduler.max_mixed_tokens = (
-            self.config.max_batch_tokens if most is None else self.runner.whole_tiles(most)
+        return ChunkBounds(
+            self.config.max_batch_tokens if most is None else self.runner.whole_tiles(most),
+            max(_LEAST_CHUNK, self._chunk_costs.least_worthwhile()),
         )
-        self.scheduler.min_mixed_chunk = max(_LEAST_CHUNK, self._chunk_costs.least_worthwhile())
 
     def _launch(self, plan: StepPlan, events: Events) -> Flight | None:
         """Draft and start a step; if that raises, everything in the step ends with the error and the rest goes on."""

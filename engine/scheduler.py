@@ -21,7 +21,7 @@ them writes after the step in flight has.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
@@ -62,6 +62,20 @@ class Scheduled:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class ChunkBounds:
+    """How much of the waiting prompts a step takes up that also decodes.
+
+    Attributes
+    ----------
+    most_tokens : of the whole step, decodes included
+    least_chunk : prompt tokens that it may have anyhow
+    """
+
+    most_tokens: int
+    least_chunk: int = 0
+
+
 @dataclass(slots=True)
 class StepPlan:
     """One step. ``preempted`` lost their blocks while it was made."""
@@ -84,18 +98,25 @@ class Scheduler:
     max_num_seqs : most sequences that hold blocks
     max_batch_tokens : most tokens in one step
     aging_s : after this long, waiting background work counts as live
+    chunk_bounds : says how prompts are cut beside decodes; asked once a step, of steps that have both. None: not at all
     """
 
-    def __init__(self, pool: BlockPool, *, max_num_seqs: int, max_batch_tokens: int, aging_s: float = 10.0) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        *,
+        max_num_seqs: int,
+        max_batch_tokens: int,
+        aging_s: float = 10.0,
+        chunk_bounds: Callable[[], ChunkBounds] | None = None,
+    ) -> None:
         assert max_batch_tokens >= max_num_seqs > 0, (max_batch_tokens, max_num_seqs)
         self.pool = pool
         self.max_num_seqs = max_num_seqs
         self.max_batch_tokens = max_batch_tokens
         self.aging_s = aging_s
-        # Of a step that also decodes: tokens at most, and prompt tokens that it may have anyhow. Set by whoever knows
-        # what steps cost.
-        self.max_mixed_tokens = max_batch_tokens
-        self.min_mixed_chunk = 0
+        self.chunk_bounds = chunk_bounds or (lambda: ChunkBounds(max_batch_tokens))
+        self._bounds: ChunkBounds | None = None  # of the step being planned, once it was asked for
         self.running: list[Sequence] = []  # sorted by rank
         self.waiting: list[Sequence] = []  # sorted by rank
         self.flying: list[Scheduled] = []  # of the step launched last, if its results are not here yet
@@ -133,6 +154,7 @@ class Scheduler:
         goes to drafts, of which each decode may have ``draft_limit``, and to checking predicted answers.
         """
         plan = StepPlan()
+        self._bounds = None
         if self.waiting:
             self._age(now_s)
         with self.pool.lock:  # what is found in the cache must still be there when it is taken
@@ -217,7 +239,9 @@ class Scheduler:
         num_decodes = sum(1 for item in plan.items if item.num_tokens == 1)
         if not num_decodes:
             return room
-        chunk = max(self.max_mixed_tokens - num_decodes, self.min_mixed_chunk)
+        if self._bounds is None:
+            self._bounds = self.chunk_bounds()
+        chunk = max(self._bounds.most_tokens - num_decodes, self._bounds.least_chunk)
         return min(room, chunk - (plan.num_tokens - num_decodes))
 
     def _grow(self, sequence: Sequence, num_tokens: int, plan: StepPlan) -> bool:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from engine.blocks import BlockPool
+from engine.costs import ChunkCosts
 from engine.request import Priority, Request, SamplingParams
-from engine.scheduler import Scheduler, StepPlan
+from engine.scheduler import ChunkBounds, Scheduler, StepPlan
 from engine.sequence import Sequence
 
 SIZE = 4
@@ -17,9 +20,16 @@ SIZE = 4
 class World:
     """A scheduler, a clock, and a cache in which every slot remembers which token of which prefix was written to it."""
 
-    def __init__(self, *, num_blocks: int = 12, max_num_seqs: int = 4, max_batch_tokens: int = 10) -> None:
+    def __init__(
+        self,
+        *,
+        num_blocks: int = 12,
+        max_num_seqs: int = 4,
+        max_batch_tokens: int = 10,
+        scheduler: type[Scheduler] = Scheduler,
+    ) -> None:
         self.pool = BlockPool(num_blocks, SIZE)
-        self.scheduler = Scheduler(
+        self.scheduler = scheduler(
             self.pool, max_num_seqs=max_num_seqs, max_batch_tokens=max_batch_tokens, aging_s=50.0
         )
         self.slots: dict[int, tuple[int, ...]] = {}
@@ -218,7 +228,7 @@ def test_long_prompts_are_computed_in_chunks_beside_decodes() -> None:
 
 def test_prefills_are_bounded_beside_decodes_only() -> None:
     world = World(num_blocks=40, max_batch_tokens=16)
-    world.scheduler.max_mixed_tokens = 6
+    world.scheduler.chunk_bounds = lambda: ChunkBounds(6)
     first = world.add([1] * 16, 9)
     assert [item.num_tokens for item in world.step().items] == [16]
     second, third = world.add([2] * 7, 9), world.add([3] * 7, 9)
@@ -232,7 +242,7 @@ def test_prefills_are_bounded_beside_decodes_only() -> None:
 
 def test_a_prompt_gets_on_beside_however_many_decodes() -> None:
     world = World(num_blocks=40, max_batch_tokens=16)
-    world.scheduler.max_mixed_tokens, world.scheduler.min_mixed_chunk = 4, 2
+    world.scheduler.chunk_bounds = lambda: ChunkBounds(4, 2)
     for token in range(3):
         world.add([token], 30)
     world.step()
@@ -240,6 +250,79 @@ def test_a_prompt_gets_on_beside_however_many_decodes() -> None:
     counts = [[item.num_tokens for item in world.step().items] for _ in range(3)]
     assert counts == [[1] * 3 + [2]] * 3
     assert world.finished == [last]
+
+
+class StoringScheduler(Scheduler):
+    """Keeps the bounds that somebody worked out after the step before, whether or not this one needs them."""
+
+    stored: ChunkBounds
+
+    def _prefill_room(self, plan: StepPlan) -> int:
+        room = self.max_batch_tokens - plan.num_tokens
+        num_decodes = sum(1 for item in plan.items if item.num_tokens == 1)
+        if not num_decodes:
+            return room
+        chunk = max(self.stored.most_tokens - num_decodes, self.stored.least_chunk)
+        return min(room, chunk - (plan.num_tokens - num_decodes))
+
+
+@given(
+    arrivals=st.lists(st.tuples(st.integers(1, 30), st.integers(1, 12), st.integers(0, 4)), min_size=1, max_size=8),
+    milliseconds=st.lists(st.tuples(st.integers(0, 60), st.booleans()), min_size=1, max_size=12),
+    target_ms=st.integers(1, 80),
+)
+@settings(deadline=None)
+def test_bounds_worked_out_where_they_matter_cut_as_those_of_every_step(
+    arrivals: list[tuple[int, int, int]], milliseconds: list[tuple[int, bool]], target_ms: int
+) -> None:
+    """Two schedulers under equal loads and costs, of which one is given its bounds after every step."""
+    costs = ChunkCosts()
+
+    def bounds() -> ChunkBounds:
+        return ChunkBounds(costs.chunk(target_ms / 1e3) or 24, costs.least_worthwhile())
+
+    storing, asking = (
+        World(num_blocks=80, max_num_seqs=8, max_batch_tokens=24, scheduler=kind)
+        for kind in (StoringScheduler, Scheduler)
+    )
+    assert isinstance(storing.scheduler, StoringScheduler)
+    asking.scheduler.chunk_bounds = bounds
+    starts = list(accumulate(pause for _, _, pause in arrivals))
+    turn = 0
+    while turn <= starts[-1] or storing.scheduler.has_work:
+        for (length, output, _), start in zip(arrivals, starts, strict=True):
+            if start == turn:
+                for world in (storing, asking):
+                    world.add([start] * length, output)
+        storing.scheduler.stored = bounds()
+        plan, same = storing.step(), asking.step()
+        assert [(item.sequence.order, item.num_tokens) for item in plan.items] == [
+            (item.sequence.order, item.num_tokens) for item in same.items
+        ]
+        took_ms, alone = milliseconds[turn % len(milliseconds)]
+        if plan.items:
+            costs.observe(plan.num_tokens, took_ms / 1e3, alone=alone)
+        turn += 1
+
+
+def test_bounds_are_not_asked_for_where_nobody_waits() -> None:
+    world = World(num_blocks=40, max_batch_tokens=16)
+    asked: list[int] = []
+
+    def bounds() -> ChunkBounds:
+        asked.append(len(world.scheduler.running))
+        return ChunkBounds(6)
+
+    world.scheduler.chunk_bounds = bounds
+    for token in range(3):
+        world.add([token] * 3, 12)
+    for _ in range(5):
+        world.step()
+    assert not asked
+    world.add([9] * 9, 2)
+    counts = [[item.num_tokens for item in world.step().items] for _ in range(4)]
+    assert counts == [[1] * 3 + [3]] * 3 + [[1] * 4]
+    assert len(asked) == 3
 
 
 def test_rejected_drafts_give_their_blocks_back() -> None:
