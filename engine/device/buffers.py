@@ -156,7 +156,7 @@ class BlockTables:
             torch.zeros(max_sequences * max_blocks, dtype=torch.int32, pin_memory=device.type == "cuda")
             for _ in range(RING)
         ]
-        self._is_changed = False
+        self._num_changed = 0  # one beyond the last row that the device has not got yet
         self.tensor = torch.zeros((max_sequences, max_blocks), dtype=torch.int32, device=device)
 
     def set(self, row: int, table: list[int]) -> None:
@@ -167,7 +167,7 @@ class BlockTables:
         keep = len(held) if len(held) < len(table) and table[: len(held)] == held else 0
         self._mirror[row, keep : len(table)] = table[keep:]
         self._rows[row] = table.copy()
-        self._is_changed = True
+        self._num_changed = max(self._num_changed, row + 1)
 
     def slots(self, rows: IntArray, positions: IntArray, block_size: int) -> IntArray:
         """Where tokens of these rows at these positions lie in the pool."""
@@ -176,13 +176,19 @@ class BlockTables:
         found += positions % block_size
         return found
 
-    def upload(self, num_rows: int, turn: int) -> int:
-        """Bring the device's rows up to date; ``turn`` counts steps, for the ring. Returns how many columns changed."""
-        if not self._is_changed:
-            return 0
-        self._is_changed = False
-        width = max(map(len, self._rows[:num_rows]))
-        pinned = self._pinned[turn % RING][: num_rows * width]
-        pinned.numpy().reshape(num_rows, width)[:] = self._mirror[:num_rows, :width]
-        self.tensor[:num_rows, :width].copy_(pinned.to(self.tensor.device, non_blocking=True).view(num_rows, width))
-        return width
+    def upload(self, turn: int) -> Tensor:
+        """Bring the device's rows up to date; ``turn`` counts steps, for the ring.
+
+        Returns
+        -------
+        What was written of them, int32 (rows, columns), perhaps none
+        """
+        num_rows = self._num_changed
+        width = max(map(len, self._rows[:num_rows]), default=0)
+        changed = self.tensor[:num_rows, :width]
+        if num_rows:
+            pinned = self._pinned[turn % RING][: num_rows * width]
+            pinned.numpy().reshape(num_rows, width)[:] = self._mirror[:num_rows, :width]
+            changed.copy_(pinned.to(self.tensor.device, non_blocking=True).view(num_rows, width))
+            self._num_changed = 0  # not before: where there was no memory for the copy, the next step makes up for it
+        return changed

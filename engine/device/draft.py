@@ -191,7 +191,7 @@ class DeviceDrafter:
         for row, sequence in enumerate(sequences):
             self._tables.set(row, self._states[id(sequence)][1].block_table)
         self._turn += 1
-        self._tables.upload(len(sequences), self._turn)
+        self._tables.upload(self._turn)
         distributions: list[Tensor] = []
         for number in range(max(count for _, count in active)):
             query_len = _REDONE if number == 0 else 1

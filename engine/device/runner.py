@@ -148,6 +148,16 @@ class DeviceRunner:
     # Launching
 
     def launch(self, plan: StepPlan) -> Flight:
+        try:
+            return self._launch(plan)
+        except Exception:
+            # Its turn goes to the next try: one turn further in the ring are the results of the step still in flight.
+            if self._stream is not None:
+                self._stream.synchronize()  # what was asked of the device so far reads this turn's buffers
+            self._turn -= 1
+            raise
+
+    def _launch(self, plan: StepPlan) -> Flight:
         self._turn += 1
         flight = DeviceFlight(plan, [StepResult(item, [], []) for item in plan.items])
         flight.drawing = [result for result in flight.results if result.item.draws]
@@ -210,7 +220,7 @@ class DeviceRunner:
             return None
 
         key = (size, query_len, draws, probs is not None, extras)
-        self._upload(Form(shape, query_len, by_rows=False), len(items), key)
+        self._upload(Form(shape, query_len, by_rows=False), key)
         flight.logits = self.graphs.run(key, run)
         if checks:
             num_places = size * (query_len + 2)
@@ -235,7 +245,7 @@ class DeviceRunner:
             # The longest query is taken to be the whole step, so that one graph serves however it is divided.
             step = self._step_tensors(fields, shape.num_sequences, shape.num_tokens)
             key = (shape, draws, extras)
-            self._upload(Form(shape, shape.num_tokens, by_rows=True), len(items), key)
+            self._upload(Form(shape, shape.num_tokens, by_rows=True), key)
             flight.logits = self.graphs.run(key, lambda: self._run_mixed(step, fields, draws, extras)[1])
             return
         # A large step is compiled for when its like first comes.
@@ -245,7 +255,7 @@ class DeviceRunner:
         host, fields = host_fields(self._pinned[self._turn % RING], shape), device_fields(self._bytes, shape)
         fill_mixed(host, items, lengths, self._held())
         self._fill_lines(host, flight)
-        self._upload(Form(shape, max(lengths), by_rows=True), len(items), None)
+        self._upload(Form(shape, max(lengths), by_rows=True), None)
         step = self._step_tensors(fields, shape.num_sequences, max(lengths))
         hidden, flight.logits = self._run_mixed(step, fields, draws, extras)
         self._keep_prompts(flight, hidden)
@@ -284,12 +294,11 @@ class DeviceRunner:
         host.lines[:] = 0
         host.lines[: len(flight.lines)] = flight.lines
 
-    def _upload(self, form: Form, num_sequences: int, key: Hashable | None) -> None:
+    def _upload(self, form: Form, key: Hashable | None) -> None:
         """Bring a step's input to the device; ``key`` is its graph's, None where it has none."""
         size = form.shape.num_bytes
         self._bytes[:size].copy_(self._pinned[self._turn % RING][:size], non_blocking=True)
-        width = self._tables.upload(num_sequences, self._turn)
-        self._announce(form, key, self._tables.tensor[:num_sequences, :width])
+        self._announce(form, key, self._tables.upload(self._turn))
 
     def _announce(self, form: Form, key: Hashable | None, tables: Tensor) -> None:
         """Say which step comes, and what changed of the block tables, to whoever computes along: here nobody."""

@@ -55,6 +55,8 @@ class SeenTokens:
                 self._lines[id(item.sequence)][1].last_used = self._turn
         for item in penalised:
             number, line = self._line_of(item.sequence)
+            if line.drawn_by is item:
+                continue  # there was no memory for its first launch: nothing was counted yet
             is_current = line.drawn_by is None or line.drawn_by.draws
             if line.length != item.sequence.num_tokens or not is_current:
                 self._write(number, item.sequence)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
+from torch.overrides import TorchFunctionMode
 
 from engine.batch import Batch
 from engine.config import EngineConfig
@@ -336,6 +340,43 @@ def test_fields_lie_apart_and_aligned_on_both_sides(num_tokens: int, num_sequenc
         assert (field.data_ptr() - buffer.data_ptr()) % 16 == 0
 
 
+class NoMemory(TorchFunctionMode):
+    """Lets one of torch's functions find no memory, so many times."""
+
+    def __init__(self, function: object, times: int = 1) -> None:
+        super().__init__()
+        self._function = function
+        self.times_left = times
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is self._function and self.times_left:
+            self.times_left -= 1
+            raise torch.OutOfMemoryError("out of memory (simulated)")
+        return func(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("kind", ["scaled", "weighed"])
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_steps_without_memory_leave_the_one_in_flight_alone(models: list[DecoderModel], times: int, kind: str) -> None:
+    """Each try puts one sequence back; the step in flight keeps its tokens however often there is another try."""
+    requests = [build(index, [3 + index, 9, 4], kind) for index in range(5)]
+    engine = make(models[0], "device")
+    sinks = [QueueSink() for _ in requests]
+    engine.submit_all(list(zip(requests, sinks, strict=True)))
+    for _ in range(3):
+        engine.step()
+    with NoMemory(torch.Tensor.index_select, times) as memory:
+        engine.step()
+    assert not memory.times_left
+    assert engine.stats().num_preemptions == times
+    while engine.has_work():
+        engine.step()
+    for request, sink in zip(requests, sinks, strict=True):
+        assert collect(sink, 1.0).token_ids == serve(make(models[0], "plain"), [request])[0].token_ids
+
+
 @given(st.data())
 @settings(deadline=None)
 def test_tables_on_the_device_are_the_sequences_own(data: st.DataObject) -> None:
@@ -349,7 +390,11 @@ def test_tables_on_the_device_are_the_sequences_own(data: st.DataObject) -> None
             more = data.draw(st.lists(st.integers(0, 50), max_size=9 - keep, min_size=0 if keep else 1))
             rows[row] = rows[row][:keep] + more
             tables.set(row, rows[row])
-        tables.upload(count, turn)
+        if data.draw(st.booleans()):
+            with NoMemory(torch.Tensor.to), contextlib.suppress(torch.OutOfMemoryError):
+                tables.upload(turn)
+            continue  # the step after this one makes up for it
+        tables.upload(turn)
         for row in range(count):
             assert tables.tensor[row, : len(rows[row])].tolist() == rows[row]
             positions = np.arange(4 * len(rows[row]))
