@@ -6,11 +6,12 @@ The inner half, :class:`engine.core.EngineCore`, is touched by that thread alone
 
 from __future__ import annotations
 
+import logging
 import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -31,11 +32,15 @@ from engine.sink import AsyncSink, QueueSink, Sink, deliver
 from engine.speculator import Speculator
 from engine.stats import EngineStats
 
+logger = logging.getLogger(__name__)
+
 _DEFAULT = EngineConfig()
 # An engine that makes room for others still gives its answers' next tokens in this share of the time they may take.
 _PACE = 0.75
 # An engine whose steps take longer than this share of that time is short of its device.
 _PRESSED = 0.5
+# An engine that has done nothing for so long may do what can wait.
+_QUIET_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +107,8 @@ class Engine:
         self._lock = threading.Lock()  # guards order numbers and `_closed`
         self._step_lock = threading.Lock()  # held during a step
         self._closed = False
-        self._busy_since_s = clock()
+        self._busy_since_s = self._last_chore_s = clock()
+        self._chores: Iterator[object] | None = None
 
         self._owns_loop = start and loop is None
         if self._owns_loop:
@@ -239,6 +245,15 @@ class Engine:
         waiting = (*tuple(scheduler.waiting), *arrived)
         return _count(tuple(scheduler.running), model), _count(waiting, model)
 
+    def when_quiet(self, chores: Iterator[object]) -> None:
+        """Let the engine's thread take these steps one at a time, each after a moment in which it had nothing to do.
+
+        A request that comes meanwhile waits for one of them at most. What one raises is logged, and the rest is left.
+        """
+        with self._step_lock:
+            self._chores = None if self._closed else chores
+        self._wake()
+
     def stats(self) -> EngineStats:
         """A snapshot, in microseconds and without waiting for a step."""
         core, now = self.core, self.clock()
@@ -270,6 +285,7 @@ class Engine:
             if self._owns_loop:
                 self._loop.close()
         with self._step_lock:
+            self._chores = None
             events: Events = []
             self._take_inbox(events)
             self.core.fail_all(EngineClosed(f"The engine of {self.name} was closed while the request ran."), events)
@@ -353,6 +369,44 @@ class Engine:
         if not core.has_work:
             place.rest(self.clock())
         return 0.0
+
+    def idle(self) -> float | None:
+        """Do the next chore, if there is one and the engine has been quiet; see :meth:`engine.loop.Steppable.idle`."""
+        with self._step_lock:
+            if self._chores is None:
+                return None
+            if self.has_work():
+                return 0.0
+            now_s = self.clock()
+            wait_s = max(self.core.last_step_s, self._last_chore_s) + _QUIET_S - now_s
+            if self._place is not None:
+                wait_s = max(wait_s, self._place.wait_s(now_s))
+            if wait_s <= 0.0:
+                self._do_chore(self._chores)
+        return max(wait_s, 0.0)
+
+    def _do_chore(self, chores: Iterator[object]) -> None:
+        self._busy_since_s = self.clock()  # who comes meanwhile has waited no longer than this
+        if self._place is not None:
+            self._place.begin(self.clock())
+        try:
+            with self.core.runner.on_stream():
+                next(chores)
+        except StopIteration:
+            self._chores = None
+        except Exception as cause:
+            self._chores = None
+            logger.warning(
+                "%s: what waited for quiet moments is left undone (%s: %s)",
+                self.name,
+                type(cause).__name__,
+                str(cause).partition("\n")[0],
+            )
+            faults.check(self.model.device, cause)
+        finally:
+            self._last_chore_s = self.clock()
+            if self._place is not None:
+                self._place.rest(self._last_chore_s)
 
     def _take_inbox(self, events: Events) -> None:
         while self._inbox:

@@ -33,9 +33,17 @@ class Steppable(Protocol):
         Seconds for which there is nothing to do here unless the loop is woken; 0 where the next step may follow
         """
 
+    def idle(self) -> float | None:
+        """Do a little of what waits for a quiet moment, if this is one; nobody has work. Never raises.
+
+        Returns
+        -------
+        0 where something was done, else seconds until there may be something, None if there is nothing
+        """
+
 
 class StepLoop:
-    """Steps engines round-robin while any has work, and sleeps otherwise.
+    """Steps engines round-robin while any has work, lets them use quiet moments, and sleeps otherwise.
 
     Parameters
     ----------
@@ -97,6 +105,18 @@ class StepLoop:
                     except Exception:  # a bug of ours must not stop the other engines
                         logger.exception("engine step failed")
                     rest_s = wait_s if rest_s is None else min(rest_s, wait_s)
+            if rest_s is None:
+                rest_s = self._idle()
             if rest_s != 0.0:
                 self._wake.wait(rest_s)
                 self._wake.clear()
+
+    def _idle(self) -> float | None:
+        """Let one engine use the moment; whoever has work by then waits for no other."""
+        rests = []
+        for engine in self._engines:
+            rest_s = engine.idle()
+            if rest_s == 0.0:
+                return 0.0
+            rests.append(rest_s)
+        return min((rest_s for rest_s in rests if rest_s is not None), default=None)

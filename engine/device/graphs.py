@@ -42,12 +42,17 @@ class GraphCache:
     name : of the engine, for the log
     enabled : False runs everything eagerly
     agree : whether all who capture the same step, each its part, could; a part alone could not be replayed
+
+    Attributes
+    ----------
+    has_failed : a capture did, most likely for want of memory, and there will be no other
     """
 
     def __init__(self, name: str, *, enabled: bool, agree: Callable[[bool], bool] = bool) -> None:
         self._name = name
         self._agree = agree
         self.is_enabled = enabled
+        self.has_failed = False
         self._captured: dict[Hashable, _Captured | None] = {}
         self._pool = torch.cuda.graph_pool_handle() if enabled else None
         self.num_replays = 0
@@ -74,7 +79,7 @@ class GraphCache:
             captured = self._captured[key] = self._capture(key, function)
             if not self._agree(captured is not None) or captured is None:
                 self._captured[key] = None
-                self.is_enabled = False
+                self.is_enabled, self.has_failed = False, True
                 return function()
             # Capturing took long; from the next time on it is a replay.
             captured.graph.replay()

@@ -125,6 +125,11 @@ class DeviceRunner:
             torch.cuda.synchronize(device)  # weights and pool were written on other streams
         self.graphs = GraphCache(name, enabled=self._is_cuda)
 
+    @property
+    def max_sequences(self) -> int:
+        """Most sequences of a step, padding included."""
+        return self._drawn.shape[1]
+
     def on_stream(self) -> AbstractContextManager[object]:
         """Everything of this engine goes to one stream, so that it happens in the order in which it was asked for."""
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
@@ -157,12 +162,40 @@ class DeviceRunner:
             self._turn -= 1
             raise
 
+    def launch_padding(self, size: int, draws: Draws) -> Flight:
+        """Start what a decode of ``size`` sequences launches, of nobody's tokens; no other step may be in flight.
+
+        It reads and writes no KV block and has no results.
+
+        Parameters
+        ----------
+        size : of :data:`engine.device.graphs.LADDER`, at most :attr:`max_sequences`
+        """
+        self._turn += 1
+        flight = DeviceFlight(StepPlan(), draws=draws)
+        self._begin(flight)
+        with torch.inference_mode():
+            self._decode(flight, size, query_len=1)
+        self._end(flight)
+        self._row_of = {}
+        return flight
+
+    def _begin(self, flight: DeviceFlight) -> None:
+        if self._is_cuda:
+            flight.began, flight.ended = self._events[self._turn % RING]
+            flight.began.record()
+
+    @staticmethod
+    def _end(flight: DeviceFlight) -> None:
+        if flight.ended is not None:
+            flight.ended.record()
+
     def _launch(self, plan: StepPlan) -> Flight:
         self._turn += 1
         flight = DeviceFlight(plan, [StepResult(item, [], []) for item in plan.items])
         flight.drawing = [result for result in flight.results if result.item.draws]
         query_len, size = uniform_query(plan.items), bucket(len(plan.items))
-        is_uniform = query_len is not None and size is not None and size <= self._drawn.shape[1]
+        is_uniform = query_len is not None and size is not None and size <= self.max_sequences
         kinds = [
             Draws.BY_HOST if result.item.num_drafts and not is_uniform else draws_of(result.item.sequence)
             for result in flight.drawing
@@ -174,9 +207,7 @@ class DeviceRunner:
         if flight.draws is not Draws.BY_HOST:
             flight.extras = extras
         others = self.graphs.num_others
-        if self._is_cuda:
-            flight.began, flight.ended = self._events[self._turn % RING]
-            flight.began.record()
+        self._begin(flight)
         with torch.inference_mode():
             if flight.extras.penalised:
                 flight.lines = self._seen.lines_for([result.item for result in flight.drawing])
@@ -192,8 +223,7 @@ class DeviceRunner:
                 if flight.extras.reported:
                     flight.reports = self._reports.land(len(flight.drawing), self._turn)
         flight.is_typical &= self.graphs.num_others == others
-        if flight.ended is not None:
-            flight.ended.record()
+        self._end(flight)
         self._row_of = {}
         if flight.tokens is not None:
             self._row_of = {id(result.item.sequence): row for row, result in enumerate(flight.drawing)}
@@ -261,7 +291,7 @@ class DeviceRunner:
         self._keep_prompts(flight, hidden)
 
     def _shape(self, num_tokens: int, num_sequences: int, num_rows: int) -> Shape:
-        most = self._drawn.shape[1]
+        most = self.max_sequences
         return padded_shape(num_tokens, num_sequences, num_rows, most=most, max_tokens=self._max_tokens)
 
     def _held(self) -> Held:

@@ -1,22 +1,31 @@
-"""Compiling and capturing before the first request, so that it does not wait for either.
+"""Compiling and capturing before a request comes, so that it does not wait for either.
 
 A shape of step compiles its kernels when it first runs and is captured when it runs again: on an H200 the first two
-1,024-token prompts of a 70B model took 0.5 and 0.9 seconds, the third 0.26. Here the engine serves itself such steps.
+1,024-token prompts of a 70B model took 0.5 and 0.9 seconds, the third 0.26. So the engine serves itself such steps
+before its first request. Decodes of more sequences than are likely at once follow when it has nothing to do: one run of
+padding alone after another, which needs no block and which nobody's books know of.
 """
 
 from __future__ import annotations
 
+import logging
 import secrets
+from collections.abc import Iterator
 
+from engine.device.draws import Draws
 from engine.device.graphs import LADDER
+from engine.device.runner import DeviceRunner
 from engine.device.steps import NUM_SEQUENCES, NUM_TOKENS, captured_sizes
 from engine.engine import Engine, collect
+from engine.models.decoder import DecoderModel
 from engine.request import Request, SamplingParams
 from engine.sink import QueueSink
 
+logger = logging.getLogger(__name__)
+
 # Compile, capture.
 _TURNS = 2
-# Batch sizes beyond this are captured when they first come: who waits for it then shares it with many.
+# Batch sizes beyond this are left for quiet moments.
 _MOST_SEQUENCES = 32
 # Greedy, and drawn at a temperature: what most requests ask for.
 _TEMPERATURES = (0.0, 1.0)
@@ -31,10 +40,13 @@ def warm_up(
 ) -> None:
     """Let an engine decode in batches and read prompts of the captured sizes; blocks until it has.
 
+    Decodes of more sequences follow by :func:`larger_decodes` when the engine is quiet. Not so with tensor parallelism,
+    where a step that one rank has no memory for is the end of the model: what no request asks for is not worth that.
+
     Parameters
     ----------
     temperatures : one or both of 0 and another
-    most_sequences : of a step; larger ones are captured in traffic
+    most_sequences : of a step before this returns
 
     Raises
     ------
@@ -58,6 +70,27 @@ def warm_up(
                 if lengths[0] < limit:
                     for _ in range(_TURNS):
                         _serve(engine, lengths, one, timeout_s)
+    if isinstance(engine.model, DecoderModel):
+        engine.when_quiet(larger_decodes(engine, beyond=most_sequences, temperatures=temperatures))
+
+
+def larger_decodes(engine: Engine, *, beyond: int, temperatures: tuple[float, ...] = _TEMPERATURES) -> Iterator[None]:
+    """Compile and capture decodes of more than ``beyond`` sequences, one run for each item, on the engine's thread.
+
+    Ends early where a capture failed. Sizes that traffic has captured meanwhile are replayed, to no effect.
+    """
+    runner = engine.core.runner
+    assert isinstance(runner, DeviceRunner), "only the device's runner captures"
+    kinds = [Draws.SCALED if temperature else Draws.GREEDY for temperature in temperatures]
+    sizes = [size for size in LADDER if beyond < size <= runner.max_sequences]
+    for size in sizes:
+        for draws in kinds:
+            for _ in range(_TURNS):
+                if runner.graphs.has_failed:
+                    return
+                runner.collect(runner.launch_padding(size, draws))
+                yield
+    logger.info("%s: decodes of all sizes up to %d are warm", engine.name, runner.max_sequences)
 
 
 def _prompt_sizes(engine: Engine) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from engine.batch import Batch
 from engine.config import EngineConfig
 from engine.device.draft import DeviceDrafter
 from engine.device.runner import DeviceRunner
+from engine.device.warm import larger_decodes
 from engine.draft import ModelDrafter
 from engine.engine import Engine, Result, collect
 from engine.errors import NonFiniteLogits
@@ -252,6 +254,31 @@ def test_several_engines_beside_one_another(model: DecoderModel) -> None:
     finally:
         for engine in engines:
             engine.close()
+
+
+def test_larger_decodes_are_captured_when_an_engine_is_quiet(model: DecoderModel) -> None:
+    """Of 40 and 48 sequences, greedy and at a temperature; they write nothing, and 40 requests then replay them."""
+    engine = Engine(model, widened(max_num_seqs=48))
+    try:
+        runner = engine.core.runner
+        assert isinstance(runner, DeviceRunner)
+        before = [layer.clone() for layer in runner.kv.layers]
+        engine.when_quiet(larger_decodes(engine, beyond=32))
+        until_s = time.monotonic() + 60.0
+        while engine._chores is not None and time.monotonic() < until_s:
+            time.sleep(0.1)
+        assert len(runner.graphs) == 4
+        assert all(map(torch.equal, runner.kv.layers, before))
+        others = runner.graphs.num_others
+        # A prompt of one token is a decode to the runner, so all steps are of 40 sequences.
+        prompts, sinks = [[3 + i] for i in range(40)], [QueueSink() for _ in range(40)]
+        engine.submit_all([(Request("r", tuple(p), GREEDY), sink) for p, sink in zip(prompts, sinks, strict=True)])
+        for prompt, sink in zip(prompts, sinks, strict=True):
+            assert worst_gap(model, prompt, list(collect(sink, 120.0).token_ids)) <= 0.25
+        assert runner.graphs.num_others == others
+        assert runner.graphs.num_replays == GREEDY.max_tokens
+    finally:
+        engine.close()
 
 
 def test_a_capture_that_runs_out_of_memory_is_done_without(

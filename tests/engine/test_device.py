@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,16 +13,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from torch.overrides import TorchFunctionMode
 
 from engine.batch import Batch
 from engine.config import EngineConfig
 from engine.device.buffers import BlockTables, Shape, device_fields, host_fields
 from engine.device.draft import DeviceDrafter
 from engine.device.graphs import GraphCache, bucket
-from engine.device.runner import DeviceRunner
 from engine.device.steps import whole_tiles
-from engine.device.warm import warm_up
 from engine.draft import ModelDrafter, NGramDrafter
 from engine.engine import Engine, Result, collect
 from engine.errors import NonFiniteLogits
@@ -37,6 +32,7 @@ from engine.scheduler import StepPlan
 from engine.sink import QueueSink
 from engine.speculator import Speculator
 from tests.engine.checkpoints import make_reference, save_reference
+from tests.engine.no_memory import NoMemory
 
 
 @pytest.fixture(scope="module")
@@ -284,29 +280,6 @@ def test_more_sequences_than_the_ladder_has_steps_are_padded(models: list[Decode
     assert [result.token_ids for result in serve(engine, requests)] == alone
 
 
-def test_warming_up_runs_every_captured_shape_and_leaves_nothing(models: list[DecoderModel]) -> None:
-    engine = Engine(
-        models[0],
-        EngineConfig(block_size=16, num_blocks=40, max_num_seqs=5, max_batch_tokens=96, runner="device"),
-        name="warm",
-    )
-    try:
-        runner = engine.core.runner
-        assert isinstance(runner, DeviceRunner)
-        warm_up(engine, timeout_s=60.0)
-        decodes = {Shape(size, size, size) for size in (1, 2, 4)}
-        prompts = {Shape(size, 8, 8) for size in (16, 32, 64, 96)}
-        assert decodes | prompts <= set(runner._views)
-        assert engine.stats().num_failed_steps == 0
-        sink = QueueSink()
-        request = build(0, [5, 6, 7], "greedy")
-        engine.submit(request, sink)
-        assert collect(sink, 60.0).token_ids == serve(make(models[0], "plain"), [request])[0].token_ids
-    finally:
-        engine.close()
-    assert engine.scheduler.pool.num_owned == 0
-
-
 def test_nan_fails_its_own_request_only(models: list[DecoderModel], tmp_path: Path) -> None:
     model = load_model(save_reference(make_reference("Llama"), tmp_path))
     good = Request("good", (5, 6, 7), SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True))
@@ -338,23 +311,6 @@ def test_fields_lie_apart_and_aligned_on_both_sides(num_tokens: int, num_sequenc
         field = getattr(device, name)
         assert field.tolist() == [value] * len(getattr(host, name))
         assert (field.data_ptr() - buffer.data_ptr()) % 16 == 0
-
-
-class NoMemory(TorchFunctionMode):
-    """Lets one of torch's functions find no memory, so many times."""
-
-    def __init__(self, function: object, times: int = 1) -> None:
-        super().__init__()
-        self._function = function
-        self.times_left = times
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func is self._function and self.times_left:
-            self.times_left -= 1
-            raise torch.OutOfMemoryError("out of memory (simulated)")
-        return func(*args, **kwargs or {})
 
 
 @pytest.mark.parametrize("kind", ["scaled", "weighed"])

@@ -16,6 +16,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.device.buffers import Form, Shape
+from engine.device.warm import warm_up
 from engine.draft import NGramDrafter
 from engine.engine import Engine, Result, collect
 from engine.errors import RankLost, StepFailed
@@ -100,6 +101,20 @@ def test_drafts_and_prompt_scores_pass_through_the_ranks(whole_and_cut: tuple[De
     assert answers[0][0].token_ids == answers[1][0].token_ids
     scores = [[t.logprob for t in answer[1].ending.prompt_logprobs] for answer in answers]
     assert scores[0] == pytest.approx(scores[1], abs=2e-4)
+
+
+def test_an_engine_over_ranks_warms_nothing_when_it_is_quiet(
+    whole_and_cut: tuple[DecoderModel, ParallelModel],
+) -> None:
+    """A step that a rank has no memory for would be the end of the model."""
+    for model, has_chores in zip(whole_and_cut, (True, False), strict=True):
+        engine = Engine(model, replace(CONFIG, max_batch_tokens=32))
+        try:
+            warm_up(engine, timeout_s=60.0)
+            assert (engine._chores is not None) == has_chores
+            assert engine.stats().num_failed_steps == 0
+        finally:
+            engine.close()
 
 
 def test_engines_that_share_the_ranks_take_turns(whole_and_cut: tuple[DecoderModel, ParallelModel]) -> None:
