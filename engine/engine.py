@@ -107,7 +107,7 @@ class Engine:
         self._lock = threading.Lock()  # guards order numbers and `_closed`
         self._step_lock = threading.Lock()  # held during a step
         self._closed = False
-        self._busy_since_s = self._last_chore_s = clock()
+        self._busy_since_s = clock()
         self._chores: Iterator[object] | None = None
 
         self._owns_loop = start and loop is None
@@ -246,7 +246,7 @@ class Engine:
         return _count(tuple(scheduler.running), model), _count(waiting, model)
 
     def when_quiet(self, chores: Iterator[object]) -> None:
-        """Let the engine's thread take these steps one at a time, each after a moment in which it had nothing to do.
+        """Let the engine's thread take these steps, one at a time, after a moment in which it had nothing to do.
 
         A request that comes meanwhile waits for one of them at most. What one raises is logged, and the rest is left.
         """
@@ -378,7 +378,7 @@ class Engine:
             if self.has_work():
                 return 0.0
             now_s = self.clock()
-            wait_s = max(self.core.last_step_s, self._last_chore_s) + _QUIET_S - now_s
+            wait_s = self.core.last_step_s + _QUIET_S - now_s
             if self._place is not None:
                 wait_s = max(wait_s, self._place.wait_s(now_s))
             if wait_s <= 0.0:
@@ -404,9 +404,8 @@ class Engine:
             )
             faults.check(self.model.device, cause)
         finally:
-            self._last_chore_s = self.clock()
             if self._place is not None:
-                self._place.rest(self._last_chore_s)
+                self._place.rest(self.clock())
 
     def _take_inbox(self, events: Events) -> None:
         while self._inbox:

@@ -162,7 +162,7 @@ class DeviceRunner:
             self._turn -= 1
             raise
 
-    def launch_padding(self, size: int, draws: Draws) -> Flight:
+    def launch_padding(self, size: int, draws: Draws, query_len: int = 1) -> Flight:
         """Start what a decode of ``size`` sequences launches, of nobody's tokens; no other step may be in flight.
 
         It reads and writes no KV block and has no results.
@@ -170,12 +170,13 @@ class DeviceRunner:
         Parameters
         ----------
         size : of :data:`engine.device.graphs.LADDER`, at most :attr:`max_sequences`
+        query_len : of :data:`engine.device.steps.QUERY_LENGTHS`; more than 1 checks drafts
         """
         self._turn += 1
         flight = DeviceFlight(StepPlan(), draws=draws)
         self._begin(flight)
         with torch.inference_mode():
-            self._decode(flight, size, query_len=1)
+            self._decode(flight, size, query_len)
         self._end(flight)
         self._row_of = {}
         return flight

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import product
 
 from engine.device.draws import Draws
 from engine.device.graphs import LADDER
@@ -40,7 +41,7 @@ def warm_up(
 ) -> None:
     """Let an engine decode in batches and read prompts of the captured sizes; blocks until it has.
 
-    Decodes of more sequences follow by :func:`larger_decodes` when the engine is quiet. Not so with tensor parallelism,
+    Decodes of more sequences follow by :func:`padded_decodes` when the engine is quiet. Not so with tensor parallelism,
     where a step that one rank has no memory for is the end of the model: what no request asks for is not worth that.
 
     Parameters
@@ -71,26 +72,46 @@ def warm_up(
                     for _ in range(_TURNS):
                         _serve(engine, lengths, one, timeout_s)
     if isinstance(engine.model, DecoderModel):
-        engine.when_quiet(larger_decodes(engine, beyond=most_sequences, temperatures=temperatures))
+        engine.when_quiet(padded_decodes(engine, larger_sizes(engine, most_sequences), temperatures=temperatures))
 
 
-def larger_decodes(engine: Engine, *, beyond: int, temperatures: tuple[float, ...] = _TEMPERATURES) -> Iterator[None]:
-    """Compile and capture decodes of more than ``beyond`` sequences, one run for each item, on the engine's thread.
+def larger_sizes(engine: Engine, num_sequences: int) -> list[int]:
+    """Sizes of decodes beyond so many sequences that the engine may come to."""
+    runner = _runner_of(engine)
+    return [size for size in LADDER if num_sequences < size <= runner.max_sequences]
 
-    Ends early where a capture failed. Sizes that traffic has captured meanwhile are replayed, to no effect.
+
+def padded_decodes(
+    engine: Engine,
+    sizes: Sequence[int],
+    *,
+    temperatures: tuple[float, ...] = _TEMPERATURES,
+    query_lengths: Sequence[int] = (1,),
+) -> Iterator[None]:
+    """Compile and capture decodes, one run of padding for each item; for :meth:`engine.engine.Engine.when_quiet`.
+
+    Ends early where a capture failed. Shapes that traffic has captured meanwhile are replayed, to no effect.
+
+    Parameters
+    ----------
+    sizes, query_lengths : see :meth:`engine.device.runner.DeviceRunner.launch_padding`
+    temperatures : as for :func:`warm_up`
     """
+    runner = _runner_of(engine)
+    kinds = [Draws.SCALED if temperature else Draws.GREEDY for temperature in temperatures]
+    for size, query_len, draws in product(sizes, query_lengths, kinds):
+        for _ in range(_TURNS):
+            if runner.graphs.has_failed:
+                return
+            runner.collect(runner.launch_padding(size, draws, query_len))
+            yield
+    logger.info("%s: decodes of %s sequences are warm", engine.name, ", ".join(map(str, sizes)) or "no further")
+
+
+def _runner_of(engine: Engine) -> DeviceRunner:
     runner = engine.core.runner
     assert isinstance(runner, DeviceRunner), "only the device's runner captures"
-    kinds = [Draws.SCALED if temperature else Draws.GREEDY for temperature in temperatures]
-    sizes = [size for size in LADDER if beyond < size <= runner.max_sequences]
-    for size in sizes:
-        for draws in kinds:
-            for _ in range(_TURNS):
-                if runner.graphs.has_failed:
-                    return
-                runner.collect(runner.launch_padding(size, draws))
-                yield
-    logger.info("%s: decodes of all sizes up to %d are warm", engine.name, runner.max_sequences)
+    return runner
 
 
 def _prompt_sizes(engine: Engine) -> list[int]:

@@ -14,7 +14,7 @@ from engine.batch import Batch
 from engine.config import EngineConfig
 from engine.device.draft import DeviceDrafter
 from engine.device.runner import DeviceRunner
-from engine.device.warm import larger_decodes
+from engine.device.warm import larger_sizes, padded_decodes
 from engine.draft import ModelDrafter
 from engine.engine import Engine, Result, collect
 from engine.errors import NonFiniteLogits
@@ -263,7 +263,7 @@ def test_larger_decodes_are_captured_when_an_engine_is_quiet(model: DecoderModel
         runner = engine.core.runner
         assert isinstance(runner, DeviceRunner)
         before = [layer.clone() for layer in runner.kv.layers]
-        engine.when_quiet(larger_decodes(engine, beyond=32))
+        engine.when_quiet(padded_decodes(engine, larger_sizes(engine, 32)))
         until_s = time.monotonic() + 60.0
         while engine._chores is not None and time.monotonic() < until_s:
             time.sleep(0.1)

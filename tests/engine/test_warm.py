@@ -16,7 +16,7 @@ from engine.device.buffers import Shape
 from engine.device.draws import Draws
 from engine.device.runner import DeviceRunner
 from engine.device.sharing import DeviceShare
-from engine.device.warm import larger_decodes, warm_up
+from engine.device.warm import larger_sizes, padded_decodes, warm_up
 from engine.engine import Engine, Result, collect
 from engine.load.model import load_model
 from engine.loop import StepLoop
@@ -89,7 +89,7 @@ def books(engine: Engine) -> dict[str, object]:
         "seconds": (core.step_s.value, core.service_s.value, core.last_device_s, core.last_step_s),
         "blocks": (pool._free, pool._cached, pool._refs, pool._hash_of),
         "slabs": (pool._held, list(pool._idle)) if isinstance(pool, SharedPool) else None,
-        "keys and values": [layer.tolist() for layer in core.runner.kv.layers],
+        "keys and values": [hash(layer.numpy().tobytes()) for layer in core.runner.kv.layers],
         "submitted": engine._num_submitted,
     }
     return copy.deepcopy(kept)
@@ -128,22 +128,23 @@ def wait_for(is_so: object, seconds: float = 30.0) -> bool:
 
 
 def test_quiet_moments_warm_larger_decodes_and_leave_nothing(engine: Engine, clock: Clock) -> None:
+    """Checks of two drafts too."""
     runner = runner_of(engine)
     runs = runner.graphs.num_runs
-    engine.when_quiet(larger_decodes(engine, beyond=32))
+    engine.when_quiet(padded_decodes(engine, larger_sizes(engine, 32), query_lengths=(1, 3)))
     clock.now_s += 60.0
     engine.core.last_step_s = clock.now_s  # a step has just ended
     before = books(engine)
     waited = []
     while (rest_s := engine.idle()) is not None:
         waited.append(rest_s)
-        clock.now_s += rest_s
+        clock.now_s += max(rest_s, 0.01)
         before["stats"] = dataclasses.replace(before["stats"], last_step_s=engine.stats().last_step_s)  # type: ignore[type-var]
         assert books(engine) == before
-    assert {Shape(size, size, size) for size in (40, 48)} <= set(runner._views)
-    assert runner.graphs.num_runs == runs + NUM_RUNS
-    # Before each run, and before there was found to be no other, the engine was quiet for a while.
-    assert waited == [pytest.approx(0.2), 0.0] * (NUM_RUNS + 1)
+    assert {Shape(size, 40 if size % 40 == 0 else 48, size) for size in (40, 48, 120, 144)} <= set(runner._views)
+    assert runner.graphs.num_runs == runs + 2 * NUM_RUNS
+    # It was quiet for a while, then came the runs, then there was found to be no other.
+    assert waited == [pytest.approx(0.2)] + [0.0] * (2 * NUM_RUNS + 1)
     engine.scheduler.check_integrity()
     assert [result.token_ids for result in serve(engine, GREEDY, SAMPLED)] == expected(engine.model, GREEDY, SAMPLED)  # type: ignore[arg-type]
 
@@ -154,13 +155,13 @@ def test_a_request_waits_for_one_run_at_most(model: DecoderModel) -> None:
     runner, sinks, order = runner_of(engine), [QueueSink() for _ in range(3)], list[str]()
     pad, launch = runner.launch_padding, runner.launch
 
-    def noting_padding(size: int, draws: Draws) -> Flight:
+    def noting_padding(size: int, draws: Draws, query_len: int = 1) -> Flight:
         order.append("padding")
         count = order.count("padding")
         if count <= len(sinks):
             engine.submit(Request(str(count), (5, 6, 7, 8, 9, 11), GREEDY), sinks[count - 1])
             assert engine.stats().stalled_s < 30.0
-        return pad(size, draws)
+        return pad(size, draws, query_len)
 
     def noting_launch(plan: StepPlan) -> Flight:
         order.append("step")
@@ -168,7 +169,7 @@ def test_a_request_waits_for_one_run_at_most(model: DecoderModel) -> None:
 
     runner.launch_padding, runner.launch = noting_padding, noting_launch  # type: ignore[method-assign]
     try:
-        engine.when_quiet(larger_decodes(engine, beyond=32))
+        engine.when_quiet(padded_decodes(engine, larger_sizes(engine, 32)))
         assert [collect(sink, 60.0).token_ids for sink in sinks] == expected(model, GREEDY) * 3
         assert wait_for(lambda: order.count("padding") == NUM_RUNS)
     finally:
@@ -182,7 +183,7 @@ def test_nothing_is_warmed_beside_work_or_before_a_heavier_engines(model: Decode
     share = DeviceShare()
     heavy = share.join(weight_bytes=1 << 60, pace_s=1.0, wake=lambda: None)
     engine = Engine(model, dataclasses.replace(SIZES, itl_target_s=1.0), start=False, share=share, clock=clock)
-    engine.when_quiet(larger_decodes(engine, beyond=32))
+    engine.when_quiet(padded_decodes(engine, larger_sizes(engine, 32)))
     runs = runner_of(engine).graphs.num_runs
     sink = QueueSink()
     engine.submit(Request("r", (5, 6), GREEDY), sink)
@@ -204,7 +205,7 @@ def test_nothing_is_warmed_beside_work_or_before_a_heavier_engines(model: Decode
 
 def test_a_failed_capture_ends_it(engine: Engine, clock: Clock) -> None:
     runner = runner_of(engine)
-    engine.when_quiet(larger_decodes(engine, beyond=32))
+    engine.when_quiet(padded_decodes(engine, larger_sizes(engine, 32)))
     clock.now_s += 60.0
     assert engine.idle() == 0.0
     runs, runner.graphs.has_failed = runner.graphs.num_runs, True
@@ -216,7 +217,7 @@ def test_a_failed_capture_ends_it(engine: Engine, clock: Clock) -> None:
 def test_no_memory_for_a_run_is_said_once_and_harms_nobody(
     engine: Engine, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine.when_quiet(larger_decodes(engine, beyond=32))
+    engine.when_quiet(padded_decodes(engine, larger_sizes(engine, 32)))
     clock.now_s += 60.0
     with NoMemory(torch.Tensor.index_select):
         assert engine.idle() == 0.0
@@ -228,13 +229,13 @@ def test_no_memory_for_a_run_is_said_once_and_harms_nobody(
 
 def test_a_closed_engine_is_not_warmed(model: DecoderModel, clock: Clock) -> None:
     engine = Engine(model, SIZES, start=False, clock=clock)
-    engine.when_quiet(larger_decodes(engine, beyond=32))
+    engine.when_quiet(padded_decodes(engine, larger_sizes(engine, 32)))
     clock.now_s += 60.0
     assert engine.idle() == 0.0
     engine.close()
     clock.now_s += 60.0
     assert engine.idle() is None
-    engine.when_quiet(larger_decodes(engine, beyond=32))
+    engine.when_quiet(padded_decodes(engine, larger_sizes(engine, 32)))
     assert engine.idle() is None
 
 
@@ -243,7 +244,7 @@ def test_engines_of_one_thread_are_all_warmed(model: DecoderModel) -> None:
     engines = [Engine(model, SIZES, loop=loop, name=str(index)) for index in range(2)]
     try:
         for engine in engines:
-            engine.when_quiet(larger_decodes(engine, beyond=40))
+            engine.when_quiet(padded_decodes(engine, larger_sizes(engine, 40)))
         assert wait_for(lambda: all(runner_of(engine).graphs.num_runs == NUM_RUNS // 2 for engine in engines))
     finally:
         for engine in engines:
