@@ -1,9 +1,9 @@
 """``python -m engine.bench``: this engine beside its peers and floors, in one run.
 
 Where there is a GPU (or with ``--shapes``) the shapes of :mod:`engine.bench.shapes` are measured with random weights
-beside their physical floors, see :mod:`engine.bench.gpu`; ``--ladder`` drives four tiers together. On a CPU: beside
-``transformers`` on the same checkpoints. That peer computes the dequantised weights in float32; how often our greedy
-tokens equal its own is reported beside the speed.
+beside their physical floors, see :mod:`engine.bench.gpu`; ``--ladder`` drives four tiers together, on any device. On a
+CPU: beside ``transformers`` on the same checkpoints. That peer computes the dequantised weights in float32; how often
+our greedy tokens equal its own is reported beside the speed.
 
 Prints the card, a table, and JSON lines (also written to ``--out``).
 """
@@ -20,7 +20,7 @@ import torch
 
 from engine.bench.card import machine_card
 from engine.bench.gpu import BATCHES, FIGURES, PROMPT_LENGTHS, bench_shapes, write_card
-from engine.bench.ladder import LIMITS, bench_ladder
+from engine.bench.ladder import LIMITS, RUNS, bench_ladder, starts
 from engine.bench.ours import Run, run_ours
 from engine.bench.peer_server import ServerPeer
 from engine.bench.peer_transformers import load_peer, run_one_after_another, run_padded_batch
@@ -34,7 +34,7 @@ BUILTIN = Path(__file__).parents[2] / "backends" / "builtin" / "models"
 
 def main(argv: list[str] | None = None) -> None:
     args = _arguments(argv)
-    if args.device != "cpu" or args.shapes:
+    if args.device != "cpu" or args.shapes or args.ladder:
         _on_gpu(args)
         return
     torch.set_num_threads(args.threads)
@@ -61,7 +61,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--no-peer", action="store_true", help="leave transformers out")
     parser.add_argument("--server", help="URL of an OpenAI-compatible server of the one --model, to compare with too")
     parser.add_argument("--out", type=Path, help="also write the JSON line here")
-    gpu = parser.add_argument_group("random weights", "used on a GPU, or where --shapes is given")
+    gpu = parser.add_argument_group("random weights", "used on a GPU, or where --shapes or --ladder is given")
     gpu.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     gpu.add_argument("--load-format", choices=("dummy",), default="dummy", help="shapes have no files to read")
     gpu.add_argument(
@@ -87,7 +87,16 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     gpu.add_argument("--peer-folders", type=Path, help="folders of config.json files named as the shapes, for vLLM")
     gpu.add_argument("--ladder", action="store_true", help="drive four tiers together with a Poisson mix")
     gpu.add_argument("--ladder-shapes", nargs=3, default=["3b-int4", "8b-int4", "70b-int4"], choices=sorted(SHAPES))
-    gpu.add_argument("--ladder-start-rate", type=float, default=15.0, help="requests a second of the first load")
+    gpu.add_argument(
+        "--ladder-runs", nargs="+", choices=RUNS, default=list(RUNS), help="which of its comparisons to make"
+    )
+    gpu.add_argument(
+        "--ladder-start-rate",
+        nargs="+",
+        type=float,
+        default=[15.0],
+        help="requests a second of the ladder's first load, once or for each of the limits; of the other runs a fifth",
+    )
     gpu.add_argument("--ladder-seconds", type=float, default=10.0, help="length of each load in the ladder run")
     gpu.add_argument("--ladder-loads", type=int, default=8, help="most loads of each mix and pair of limits")
     gpu.add_argument(
@@ -98,6 +107,10 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
         parser.error("--peer vllm needs --peer-folders: vLLM reads a shape's config.json from a folder")
     if args.server and len(args.model or ()) != 1:
         parser.error("--server needs exactly one --model, the checkpoint that it serves")
+    try:
+        starts(args.ladder_start_rate, args.ladder_limits)
+    except ValueError as error:
+        parser.error(f"--ladder-start-rate: {error}")
     return args
 
 

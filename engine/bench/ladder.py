@@ -17,7 +17,7 @@ import json
 import random
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -29,9 +29,11 @@ from engine.bench.gpu import write_line
 from engine.bench.measures import OUTPUT_TOKENS, PROMPT_TOKENS, Prompts
 from engine.bench.shapes import SHAPES
 from engine.config import EngineConfig
+from engine.device.graphs import LADDER
 from engine.device.runner import DeviceRunner
 from engine.device.sharing import DeviceShare
-from engine.device.warm import warm_up
+from engine.device.steps import QUERY_LENGTHS
+from engine.device.warm import padded_decodes, warm_up
 from engine.draft import Drafter
 from engine.drafters import model_drafter
 from engine.engine import Engine
@@ -61,11 +63,16 @@ LIMITS: Mapping[str, tuple[float, float]] = {
 # vLLM 0.23 on an H200, everything on the 70B, 256 requests of this size at once: 1,025 output tokens a second.
 _PEER_RATE = 1025 / OUTPUT_TOKENS
 _GROWTH = 1.15
-# Of a tier at the highest loads; a capture in the midst of a load would count against it.
-_MOST_SEQUENCES = 160
+# What a run bears less, where it starts: about the ratio of its work to the ladder's.
+_STARTS: Mapping[str, float] = {"ladder": 1.0, "all_on_tier_3": 0.2, "all_on_tier_4": 0.2}
+# A capture in the midst of a load would count against it, so every engine is warm for as many sequences as it serves at
+# once; of these sizes for drafts too, which do not pay beside more.
+_MAX_NUM_SEQS = 256
+_DRAFTED_SIZES = tuple(size for size in LADDER if size <= 32)
 # Of the memory for KV, by engine; tiers 3 and 4 are one.
 _SHARES_OF_KV = (0.2, 0.2, 0.6)
 _ENGINE_OF_TIER = (0, 1, 2, 2)
+_DRAFTING_TIER = 3
 # Thirty-two requests of the load at once.
 _DRAFTER_BLOCKS = 32 * 41
 
@@ -135,7 +142,7 @@ class FourTiers:
         config = EngineConfig(
             kv_cache_bytes=kv_bytes,
             context_length=1024,
-            max_num_seqs=256,
+            max_num_seqs=_MAX_NUM_SEQS,
             max_batch_tokens=2048,
             max_waiting=1 << 20,
         )
@@ -165,15 +172,33 @@ class FourTiers:
         """Compile and capture what loads of this kind need."""
         for engine in self.engines:
             if isinstance(engine.core.runner, DeviceRunner):
-                warm_up(engine, temperatures=(0.0,), most_sequences=_MOST_SEQUENCES)
+                warm_up(engine, temperatures=(0.0,), most_sequences=_MAX_NUM_SEQS)
+                if engine.core.speculator is not None:
+                    _warm_checks(engine)
 
     def close(self) -> None:
         for engine in self.engines:
             engine.close()
 
 
+def _warm_checks(engine: Engine) -> None:
+    """Compile and capture the checks of drafts; blocks until it is done."""
+    most = engine.config.max_draft_tokens
+    lengths = sorted({next(length for length in QUERY_LENGTHS if length > count) for count in range(1, most + 1)})
+    done = threading.Event()
+
+    def checks() -> Iterator[None]:
+        try:
+            yield from padded_decodes(engine, _DRAFTED_SIZES, temperatures=(0.0,), query_lengths=lengths)
+        finally:
+            done.set()
+
+    engine.when_quiet(checks())
+    done.wait()
+
+
 def bench_ladder(args: argparse.Namespace) -> None:
-    """All ``RUNS`` under each pair of limits; one row with what they bore and its ratios."""
+    """The runs asked for under each pair of limits; one row with what they bore and its ratios."""
     device = torch.device(args.device)
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 1 << 28
     weights = 50e9 if "70b-int4" in args.ladder_shapes else 0
@@ -193,9 +218,11 @@ def bench_ladder(args: argparse.Namespace) -> None:
         tiers.warm_up()
         search.warm_up()
         print(f"  warm after {time.perf_counter() - began_s:.1f} s", flush=True)
-        rates = {name: args.ladder_start_rate * (1.0 if name == "ladder" else 0.2) for name in RUNS}
-        for limits in args.ladder_limits:
-            runs = {name: search.highest(name, limits, start=rates[name]) for name in RUNS}
+        rates: dict[str, float] = {}
+        for limits, start in zip(args.ladder_limits, starts(args.ladder_start_rate, args.ladder_limits), strict=True):
+            if start is not None:
+                rates = {name: start * _STARTS[name] for name in args.ladder_runs}
+            runs = {name: search.highest(name, limits, start=rate) for name, rate in rates.items()}
             rates = {name: run["best"] or rates[name] for name, run in runs.items()}
             found.append(_compare(limits, runs))
     finally:
@@ -212,9 +239,24 @@ def bench_ladder(args: argparse.Namespace) -> None:
     write_line(row, args.out)
 
 
+def starts(rates: Sequence[float], limits: Sequence[str]) -> list[float | None]:
+    """The ladder's first load under each pair of limits; None goes on from the highest that held under those before.
+
+    Raises
+    ------
+    ValueError
+        There is neither one rate nor one for each of ``limits``, or one is not above 0.
+    """
+    if len(rates) not in (1, len(limits)):
+        raise ValueError(f"got {len(rates)} rates for {len(limits)} pairs of limits; give one, or one for each of them")
+    if min(rates) <= 0.0:
+        raise ValueError(f"got a rate of {min(rates):g} requests a second; it must be above 0")
+    return [*rates, *[None] * (len(limits) - len(rates))]
+
+
 def _compare(limits: str, runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
     ttft_s, itl_s = LIMITS[limits]
-    ladder = runs["ladder"]["best"]
+    ladder = runs["ladder"]["best"] if "ladder" in runs else None
     rates = {name: run["best"] for name, run in runs.items() if name != "ladder"} | {"peers_70b": _PEER_RATE}
     ratios = {name: round(ladder / rate, 2) for name, rate in rates.items() if ladder and rate}
     return {"name": limits, "ttft_p90_s": ttft_s, "itl_p90_s": itl_s, "runs": runs, "ladder_to": ratios}
@@ -229,8 +271,11 @@ class _Search:
         self._num_loads = 0
 
     def warm_up(self) -> None:
-        for run in ("ladder", "all_on_tier_4"):
-            self._run(run, "tight", self._args.ladder_start_rate / 2, self._args.ladder_seconds / 5)
+        """Let the drafter compile and capture, by short loads of the runs that have drafts."""
+        for run in self._args.ladder_runs:
+            if RUNS[run][_DRAFTING_TIER]:
+                rate = max(self._args.ladder_start_rate) * _STARTS[run]
+                self._run(run, "tight", rate, self._args.ladder_seconds / 5)
 
     def highest(self, run: str, limits: str, *, start: float) -> dict[str, Any]:
         """Raise the load from ``start`` until the limits break, or lower it until they hold; the highest that held."""
@@ -305,7 +350,7 @@ def _run_load(
             late_s.append(time.perf_counter() - began_s - at)
         sink = Served(tier, began_s + at)
         served.append(sink)
-        request = Request(f"load-{rate}-{index}", tuple(text), samplings[tier], speculate=tier == 3)
+        request = Request(f"load-{rate}-{index}", tuple(text), samplings[tier], speculate=tier == _DRAFTING_TIER)
         tiers.submit(request, sink)
     for sink in served:
         sink.done.wait()

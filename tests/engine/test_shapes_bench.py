@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,11 @@ from engine.bench.__main__ import main
 from engine.bench.chains import RESIDUAL_SCALE, successors, walk
 from engine.bench.contenders import OurEngine
 from engine.bench.floors import Ceilings, Costs, decode_floor_s, prefill_floor_s
-from engine.bench.ladder import RUNS, judge
+from engine.bench.ladder import RUNS, _warm_checks, judge, starts
 from engine.bench.profile import by_kind
 from engine.bench.shapes import SHAPES
 from engine.config import EngineConfig
+from engine.device.runner import DeviceRunner
 from engine.draft import ModelDrafter
 from engine.engine import Engine
 from engine.errors import EngineError
@@ -58,6 +60,69 @@ def test_every_figure_and_the_ladder_come_out(tmp_path: Path, capsys: pytest.Cap
     assert set(top_only[0]["tiers"]) == {"tier_3"}
     assert all(each["host_cpu_ms"] > 0 for each in mixed[0]["host"]["engines"])
     assert shape in capsys.readouterr().out
+
+
+def test_each_pair_of_limits_may_start_at_a_rate_of_its_own(tmp_path: Path) -> None:
+    out = tmp_path / "lines.jsonl"
+    main(
+        "--device cpu --ladder --ladder-shapes tiny-bf16 tiny-bf16 tiny-int4 --ladder-seconds 0.5 --ladder-loads 1 "
+        "--ladder-limits tight wide --ladder-start-rate 8 24 --ladder-runs all_on_tier_4 ladder "
+        f"--out {out}".split()
+    )
+    _, *loads, ladder = (json.loads(line) for line in out.read_text().splitlines())
+    assert [(load["run"], load["limits"]) for load in loads] == [
+        (run, limits) for limits in ("tight", "wide") for run in ("all_on_tier_4", "ladder")
+    ]
+    assert [load["rate"] for load in loads] == [2.0, 8.0, 4.0, 24.0]
+    assert not any(load.get("errors") for load in loads)
+    assert all(list(found["runs"]) == ["all_on_tier_4", "ladder"] for found in ladder["limits"])
+
+
+def test_one_comparison_alone_has_nothing_to_be_compared_with(tmp_path: Path) -> None:
+    out = tmp_path / "lines.jsonl"
+    main(
+        "--device cpu --ladder --ladder-shapes tiny-bf16 tiny-bf16 tiny-bf16 --ladder-seconds 0.5 --ladder-loads 1 "
+        f"--ladder-limits wide --ladder-start-rate 20 --ladder-runs all_on_tier_3 --out {out}".split()
+    )
+    ladder = json.loads(out.read_text().splitlines()[-1])
+    assert list(ladder["limits"][0]["runs"]) == ["all_on_tier_3"]
+    assert ladder["limits"][0]["ladder_to"] == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "refusal"),
+    [
+        ("--ladder-limits tight wide --ladder-start-rate 1 2 3", "got 3 rates for 2 pairs of limits"),
+        ("--ladder-start-rate 1 2", "got 2 rates for 3 pairs of limits"),
+        ("--ladder-limits wide --ladder-start-rate 0", "got a rate of 0 requests a second"),
+        ("--ladder-limits tight wide --ladder-start-rate 5 -1", "got a rate of -1 requests a second"),
+        ("--ladder-runs all_on_tier_2", "invalid choice: 'all_on_tier_2'"),
+    ],
+)
+def test_a_ladder_that_cannot_be_driven_is_refused(
+    arguments: str, refusal: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["--device", "cpu", "--ladder", *arguments.split()])
+    assert refusal in capsys.readouterr().err
+
+
+def test_later_limits_go_on_from_the_ones_before_or_begin_anew() -> None:
+    assert starts([15.0], ["interactive", "wide"]) == [15.0, None]
+    assert starts([15.0, 30.0], ["interactive", "wide"]) == [15.0, 30.0]
+
+
+def test_checks_of_drafts_are_warm_before_a_load() -> None:
+    model = walker(1.0)
+    config = EngineConfig(num_blocks=8, max_num_seqs=32, max_batch_tokens=64, max_draft_tokens=4, runner="device")
+    engine = Engine(model, config)
+    try:
+        _warm_checks(engine)
+        assert isinstance(engine.core.runner, DeviceRunner)
+        warm = {(shape.num_sequences, shape.num_tokens // shape.num_sequences) for shape in engine.core.runner._views}
+        assert warm == set(product((1, 2, 4, 8, 16, 24, 32), (2, 3, 4, 6)))
+    finally:
+        engine.close()
 
 
 def test_a_load_is_judged_whole_and_tier_by_tier() -> None:
