@@ -129,8 +129,8 @@ class Engine:
 
     # From any thread
 
-    def aim(self, itl_target_s: float) -> None:
-        """Let running requests wait for about so many seconds a token from now on, instead of ``itl_target_s``."""
+    def set_itl_target(self, itl_target_s: float) -> None:
+        """Let running requests wait for about so many seconds a token from now on, instead of the configuration's."""
         self.core.itl_target_s = itl_target_s
         if self._place is not None:
             self._place.pace_s = _PACE * itl_target_s

@@ -164,9 +164,9 @@ class FourTiers:
         """Send a request to the engine of its sink's tier."""
         self.engines[_ENGINE_OF_TIER[sink.tier]].submit(request, sink)
 
-    def aim(self, itl_target_s: float) -> None:
+    def set_itl_target(self, itl_target_s: float) -> None:
         for engine in self.engines:
-            engine.aim(itl_target_s)
+            engine.set_itl_target(itl_target_s)
 
     def warm_up(self) -> None:
         """Compile and capture what loads of this kind need."""
@@ -279,7 +279,7 @@ class _Search:
 
     def highest(self, run: str, limits: str, *, start: float) -> dict[str, Any]:
         """Raise the load from ``start`` until the limits break, or lower it until they hold; the highest that held."""
-        self._tiers.aim(LIMITS[limits][1])
+        self._tiers.set_itl_target(LIMITS[limits][1])
         loads: list[dict[str, Any]] = []
         rate, growth = start, _GROWTH
         while len(loads) < self._args.ladder_loads:

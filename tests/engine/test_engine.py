@@ -342,6 +342,10 @@ def test_chunks_beside_decodes_follow_what_prompts_cost() -> None:
     before = now[0]
     engine.step()
     assert now[0] - before == pytest.approx(10.0, abs=0.25)
+    engine.set_itl_target(9.0)
+    before = now[0]
+    engine.step()
+    assert now[0] - before == pytest.approx(9.0, abs=0.25)
     drain(engine)
 
 
