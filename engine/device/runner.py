@@ -155,8 +155,8 @@ class DeviceRunner:
     def launch(self, plan: StepPlan) -> Flight:
         try:
             return self._launch(plan)
-        except Exception:
-            # Its turn goes to the next try: one turn further in the ring are the results of the step still in flight.
+        except torch.OutOfMemoryError:
+            # It is tried again, with less and as the same turn: further on in the ring is the step still in flight.
             if self._stream is not None:
                 self._stream.synchronize()  # what was asked of the device so far reads this turn's buffers
             self._turn -= 1

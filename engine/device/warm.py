@@ -105,7 +105,8 @@ def padded_decodes(
                 return
             runner.collect(runner.launch_padding(size, draws, query_len))
             yield
-    logger.info("%s: decodes of %s sequences are warm", engine.name, ", ".join(map(str, sizes)) or "no further")
+    if sizes:
+        logger.info("%s: decodes of %s sequences are warm", engine.name, ", ".join(map(str, sizes)))
 
 
 def _runner_of(engine: Engine) -> DeviceRunner:
