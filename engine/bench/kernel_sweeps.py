@@ -18,7 +18,7 @@ from engine.kernels.cuda_int4 import (
     int4_linear_cuda,
 )
 from engine.kernels.cuda_int4_many import CUTS, many_linear
-from engine.kernels.fused import rms_norm, rope_and_write_kv, rope_tables, silu_and_mul
+from engine.kernels.fused import rms_norm, rope_and_write_kv, rope_tables
 from engine.kernels.int4 import Int4Weight
 from engine.kernels.paged_attention import paged_attention
 
@@ -61,7 +61,11 @@ def sweep_layer(shape: Shape, rows: tuple[int, ...]) -> Iterator[dict[str, objec
         "late alone": StreamConfig(early=False, shared_kib=EXCLUSIVE_KIB),
     }
     weights = [
-        {name: Int4Weight.random(n, k, device="cuda") for name, (n, k) in shape.matrices.items()} for _ in range(4)
+        {
+            name: Int4Weight.random(n, k, is_gated=name == "gate_up", device="cuda")
+            for name, (n, k) in shape.matrices.items()
+        }
+        for _ in range(4)
     ]
     for m in (m for m in rows if m <= FEW_ROWS):
         line: dict[str, object] = {"model": shape.name, "kernel": "layer", "rows": m}
@@ -87,8 +91,8 @@ def _layer_step(shape: Shape, m: int, config: StreamConfig) -> Callable[[dict[st
         rope_and_write_kv(q, k, v, cos, sin, None, slots, kv)
         seen = paged_attention(q, kv, tables[0], lens, query_starts, scale=0.09, max_query_len=1)
         normed, stream = rms_norm(int4_linear_cuda(seen.flatten(1), weights["o"], None, config), norm, 1e-5, stream)
-        gate_up = int4_linear_cuda(normed, weights["gate_up"], None, config)
-        return int4_linear_cuda(silu_and_mul(gate_up), weights["down"], None, config)
+        gated = int4_linear_cuda(normed, weights["gate_up"], None, config)
+        return int4_linear_cuda(gated, weights["down"], None, config)
 
     return step
 

@@ -45,11 +45,13 @@ def bench_linears(shape: Shape, ceilings: Ceilings, rows: tuple[int, ...]) -> It
     """INT4 matrices of a layer, and bfloat16 ones through the library for comparison."""
     for name, (n, k) in shape.matrices.items():
         num_bytes = INT4_BYTES * n * k
-        weights = [Int4Weight.random(n, k, device="cuda") for _ in range(copies_of(num_bytes))]
+        is_gated = name == "gate_up"
+        weights = [Int4Weight.random(n, k, is_gated=is_gated, device="cuda") for _ in range(copies_of(num_bytes))]
+        outputs = weights[0].out_features
         for m in rows:
             x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
             us = time_us([partial(int4_linear, x, w) for w in weights])
-            yield Line(shape.name, name, m, us, ceilings.floor_us(num_bytes + 2 * m * (n + k), 2.0 * m * n * k))
+            yield Line(shape.name, name, m, us, ceilings.floor_us(num_bytes + 2 * m * (outputs + k), 2.0 * m * n * k))
 
 
 def bench_dense(shape: Shape, ceilings: Ceilings, rows: tuple[int, ...]) -> Iterator[Line]:

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from engine.kernels.cuda_int4_many import many_linear, num_multiprocessors
-from engine.kernels.int4 import Int4Weight
+from engine.kernels.int4 import Int4Weight, gate_alternating
 from engine.kernels.nvrtc import Kernel, describe_matrix, load_kernel
 from engine.kernels.workspace import workspace_of
 
@@ -86,7 +86,8 @@ def int4_linear_cuda(
         or (not is_few and weight.out_features % 8)
         or not _has_programs(x.get_device())
     ):
-        return torch.nn.functional.linear(x, _unordered(weight).dequantize(x.dtype), bias)
+        rows = torch.nn.functional.linear(x, replace(weight, order=None).dequantize(x.dtype), bias)
+        return gate_alternating(rows.float()).to(x.dtype) if weight.is_gated else rows
     return stream_linear(x, weight, bias, config) if is_few else many_linear(x, weight, bias)
 
 
@@ -101,7 +102,7 @@ def stream_linear(x: Tensor, weight: Int4Weight, bias: Tensor | None, config: St
     row_tiles = 1 if tiles == 8 else config.row_tiles or (1 if by_groups else 2)
     shared_kib = config.shared_kib or (DEEP_KIB if tiles == 8 else EXCLUSIVE_KIB if config.early else SHARED_KIB)
     is_bf16 = x.dtype == torch.bfloat16
-    kernel = _stream_kernel(tiles, row_tiles, weight.groups_per_unit, is_bf16, shared_kib, device)
+    kernel = _stream_kernel(tiles, row_tiles, weight.groups_per_unit, is_bf16, weight.is_gated, shared_kib, device)
     workspace = workspace_of(x.device)
     problem = _Problem(
         (ctypes.c_byte * 128).from_buffer_copy(
@@ -114,7 +115,7 @@ def stream_linear(x: Tensor, weight: Int4Weight, bias: Tensor | None, config: St
         workspace.partials.data_ptr(),
         workspace.counters.data_ptr(),
         x.shape[0],
-        weight.out_features,
+        weight.num_rows,
         weight.in_features,
         units,
         blocks,
@@ -145,7 +146,9 @@ def fit_stages(tiles: int, row_tiles: int, groups: int, shared_kib: int) -> tupl
 
 
 @functools.cache
-def _stream_kernel(tiles: int, row_tiles: int, groups: int, is_bf16: bool, shared_kib: int, device: int) -> Kernel:
+def _stream_kernel(
+    tiles: int, row_tiles: int, groups: int, is_bf16: bool, is_gated: bool, shared_kib: int, device: int
+) -> Kernel:
     stages, shared = fit_stages(tiles, row_tiles, groups, shared_kib)
     defines = {
         "NT": tiles,
@@ -153,13 +156,9 @@ def _stream_kernel(tiles: int, row_tiles: int, groups: int, is_bf16: bool, share
         "STAGES": stages,
         "GROUPS": groups,
         "IS_BF16": int(is_bf16),
+        "IS_GATED": int(is_gated),
     }
     return load_kernel(SOURCE, "int4_linear", tuple(defines.items()), shared, device)
-
-
-def _unordered(weight: Int4Weight) -> Int4Weight:
-    """The weight for inputs that are in the layout's order already."""
-    return Int4Weight(weight.codes, weight.scales, weight.out_features, weight.in_features)
 
 
 @functools.cache

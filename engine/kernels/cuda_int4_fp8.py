@@ -16,6 +16,7 @@ from engine.kernels.cuda_int4_many import (
     Problem,
     choose_plan,
     describe_problem,
+    describe_tile,
     fit_stages,
     num_multiprocessors,
 )
@@ -91,7 +92,7 @@ def rounded_linear(
     problem = describe_problem(rows.data, weight, bias, out, plan)
     told = _Bytes.from_buffer_copy(bytes(problem).ljust(ctypes.sizeof(_Bytes), b"\0"))
     told.sums, told.factors, told.stride = rows.sums.data_ptr(), rows.factors.data_ptr(), rows.stride
-    kernel = _kernels(dtype == torch.bfloat16, device)[plan.cut]
+    kernel = _kernels(dtype == torch.bfloat16, weight.is_gated, device)[plan.cut]
     kernel.launch((plan.grid, 1), THREADS, [told], torch.cuda.current_stream(device).cuda_stream, early=True)
     return out
 
@@ -129,12 +130,12 @@ def stage_bytes(cut: Cut) -> int:
 
 
 @functools.cache
-def _kernels(is_bf16: bool, device: int) -> dict[Cut, Kernel]:
+def _kernels(is_bf16: bool, is_gated: bool, device: int) -> dict[Cut, Kernel]:
     """The programs for all ``CUTS``, compiled at once: row counts come unforeseen, in the midst of serving."""
     kernels: dict[Cut, Kernel] = {}
     for cut in CUTS:
         stages, shared = fit_stages(stage_bytes(cut))
-        defines = {"NT": cut.tiles, "RT": cut.blocks, "STAGES": stages, "IS_BF16": int(is_bf16)}
+        defines = describe_tile(cut, stages, is_bf16, is_gated)
         kernels[cut] = load_kernel(SOURCE, "int4_fp8", tuple(defines.items()), shared, device)
     return kernels
 

@@ -19,6 +19,7 @@ THREADS = 3 * 128
 MAX_STAGES = 8
 SHARED_BYTES = 227 << 10  # all that a thread block may have
 BOX_ROWS = 32
+BOX_BYTES = 128  # of a row: 64 outputs, half as many where they are gated
 BOXES_BYTES = 4 * 128 * BOX_ROWS  # results on their way out
 CONTROL_BYTES = 256  # at least a ``Control`` of that many stages
 
@@ -76,18 +77,18 @@ class Problem(ctypes.Structure):
 
 
 def many_linear(x: Tensor, weight: Int4Weight, bias: Tensor | None = None, cut: Cut | None = None) -> Tensor:
-    """``x @ W.T + bias`` through weights rounded to ``x``'s dtype, summed in float32.
+    """``x @ W.T + bias`` through weights rounded to ``x``'s dtype, summed in float32; gated if the weight is.
 
     Parameters
     ----------
-    x : (M, K) halves in the layout's input order; the address a multiple of 16, K and N multiples of 8
+    x : (M, K) halves in the layout's input order; the address a multiple of 16, K and the outputs multiples of 8
     cut : one of ``CUTS``; None takes that of :func:`choose_plan`
     """
     device = x.get_device()
     out = torch.empty(x.shape[0], weight.out_features, dtype=x.dtype, device=x.device)
     blocks, units = weight.codes.shape[:2]
     plan = choose_plan(x.shape[0], blocks, units, num_multiprocessors(device), CUTS if cut is None else (cut,))
-    kernel = _kernels(weight.groups_per_unit, x.dtype == torch.bfloat16, device)[plan.cut]
+    kernel = _kernels(weight.groups_per_unit, x.dtype == torch.bfloat16, weight.is_gated, device)[plan.cut]
     problem = describe_problem(x, weight, bias, out, plan)
     kernel.launch((plan.grid, 1), THREADS, [problem], torch.cuda.current_stream(device).cuda_stream, early=True)
     return out
@@ -99,13 +100,13 @@ def describe_problem(x: Tensor, weight: Int4Weight, bias: Tensor | None, out: Te
     workspace = workspace_of(x.device)
     return Problem(
         _map(x, 8 * plan.cut.tiles),
-        _map(out, BOX_ROWS),
+        _map(out, BOX_ROWS, BOX_BYTES // 2 if weight.is_gated else BOX_BYTES),
         weight.codes.data_ptr(),
         weight.scales.data_ptr(),
         None if bias is None else bias.data_ptr(),
         workspace.partials.data_ptr(),
         workspace.counters.data_ptr(),
-        weight.out_features,
+        weight.num_rows,
         units,
         blocks,
         plan.x_tiles,
@@ -136,14 +137,25 @@ def plan_cut(cut: Cut, rows: int, blocks: int, units: int, multiprocessors: int)
 
 
 @functools.cache
-def _kernels(groups: int, is_bf16: bool, device: int) -> dict[Cut, Kernel]:
+def _kernels(groups: int, is_bf16: bool, is_gated: bool, device: int) -> dict[Cut, Kernel]:
     """The programs for all ``CUTS``, compiled at once: row counts come unforeseen, in the midst of serving."""
     kernels: dict[Cut, Kernel] = {}
     for cut in CUTS:
         stages, shared = shared_bytes(cut, groups)
-        defines = {"NT": cut.tiles, "RT": cut.blocks, "STAGES": stages, "GROUPS": groups, "IS_BF16": int(is_bf16)}
+        defines = describe_tile(cut, stages, is_bf16, is_gated) | {"GROUPS": groups}
         kernels[cut] = load_kernel(SOURCE, "int4_many", tuple(defines.items()), shared, device)
     return kernels
+
+
+def describe_tile(cut: Cut, stages: int, is_bf16: bool, is_gated: bool) -> dict[str, int]:
+    """What ``tiles.cuh`` is compiled for."""
+    return {
+        "NT": cut.tiles,
+        "RT": cut.blocks,
+        "STAGES": stages,
+        "IS_BF16": int(is_bf16),
+        "IS_GATED": int(is_gated),
+    }
 
 
 def shared_bytes(cut: Cut, groups: int) -> tuple[int, int]:
@@ -158,9 +170,9 @@ def fit_stages(stage_bytes: int) -> tuple[int, int]:
     return stages, stages * per_stage + BOXES_BYTES + CONTROL_BYTES
 
 
-def _map(matrix: Tensor, box_rows: int) -> ctypes.Array[ctypes.c_byte]:
+def _map(matrix: Tensor, box_rows: int, box_bytes: int = BOX_BYTES) -> ctypes.Array[ctypes.c_byte]:
     rows, columns = matrix.shape
-    described = describe_matrix(matrix.data_ptr(), rows, columns, str(matrix.dtype), box_rows)
+    described = describe_matrix(matrix.data_ptr(), rows, columns, str(matrix.dtype), box_rows, box_bytes)
     return (ctypes.c_byte * 128).from_buffer_copy(described)
 
 

@@ -11,7 +11,8 @@
 // thread blocks is summed by the one that comes last, always in the order of the inputs: the result does not depend on
 // timing, nor on the number of activation rows.
 //
-// Compile-time: NT tiles of 8 activation rows, RT tiles of 16 weight rows a warp, STAGES of the ring, GROUPS a unit, IS_BF16.
+// Compile-time: NT tiles of 8 activation rows, RT tiles of 16 weight rows a warp, STAGES of the ring, GROUPS a unit, IS_BF16,
+// IS_GATED: whether rows g and g + 8 of a tile are a gate and what it gates.
 
 static constexpr bool BY_GROUPS = NT > 2; // of four warps, wgmma
 static constexpr int WARPS = BY_GROUPS ? 16 : 8; // that multiply
@@ -37,7 +38,7 @@ struct Problem {
     const u8 *codes;  // (B, U, 8, 1024 bytes)
     const u8 *scales; // (B, U, GROUPS, 8, 64 bytes)
     const u16 *bias;  // (N,) or null
-    u16 *y;           // (M, N)
+    u16 *y;           // (M, N), or (M, N / 2) where gated
     Floats *partials; // (gridDim.x, 2, RT * NT, THREADS)
     int *arrived;     // (row blocks,), all zero between launches
     int M, N, K, U, B;
@@ -217,23 +218,33 @@ DEVICE void multiply_unit(float (&acc)[RT][NT][4], const u8 *stage) {
 }
 #endif
 
+// Two activation rows' values of one of so many outputs.
+DEVICE void put(const Problem &p, int nt, int n, int outputs, float even, float odd) {
+    const u32 pair = round_pair(even, odd);
+    const int m = nt * 8 + threadIdx.x % 4 * 2;
+    if (m < p.M) p.y[static_cast<size_t>(m) * outputs + n] = static_cast<u16>(pair);
+    if (m + 1 < p.M) p.y[static_cast<size_t>(m + 1) * outputs + n] = static_cast<u16>(pair >> 16);
+}
+
 DEVICE void store(const Problem &p, const float (&acc)[RT][NT][4], int row_block) {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4;
 #pragma unroll
-    for (int rt = 0; rt < RT; rt++)
+    for (int rt = 0; rt < RT; rt++) {
+        const int tile = row_block * (BLOCKS * 8) + rt * WARPS + warp, n = tile * 16 + g;
+        const float bias = p.bias && n < p.N ? widen(p.bias[n]) : 0.0f;
+        const float bias8 = p.bias && n + 8 < p.N ? widen(p.bias[n + 8]) : 0.0f;
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            int n = row_block * (BLOCKS * 128) + (rt * WARPS + warp) * 16 + h * 8 + lane / 4;
-            if (n >= p.N) continue;
-            float bias = p.bias ? widen(p.bias[n]) : 0.0f;
-#pragma unroll
-            for (int nt = 0; nt < NT; nt++) {
-                u32 pair = round_pair(acc[rt][nt][2 * h] + bias, acc[rt][nt][2 * h + 1] + bias);
-                int m = nt * 8 + 2 * (lane % 4);
-                if (m < p.M) p.y[static_cast<size_t>(m) * p.N + n] = static_cast<u16>(pair);
-                if (m + 1 < p.M) p.y[static_cast<size_t>(m + 1) * p.N + n] = static_cast<u16>(pair >> 16);
+        for (int nt = 0; nt < NT; nt++) {
+            const float(&sum)[4] = acc[rt][nt];
+            const float even = sum[0] + bias, odd = sum[1] + bias, even8 = sum[2] + bias8, odd8 = sum[3] + bias8;
+            if constexpr (IS_GATED) {
+                if (n < p.N) put(p, nt, tile * 8 + g, p.N / 2, apply_gate(even, even8), apply_gate(odd, odd8));
+            } else {
+                if (n < p.N) put(p, nt, n, p.N, even, odd);
+                if (n + 8 < p.N) put(p, nt, n + 8, p.N, even8, odd8);
             }
         }
+    }
 }
 
 // Put this thread block's part of a row block aside; the last of its owners sums them and stores.

@@ -9,12 +9,15 @@ instructions lie side by side, so a warp reads 512 bytes in one go and nothing i
     block of 128 rows ─► unit of 128 inputs ─► tile of 16 rows ─► half of 64 inputs ─► lane ─► 4 words
     row   = 128 block + 16 tile + 8 h + g        nibble of the word = h + 2 b + 4 e
     input = 128 unit + 64 half + 16 word + 8 b + 2 t + e
+
+A lane that multiplies has the sums of rows g and g + 8. Where these are a gate and what it gates, it can apply the
+one to the other before anything is written: so gated weights are laid out, eight rows of each in turn.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +30,7 @@ from engine.layers.quant import QuantWeight, pack_nibbles, unpack_nibbles
 ROWS = 128  # of a block; out_features are padded up to a multiple
 UNIT = 128  # inputs of a unit; in_features are padded up to a multiple
 MIN_GROUP = 32
+ALTERNATING = 8  # rows of the gate, then as many that it gates
 
 # Rows repacked at once, so that a 70B projection's temporaries stay under a gigabyte.
 _REPACK_ROWS = 8192
@@ -36,20 +40,28 @@ _REPACK_ROWS = 8192
 class Int4Weight:
     """``W[o, i] = (code[o, i] - zero[o, g]) * scale[o, g]`` in the kernels' layout.
 
+    Products with a gated weight are ``silu(gate) * up`` (Shazeer 2020, eq. 6), half as many outputs as it has rows.
+
     Attributes
     ----------
     codes : int32 (blocks, units, 8, 2, 32, 4), as drawn above
     scales : int32 (blocks, units, groups per unit, 8, 8, 2): per tile, lane group g and h one float32 whose four lowest
         bits are the zero point. 20 bits of mantissa are kept, exact for float16 and bfloat16 scales.
-    out_features, in_features : N, K, unpadded
+    num_rows, in_features : N, K, unpadded
     order : int64 (K,) or None; input i' of the layout is input ``order[i']`` of the layer (activation-ordered GPTQ)
+    is_gated : whether ``ALTERNATING`` rows of a gate and as many that it gates lie in turn
     """
 
     codes: Tensor
     scales: Tensor
-    out_features: int
+    num_rows: int
     in_features: int
     order: Tensor | None = None
+    is_gated: bool = False
+
+    @property
+    def out_features(self) -> int:
+        return self.num_rows // 2 if self.is_gated else self.num_rows
 
     @property
     def nbytes(self) -> int:
@@ -65,8 +77,12 @@ class Int4Weight:
         return math.gcd(weight.group_size, UNIT) >= MIN_GROUP or weight.group_size >= weight.in_features
 
     @classmethod
-    def repack(cls, weight: QuantWeight) -> Int4Weight:
+    def repack(cls, weight: QuantWeight, *, is_gated: bool = False) -> Int4Weight:
         """Lay out a loaded weight, on the device it lies on; a 70B layer takes milliseconds on a GPU.
+
+        Parameters
+        ----------
+        is_gated : lay its rows, gate first, in turn (:func:`alternate`)
 
         Raises
         ------
@@ -79,6 +95,9 @@ class Int4Weight:
                 f"factor of {MIN_GROUP} with {UNIT} has.",
                 method="int4",
             )
+        if is_gated:
+            packed, scales, zeros = (alternate(rows) for rows in (weight.packed, weight.scales, weight.zeros))
+            weight = replace(weight, packed=packed, scales=scales, zeros=zeros)
         size = weight.group_size if weight.group_size < weight.in_features else UNIT
         group = math.gcd(size, UNIT)
         zeros, scales = (_per_group(t, weight, group) for t in (weight.zeros, weight.scales))
@@ -87,44 +106,46 @@ class Int4Weight:
             rows = slice(first, first + _REPACK_ROWS)
             words.append(_pack_codes(_pad(unpack_nibbles(weight.packed[rows]), ROWS, UNIT)))
             packed_scales.append(_pack_scales(scales[rows], zeros[rows], group))
-        return cls(torch.cat(words), torch.cat(packed_scales), weight.out_features, weight.in_features, weight.order)
+        codes, packed = torch.cat(words), torch.cat(packed_scales)
+        return cls(codes, packed, weight.out_features, weight.in_features, weight.order, is_gated)
 
     @classmethod
     def random(
         cls,
-        out_features: int,
+        num_rows: int,
         in_features: int,
         *,
+        is_gated: bool = False,
         device: torch.device | str,
         generator: torch.Generator | None = None,
     ) -> Int4Weight:
         """Random codes, zero points 8 and groups of 128, scaled so that outputs have about the inputs' size."""
-        blocks, units = -(-out_features // ROWS), -(-in_features // UNIT)
+        blocks, units = -(-num_rows // ROWS), -(-in_features // UNIT)
         shape = (blocks, units, 8, 2, 32, 4)
         codes = torch.randint(-(2**31), 2**31, shape, dtype=torch.int32, device=device, generator=generator)
         scale = torch.full((blocks, units, 1, 8, 8, 2), 1.0 / (4.6 * math.sqrt(in_features)), device=device)
-        return cls(codes, (scale.view(torch.int32) & ~15) | 8, out_features, in_features)
+        return cls(codes, (scale.view(torch.int32) & ~15) | 8, num_rows, in_features, None, is_gated)
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """(N, K) in the layer's input order; the product is taken in float32 and rounded once."""
+        """(N, K) in the layout's order of rows and the layer's of inputs; code times scale in float32, rounded once."""
         codes = _unpack_codes(self.codes)
         scales = (self.scales & ~15).view(torch.float32).permute(0, 3, 5, 4, 1, 2).flatten(4).flatten(0, 3)
         zeros = (self.scales & 15).permute(0, 3, 5, 4, 1, 2).flatten(4).flatten(0, 3)
         group = UNIT // self.groups_per_unit
         exact = (codes.float() - _widen(zeros.float(), group)) * _widen(scales, group)
-        weight = exact[: self.out_features, : self.in_features].to(dtype)
+        weight = exact[: self.num_rows, : self.in_features].to(dtype)
         if self.order is None:
             return weight
         return torch.empty_like(weight).index_copy_(1, self.order, weight)
 
 
 def int4_linear(x: Tensor, weight: Int4Weight, bias: Tensor | None = None) -> Tensor:
-    """``x @ W.T + bias``, (M, K) → (M, N), in ``x``'s dtype, summed in float32.
+    """``x @ W.T + bias``, (M, K) → (M, out_features), in ``x``'s dtype, summed in float32; gated if the weight is.
 
     Parameters
     ----------
     x : (M, K) contiguous, bfloat16 or float16 on a GPU
-    bias : (N,) in ``x``'s dtype
+    bias : (N,) in ``x``'s dtype, in the layout's order of rows
     """
     if runs_on_gpu(x):
         from engine.kernels.cuda_int4 import int4_linear_cuda
@@ -136,8 +157,19 @@ def int4_linear(x: Tensor, weight: Int4Weight, bias: Tensor | None = None) -> Te
 def int4_linear_reference(x: Tensor, weight: Int4Weight, bias: Tensor | None = None) -> Tensor:
     """:func:`int4_linear` in plain torch: weights in float32, one rounding at the end."""
     wide = torch.promote_types(x.dtype, torch.float32)
-    out = F.linear(x.to(wide), weight.dequantize(wide), None if bias is None else bias.to(wide))
-    return out.to(x.dtype)
+    rows = F.linear(x.to(wide), weight.dequantize(wide), None if bias is None else bias.to(wide))
+    return (gate_alternating(rows) if weight.is_gated else rows).to(x.dtype)
+
+
+def alternate(rows: Tensor) -> Tensor:
+    """(N, ...) that holds a gate's rows and then as many that it gates → ``ALTERNATING`` of each in turn."""
+    return rows.view(2, -1, ALTERNATING, *rows.shape[1:]).transpose(0, 1).reshape(rows.shape)
+
+
+def gate_alternating(rows: Tensor) -> Tensor:
+    """``silu(gate) * up`` of (M, N) outputs that alternate; (M, N / 2)."""
+    gate, up = rows.view(len(rows), -1, 2, ALTERNATING).unbind(2)
+    return (F.silu(gate) * up).flatten(1)
 
 
 # Packing

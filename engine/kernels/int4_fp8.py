@@ -23,7 +23,8 @@ def supports_fp8(weight: Int4Weight) -> bool:
 
 
 def int4_fp8_linear(x: Tensor, weight: Int4Weight, bias: Tensor | None = None) -> Tensor:
-    """``round(x) @ W.T + bias``, (M, K) → (M, N), in ``x``'s dtype, each row rounded by its own largest magnitude.
+    """``round(x) @ W.T + bias``, (M, K) → (M, out_features), in ``x``'s dtype, each row rounded by its own largest
+    magnitude; gated if the weight is.
 
     Parameters
     ----------

@@ -163,16 +163,15 @@ class Kernel:
 
 # Copies of boxes
 
-_BOX_BYTES = 128  # along a row: what the swizzle works on
 # CU_TENSOR_MAP_DATA_TYPE_…, and the bytes of an element.
 _DATA_TYPES = {"torch.float16": (6, 2), "torch.bfloat16": (9, 2), "torch.float8_e4m3fn": (0, 1)}
-_SWIZZLE_128B = 3
+_SWIZZLES = {64: 2, 128: 3}  # by the bytes of a box along a row
 _L2_PROMOTION_256B = 3
 
 
-def describe_matrix(address: int, rows: int, columns: int, dtype: str, box_rows: int) -> bytes:
-    """:func:`describe_tensor` of a contiguous matrix, for boxes of ``box_rows`` x 128 bytes."""
-    columns_of_box = _BOX_BYTES // _DATA_TYPES[dtype][1]
+def describe_matrix(address: int, rows: int, columns: int, dtype: str, box_rows: int, box_bytes: int = 128) -> bytes:
+    """:func:`describe_tensor` of a contiguous matrix, for boxes of ``box_rows`` x ``box_bytes``."""
+    columns_of_box = box_bytes // _DATA_TYPES[dtype][1]
     return describe_tensor(address, dtype, (columns, rows), (columns,), (columns_of_box, box_rows))
 
 
@@ -180,7 +179,7 @@ def describe_matrix(address: int, rows: int, columns: int, dtype: str, box_rows:
 def describe_tensor(
     address: int, dtype: str, sizes: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]
 ) -> bytes:
-    """A CUtensorMap of up to five dimensions, the nearest first, for boxes of 128 bytes in that one, swizzled.
+    """A CUtensorMap of up to five dimensions, the nearest first, for boxes of 64 or 128 bytes in that one, swizzled.
 
     Parameters
     ----------
@@ -204,7 +203,7 @@ def describe_tensor(
         (ctypes.c_uint32 * rank)(*box),
         (ctypes.c_uint32 * rank)(*(1,) * rank),
         0,
-        _SWIZZLE_128B,
+        _SWIZZLES[item_bytes * box[0]],
         _L2_PROMOTION_256B,
         0,
     )

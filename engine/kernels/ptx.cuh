@@ -302,6 +302,11 @@ DEVICE float power_of_two(float exponent) {
     return out;
 }
 
+// silu(gate) * up
+DEVICE float apply_gate(float gate, float up) {
+    return __fdividef(gate, 1.0f + power_of_two(gate * -1.44269504f)) * up; // log2(e)
+}
+
 // Count this thread block in, what its threads wrote before a barrier included; the count before it, and with it what the
 // others wrote.
 DEVICE int arrive_and_see(int *counter) {

@@ -6,7 +6,8 @@
 // equal runs ("stream-K", Osama et al. 2023, section 4). The parts of a tile are summed pairwise, in a tree over its owners;
 // whoever comes second to a node adds, and as a + b = b + a the result does not depend on timing.
 //
-// Compile-time: NT, RT 1 or 2, STAGES of the ring, IS_BF16. A program brings its problem P, a Problem with STAGE_BYTES and
+// Compile-time: NT, RT 1 or 2, STAGES of the ring, IS_BF16, IS_GATED (rows g and g + 8 of a tile of 16 weight rows are a gate
+// and what it gates). A program brings its problem P, a Problem with STAGE_BYTES and
 // registers a thread; copy_weights and copy_x, which fill a stage; and its Team, which multiplies stages. They are told which
 // is the thread block's last.
 
@@ -21,15 +22,16 @@ static constexpr int CODE_BYTES = BLOCKS * BLOCK_BYTES;
 static constexpr int SPAN = 1024 / (NT * 8);    // tiles of a strip, see Cursor
 
 // Results on their way out: two boxes for each team.
-static constexpr int BOX_ROWS = 64 / TEAMS; // by 64 weight rows
-static constexpr int BOX_BYTES = BOX_ROWS * 128;
+static constexpr int BOX_ROWS = 64 / TEAMS;                 // by 64 weight rows
+static constexpr int BOX_WIDTH = IS_GATED ? 64 : 128;       // bytes
+static constexpr int BOX_BYTES = BOX_ROWS * BOX_WIDTH;
 static constexpr int BOXES = NT * 8 / BOX_ROWS; // of a team's 64 weight rows
 static_assert(RT * BOXES % 2 == 0, "boxes are used in turn");
 
 // Everything a launch is told. U units along the inputs, B blocks of 128 weight rows.
 struct Problem {
     TensorMap x;      // (M, K), boxes of NT * 8 rows x 128 bytes
-    TensorMap y;      // (M, N) halves, boxes of BOX_ROWS x 64
+    TensorMap y;      // (M, N) halves, or (M, N / 2) where gated, boxes of BOX_ROWS x BOX_WIDTH bytes
     const u8 *codes;  // (B, U, 8, 1024 bytes)
     const u8 *scales; // (B, U, groups, 8, 64 bytes)
     const u16 *bias;  // (N,) or null
@@ -128,6 +130,7 @@ DEVICE void store(const Problem &p, const float (&acc)[RT][NT][4], u8 *boxes, in
     const int team = threadIdx.x / TEAM_THREADS, warp = threadIdx.x / 32 % TEAM_WARPS, lane = threadIdx.x % 32;
     const bool sends = threadIdx.x % TEAM_THREADS == 0;
     boxes += team * 2 * BOX_BYTES;
+    constexpr int AT_ONCE = IS_GATED ? 4 : 2; // activation tiles in an instruction that stores four matrices of 8 x 8
 #pragma unroll
     for (int rt = 0; rt < RT; rt++) {
         const int first = block * 128 + (team * RT + rt) * 64, n = first + warp * 16 + lane / 4;
@@ -139,18 +142,27 @@ DEVICE void store(const Problem &p, const float (&acc)[RT][NT][4], u8 *boxes, in
             if (sends) store_wait<1>();
             sync_some(1 + team, TEAM_THREADS);
 #pragma unroll
-            for (int pair = 0; pair < BOX_ROWS / 16; pair++) {
+            for (int nt = 0; nt < BOX_ROWS / 8; nt += AT_ONCE) {
+                u32 pairs[4];
+#pragma unroll
+                for (int k = 0; k < AT_ONCE; k++) {
+                    const float(&sum)[4] = acc[rt][i * (BOX_ROWS / 8) + nt + k];
+                    const float even = sum[0] + bias, odd = sum[1] + bias, even8 = sum[2] + bias8, odd8 = sum[3] + bias8;
+                    if constexpr (IS_GATED) {
+                        pairs[k] = round_pair(apply_gate(even, even8), apply_gate(odd, odd8));
+                    } else {
+                        pairs[2 * k] = round_pair(even, odd);
+                        pairs[2 * k + 1] = round_pair(even8, odd8);
+                    }
+                }
                 // Lane l names the place of row l % 8 of matrix l / 8; pieces of 16 bytes are swizzled by their row's number.
-                const int row = pair * 16 + lane / 16 * 8 + lane % 8, piece = warp * 2 + lane / 8 % 2;
-                const int nt = i * (BOX_ROWS / 8) + pair * 2;
-                const float(&low)[4] = acc[rt][nt], (&high)[4] = acc[rt][nt + 1];
-                store_turned(box + row * 128 + ((piece ^ (row & 7)) << 4), round_pair(low[0] + bias, low[1] + bias),
-                             round_pair(low[2] + bias8, low[3] + bias8), round_pair(high[0] + bias, high[1] + bias),
-                             round_pair(high[2] + bias8, high[3] + bias8));
+                const int matrix = lane / 8, row = (nt + matrix / (4 / AT_ONCE)) * 8 + lane % 8;
+                const int piece = IS_GATED ? warp ^ (row >> 1 & 3) : (warp * 2 + matrix % 2) ^ (row & 7);
+                store_turned(box + row * BOX_WIDTH + (piece << 4), pairs[0], pairs[1], pairs[2], pairs[3]);
             }
             fence_for_copies();
             sync_some(1 + team, TEAM_THREADS);
-            if (sends) store_box(&p.y, first, x_row + i * BOX_ROWS, box);
+            if (sends) store_box(&p.y, IS_GATED ? first / 2 : first, x_row + i * BOX_ROWS, box);
         }
     }
 }

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.kernels.fused import silu_and_mul
 from engine.layers.quant import QuantWeight
 
 
@@ -57,6 +58,22 @@ class ExactQuantLinear:
     @property
     def weight_bytes(self) -> int:
         return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+
+class GatedLinear:
+    """``silu(gate) * up`` (Shazeer 2020, eq. 6) of a layer that gives both side by side, the gate first."""
+
+    def __init__(self, gate_up: Linear) -> None:
+        self.gate_up = gate_up
+        self.in_features = gate_up.in_features
+        self.out_features = gate_up.out_features // 2
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return silu_and_mul(self.gate_up(x))
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.gate_up.weight_bytes
 
 
 class StackedLinear:

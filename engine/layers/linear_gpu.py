@@ -11,7 +11,13 @@ from engine.layers.quant import QuantWeight
 
 
 class GpuInt4Linear:
-    """``x @ W.T + bias`` with 4-bit codes and 16-bit activations, summed in float32; see :mod:`engine.kernels.int4`."""
+    """``x @ W.T + bias`` with 4-bit codes and 16-bit activations, summed in float32; see :mod:`engine.kernels.int4`.
+
+    Parameters
+    ----------
+    weight : if it is gated, so is what the layer gives
+    bias : (N,), in the order of the weight's rows
+    """
 
     def __init__(self, weight: Int4Weight, bias: Tensor | None = None) -> None:
         self.weight = weight

@@ -8,9 +8,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from engine.kernels.int4 import Int4Weight
+from engine.kernels.int4 import ALTERNATING, Int4Weight, alternate
 from engine.kernels.int4_fp8 import supports_fp8
-from engine.layers.linear import DenseLinear, ExactQuantLinear, Linear, StackedLinear
+from engine.layers.linear import DenseLinear, ExactQuantLinear, GatedLinear, Linear, StackedLinear
 from engine.layers.linear_gpu import Fp8RowsLinear, GpuInt4Linear
 from engine.layers.linear_int4 import Int4Linear
 from engine.layers.linear_int8 import Int8Linear, is_int8_exact
@@ -63,6 +63,26 @@ class LinearFactory:
             return self._packed(concatenate(packed) if len(packed) > 1 else packed[0], bias)
         return StackedLinear([self.build([part]) for part in parts])
 
+    def build_gated(self, gate: LinearPart, up: LinearPart) -> Linear:
+        """One layer that computes ``silu(gate) * up``."""
+        parts = [gate, up]
+        packed = [part.weight for part in parts if isinstance(part.weight, QuantWeight)]
+        if not self._has_gated_kernel(packed):
+            return GatedLinear(self.build(parts))
+        bias = self._bias(parts)
+        weight = concatenate(packed).to(self.device)
+        return self._repacked(weight, None if bias is None else alternate(bias), is_gated=True)
+
+    def _has_gated_kernel(self, packed: list[QuantWeight]) -> bool:
+        """Whether a program takes gate and up at once: both in 4 bits alike, in widths that it knows."""
+        return (
+            self.device.type != "cpu"
+            and len(packed) == 2
+            and can_concatenate(packed)
+            and packed[0].out_features % ALTERNATING == 0
+            and GpuInt4Linear.supports(packed[0], self.dtype)
+        )
+
     def _bias(self, parts: list[LinearPart]) -> Tensor | None:
         biases = [part.bias for part in parts if part.bias is not None]
         assert len(biases) in (0, len(parts)), "projections of one layer have biases together or not at all"
@@ -78,10 +98,7 @@ class LinearFactory:
             weight = weight.to(self.device)
             if not GpuInt4Linear.supports(weight, self.dtype):
                 return ExactQuantLinear(weight, bias)
-            repacked = Int4Weight.repack(weight)
-            if self.activations == "fp8" and supports_fp8(repacked):
-                return Fp8RowsLinear(repacked, bias)
-            return GpuInt4Linear(repacked, bias)
+            return self._repacked(weight, bias)
         if self.cpu_compute == "exact":
             return ExactQuantLinear(weight, bias)
         if self.cpu_compute == "int4" or not is_int8_exact():
@@ -89,3 +106,8 @@ class LinearFactory:
         if self.cpu_compute == "auto" and weight.out_features * weight.in_features <= SMALL_WEIGHTS:
             return DenseLinear(weight.dequantize(self.dtype), bias)
         return Int8Linear.from_float(weight.dequantize(torch.float32), bias)
+
+    def _repacked(self, weight: QuantWeight, bias: Tensor | None, *, is_gated: bool = False) -> Linear:
+        repacked = Int4Weight.repack(weight, is_gated=is_gated)
+        kind = Fp8RowsLinear if self.activations == "fp8" and supports_fp8(repacked) else GpuInt4Linear
+        return kind(repacked, bias)

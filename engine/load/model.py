@@ -213,19 +213,24 @@ class Assembler:
         """Make one layer of projections that read the same input; ``last_name`` is the last one's."""
         return self.factory.build(parts)
 
+    def build_gated(self, gate: LinearPart, up: LinearPart) -> Linear:
+        """Make the layer that computes ``silu(gate) * up``."""
+        return self.factory.build_gated(gate, up)
+
     def _layer(self, index: int) -> DecoderLayer:
         config = self.config
         prefix = f"model.layers.{index}."
         attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
         hidden, inner = config.hidden_size, config.intermediate_size
         qkv = [("q_proj", config.q_size), ("k_proj", config.kv_size), ("v_proj", config.kv_size)]
-        gate_up = [("gate_proj", inner), ("up_proj", inner)]
         return DecoderLayer(
             input_norm=self._norm(f"{prefix}input_layernorm", hidden),
             qkv=self._linear(attention, qkv, hidden, bias=config.qkv_bias),
             o=self._linear(attention, [("o_proj", hidden)], config.q_size, bias=config.o_bias),
             post_norm=self._norm(f"{prefix}post_attention_layernorm", hidden),
-            gate_up=self._linear(mlp, gate_up, hidden, bias=config.mlp_bias),
+            gated=self.build_gated(
+                *(self._part(f"{mlp}{name}", hidden, inner, config.mlp_bias) for name in ("gate_proj", "up_proj"))
+            ),
             down=self._linear(mlp, [("down_proj", hidden)], inner, bias=config.mlp_bias),
             q_norm=self._norm(f"{attention}q_norm", config.head_dim) if config.qk_norm else None,
             k_norm=self._norm(f"{attention}k_norm", config.head_dim) if config.qk_norm else None,

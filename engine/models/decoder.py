@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from engine.batch import Batch
@@ -21,13 +20,13 @@ from engine.models.fused import FusedDecoder, StepTensors
 
 @dataclass(slots=True)
 class DecoderLayer:
-    """One block's weights. ``qkv`` gives queries, keys, values in that order; ``gate_up`` the gate first."""
+    """One block's weights. ``qkv`` gives queries, keys, values in that order; ``gated`` ``silu(gate) * up``."""
 
     input_norm: RMSNorm
     qkv: Linear
     o: Linear
     post_norm: RMSNorm
-    gate_up: Linear
+    gated: Linear
     down: Linear
     q_norm: RMSNorm | None
     k_norm: RMSNorm | None
@@ -35,7 +34,7 @@ class DecoderLayer:
 
     @property
     def weight_bytes(self) -> int:
-        return sum(linear.weight_bytes for linear in (self.qkv, self.o, self.gate_up, self.down))
+        return sum(linear.weight_bytes for linear in (self.qkv, self.o, self.gated, self.down))
 
 
 class DecoderModel:
@@ -102,8 +101,7 @@ class DecoderModel:
         for index, layer in enumerate(self.layers):
             attention = self._attention(layer, layer.input_norm(hidden), kv, index, rows, groups, cos, sin)
             hidden = hidden + layer.o(attention)
-            gate, up = layer.gate_up(layer.post_norm(hidden)).chunk(2, dim=-1)
-            hidden = hidden + layer.down(F.silu(gate) * up)
+            hidden = hidden + layer.down(layer.gated(layer.post_norm(hidden)))
         return self.norm(hidden)
 
     def _attention(

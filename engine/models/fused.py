@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from engine.batch import Batch
-from engine.kernels.fused import rms_norm, rope_tables, silu_and_mul
+from engine.kernels.fused import rms_norm, rope_tables
 from engine.kernels.paged_attention import turn_and_attend
 from engine.kv_cache import KVCache
 from engine.layers.rope import inverse_frequencies
@@ -79,7 +79,7 @@ class FusedDecoder:
             x, residual = rms_norm(x, layer.input_norm.weight, layer.input_norm.eps, residual)
             x = layer.o(self._attention(layer, x, cos, sin, step, kv.layers[index]))
             x, residual = rms_norm(x, layer.post_norm.weight, layer.post_norm.eps, residual)
-            x = layer.down(silu_and_mul(layer.gate_up(x)))
+            x = layer.down(layer.gated(x))
         return rms_norm(x, model.norm.weight, model.norm.eps, residual)[0]
 
     def _attention(

@@ -61,6 +61,9 @@ class ShardAssembler(Assembler):
             return CollectiveLinear(made, self._ranks, "gather", self.config.vocab_size)
         return self.factory.build([self._by_outputs(part) for part in parts])
 
+    def build_gated(self, gate: LinearPart, up: LinearPart) -> Linear:
+        return self.factory.build_gated(self._by_outputs(gate), self._by_outputs(up))
+
     def _by_outputs(self, part: LinearPart) -> LinearPart:
         bias = None if part.bias is None else part.bias[self._shard.part(part.bias.shape[0])]
         return replace(part, weight=cut_outputs(part.weight, self._shard), bias=bias)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.layers.linear import DenseLinear, ExactQuantLinear
+from engine.layers.linear import DenseLinear, ExactQuantLinear, GatedLinear
 from engine.layers.linear_int4 import Int4Linear
 from engine.layers.linear_int8 import Int8Linear, is_int8_exact
 from engine.layers.quant import QuantWeight, pack_nibbles, unpack_nibbles
@@ -111,7 +111,8 @@ def test_every_linear_stays_in_four_bits_when_asked(tmp_path: Path) -> None:
     for compute in ("exact", "int4"):
         model = load_model(tmp_path, cpu_compute=compute)
         for layer in model.layers:
-            for linear in (layer.qkv, layer.o, layer.gate_up, layer.down):
+            assert isinstance(layer.gated, GatedLinear)
+            for linear in (layer.qkv, layer.o, layer.gated.gate_up, layer.down):
                 assert linear.weight_bytes < 0.7 * linear.in_features * linear.out_features
     assert sum(p.numel() for p in reference.parameters()) > 0
 

@@ -44,8 +44,14 @@ def randn(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=generator(seed)).to("cuda", dtype)
 
 
-def int4_case(n: int, k: int, group: int, *, ordered: bool = False) -> Int4Weight:
-    return Int4Weight.repack(random_quant(n, k, group, seed=n + k, ordered=ordered).to("cuda"))
+def int4_case(n: int, k: int, group: int, *, ordered: bool = False, is_gated: bool = False) -> Int4Weight:
+    quant = random_quant(n, k, group, seed=n + k, ordered=ordered).to("cuda")
+    return Int4Weight.repack(quant, is_gated=is_gated)
+
+
+def is_left_clean(device: torch.device) -> bool:
+    """Whether the scratch memory is as launches want to find it."""
+    return not workspace_of(device).counters.any()
 
 
 @pytest.mark.parametrize("dtype", HALVES)
@@ -60,6 +66,34 @@ def test_int4_linear(n: int, k: int, group: int, rows: int, dtype: torch.dtype) 
     tolerance = ROUNDING[dtype] * (1.0 if rows <= cuda_int4.FEW_ROWS else 2.0)
     for _ in range(3):  # a race would not fail every time
         assert relative_error(int4_linear(x, weight, bias), exact) < tolerance
+    assert is_left_clean(x.device)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("rows", [1, 2, 9, 17, 33, 64, 65, 100, 193, 511, 1000])
+@pytest.mark.parametrize(
+    ("n", "k", "group"), [(128, 128, 128), (528, 1000, 64), (384, 2048, 32), (6144, 3072, 128), (80, 512, 128)]
+)
+def test_int4_linear_through_a_gate(n: int, k: int, group: int, rows: int, dtype: torch.dtype) -> None:
+    weight = int4_case(n, k, group, is_gated=True)
+    x = randn(rows, k, dtype=dtype, seed=rows)
+    bias = randn(n, dtype=dtype, seed=3) if rows % 2 else None
+    exact = int4_linear_reference(x.double(), weight, None if bias is None else bias.double())
+    tolerance = ROUNDING[dtype] * (1.0 if rows <= cuda_int4.FEW_ROWS else 3.0)
+    out = int4_linear(x, weight, bias)
+    assert out.shape == (rows, n // 2)
+    assert relative_error(out, exact) < tolerance
+    assert torch.equal(int4_linear(x, weight, bias), out)
+    assert is_left_clean(x.device)
+
+
+@pytest.mark.parametrize("cut", CUTS, ids=lambda cut: f"{cut.tiles}x{cut.blocks}")
+def test_a_gate_in_every_cut(cut: Cut) -> None:
+    weight = int4_case(3072, 2048, 128, is_gated=True)
+    for rows in (70, 600):
+        x = randn(rows, 2048, dtype=torch.bfloat16, seed=rows)
+        exact = int4_linear_reference(x.double(), weight)
+        assert relative_error(many_linear(x, weight, None, cut), exact) < 3 * ROUNDING[torch.bfloat16]
 
 
 @pytest.mark.parametrize("dtype", HALVES)
@@ -75,7 +109,7 @@ def test_int4_linear_of_many_rows(n: int, k: int, group: int, cut: Cut, rows: in
     assert relative_error(first, exact) < 2 * ROUNDING[dtype]
     for _ in range(5):  # who comes first to a sum does not matter
         assert torch.equal(many_linear(x, weight, bias, cut), first)
-    assert not workspace_of(x.device).counters.any()
+    assert is_left_clean(x.device)
 
 
 def test_int4_rows_have_the_same_bits_among_as_many() -> None:

@@ -8,7 +8,7 @@ import torch
 from engine.kernels.cuda_int4_fp8 import CUTS, RoundedRows, round_rows, rounded_linear
 from engine.kernels.cuda_int4_many import Cut
 from engine.kernels.fp8 import FP8, quantize_rows_reference
-from engine.kernels.int4 import Int4Weight
+from engine.kernels.int4 import Int4Weight, gate_alternating
 from engine.kernels.int4_fp8 import int4_fp8_linear, int4_fp8_linear_reference
 from engine.kernels.workspace import workspace_of
 from engine.layers.linear_gpu import Fp8RowsLinear, GpuInt4Linear
@@ -82,6 +82,17 @@ def _exact(rounded: RoundedRows, weight: Int4Weight, bias: torch.Tensor | None) 
     x = in_order(rounded, weight.in_features).double() * rounded.factors[:rows, None].double()
     out = x @ weight.dequantize(torch.float64).t()
     return out if bias is None else out + bias.double()
+
+
+@pytest.mark.parametrize("cut", CUTS, ids=lambda cut: f"{cut.tiles}x{cut.blocks}")
+@pytest.mark.parametrize("rows", [50, 601])
+def test_a_gate_in_every_cut(cut: Cut, rows: int) -> None:
+    weight = Int4Weight.repack(random_quant(3072, 2048, 128).to("cuda"), is_gated=True)
+    x = randn(rows, 2048, dtype=torch.bfloat16)
+    bias = randn(3072, dtype=torch.bfloat16, seed=3)
+    rounded = round_rows(x)
+    exact = gate_alternating(_exact(rounded, weight, bias))
+    assert relative_error(rounded_linear(rounded, weight, bias, x.dtype, cut), exact) < 2 * TOLERANCE[x.dtype]
 
 
 @pytest.mark.parametrize("mean", [0.0, 2.0])

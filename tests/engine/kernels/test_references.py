@@ -14,11 +14,11 @@ from engine.config import RopeConfig
 from engine.errors import UnsupportedQuantization
 from engine.kernels.fp8 import Fp8Weight, fp8_linear, quantize_rows
 from engine.kernels.fused import rms_norm, rope_and_write_kv, rope_tables, silu_and_mul
-from engine.kernels.int4 import Int4Weight, int4_linear
+from engine.kernels.int4 import Int4Weight, alternate, int4_linear
 from engine.kernels.int4_fp8 import int4_fp8_linear, supports_fp8
 from engine.kernels.paged_attention import paged_attention
 from engine.layers.attention import attend, plan_attention
-from engine.layers.linear import ExactQuantLinear
+from engine.layers.linear import ExactQuantLinear, GatedLinear
 from engine.layers.norm import RMSNorm
 from engine.layers.rope import inverse_frequencies, rotate
 from tests.engine.kernels.cases import generator, paged_case, random_quant, relative_error
@@ -43,6 +43,18 @@ def test_int4_linear_is_the_engines_exact_layer() -> None:
     bias = torch.randn(72, generator=generator(2))
     ours = int4_linear(x, Int4Weight.repack(quant), bias)
     torch.testing.assert_close(ours, ExactQuantLinear(quant, bias)(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("outputs", "ordered"), [(40, False), (136, True)])
+def test_a_gated_weight_gives_what_gate_and_up_give_apart(outputs: int, ordered: bool) -> None:
+    quant = random_quant(2 * outputs, 320, 64, ordered=ordered)
+    x = torch.randn(5, 320, generator=generator(1))
+    bias = torch.randn(2 * outputs, generator=generator(2))
+    weight = Int4Weight.repack(quant, is_gated=True)
+    assert weight.out_features == outputs
+    apart = GatedLinear(ExactQuantLinear(quant, bias))
+    assert apart.out_features == outputs
+    torch.testing.assert_close(int4_linear(x, weight, alternate(bias)), apart(x), rtol=1e-5, atol=1e-5)
 
 
 def test_8_bit_rows_times_4_bit_weights_are_the_product_of_what_they_are_rounded_to() -> None:
