@@ -255,9 +255,7 @@ class EngineCore:
         began_s = self._device_time()
         try:
             if self.speculator is not None:
-                for sequence in plan.preempted:
-                    self.speculator.release(sequence)
-                self.speculator.propose(plan)
+                self._draft(plan, self.speculator)
             if not plan.items:
                 return None
             draft_s = self._device_time() - began_s
@@ -268,6 +266,20 @@ class EngineCore:
             return None
         self.scheduler.launch(plan)
         return flight
+
+    def _draft(self, plan: StepPlan, speculator: Speculator) -> None:
+        """Have drafts made; where there is no memory for them, the step does without."""
+        for sequence in plan.preempted:
+            speculator.release(sequence)
+        try:
+            speculator.propose(plan)
+        except torch.OutOfMemoryError:
+            logger.warning("%s: no memory for drafts", self.name)
+            for item in plan.items:
+                if item.num_drafts and not item.is_predicted:
+                    speculator.release(item.sequence)  # what was computed for it is not known
+                    plan.num_tokens -= item.num_drafts
+                    item.num_drafts = 0
 
     def _launch_what_fits(self, plan: StepPlan) -> Flight:
         """Start a step, less the largest of what is in it while there is no memory for all."""

@@ -333,6 +333,33 @@ def test_steps_without_memory_leave_the_one_in_flight_alone(models: list[Decoder
         assert collect(sink, 1.0).token_ids == serve(make(models[0], "plain"), [request])[0].token_ids
 
 
+@pytest.mark.parametrize("failing", [torch.Tensor.copy_, torch.Tensor.index_select])
+def test_a_step_without_memory_for_drafts_does_without(
+    models: list[DecoderModel], failing: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On the way of the drafter's input to the device, and in its first pass."""
+    target, draft = models
+    drafter = device_drafter(draft)
+    engine = make(target, "device", Speculator(drafter, max_draft_tokens=3, adaptive=False))
+    sampling = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    requests = [Request(str(i), tuple(range(3 + i, 9 + 2 * i)), sampling) for i in range(3)]
+    sinks = [QueueSink() for _ in requests]
+    engine.submit_all(list(zip(requests, sinks, strict=True)))
+    for _ in range(3):
+        engine.step()
+    with NoMemory(failing):
+        engine.step()
+    assert caplog.text.count("no memory for drafts") == 1
+    while engine.has_work():
+        engine.step()
+    assert engine.stats().num_failed_steps == engine.stats().num_preemptions == 0
+    drafter.pool.check_integrity([])
+    for request, sink in zip(requests, sinks, strict=True):
+        result = collect(sink, 1.0)
+        assert result.ending.num_draft_tokens > 0
+        assert result.token_ids == serve(make(target, "plain"), [request])[0].token_ids
+
+
 @given(st.data())
 @settings(deadline=None)
 def test_tables_on_the_device_are_the_sequences_own(data: st.DataObject) -> None:
