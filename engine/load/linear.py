@@ -101,10 +101,10 @@ class LinearFactory:
             return self._repacked(weight, bias)
         if self.cpu_compute == "exact":
             return ExactQuantLinear(weight, bias)
-        if self.cpu_compute == "int4" or not is_int8_exact():
-            return Int4Linear(weight, bias) if Int4Linear.supports(weight) else ExactQuantLinear(weight, bias)
         if self.cpu_compute == "auto" and weight.out_features * weight.in_features <= SMALL_WEIGHTS:
             return DenseLinear(weight.dequantize(self.dtype), bias)
+        if self.cpu_compute == "int4" or not is_int8_exact():
+            return Int4Linear(weight, bias) if Int4Linear.supports(weight) else ExactQuantLinear(weight, bias)
         return Int8Linear.from_float(weight.dequantize(torch.float32), bias)
 
     def _repacked(self, weight: QuantWeight, bias: Tensor | None, *, is_gated: bool = False) -> Linear:

@@ -278,7 +278,8 @@ def test_stops_and_cancellation_inside_a_prediction() -> None:
         assert list(serve(model, [Request("r", (5, 6), limited, prediction=predicted)])[0].token_ids) == free[:length]
     engine = Engine(model, CONFIG, start=False)
     sink = QueueSink()
-    sequence = engine.submit(Request("r", (5, 6), SamplingParams(max_tokens=60), prediction=predicted), sink)
+    endless = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+    sequence = engine.submit(Request("r", (5, 6), endless, prediction=predicted), sink)
     engine.step()
     engine.cancel(sequence)
     while engine.has_work():

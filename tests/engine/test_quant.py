@@ -142,6 +142,8 @@ def test_a_row_does_not_depend_on_its_neighbours(compute: Literal["int8", "int4"
             assert torch.equal(mine, alone[0])
 
 
+# Elsewhere nothing is multiplied so: pairs of products saturate, and the loader takes another layer.
+@pytest.mark.skipif(not is_int8_exact(), reason="this processor's 8-bit sums saturate")
 @settings(deadline=None, max_examples=40)
 @given(seed=st.integers(0, 2**31), rows=st.integers(1, 20), magnitude=st.floats(1e-20, 1e20))
 def test_int8_error_is_bounded_by_its_two_roundings(seed: int, rows: int, magnitude: float) -> None:
