@@ -58,12 +58,12 @@ class StreamConfig:
 
 
 class _Problem(ctypes.Structure):
-    # As in int4.cu; the tensor map's alignment of 64 rounds the size up to 256.
+    # As in int4.cu; the tensor map's alignment of 64 rounds the size up to 192.
     _fields_ = (
         ("x", ctypes.c_byte * 128),
-        *((name, ctypes.c_void_p) for name in ("codes", "scales", "bias", "y", "partials", "arrived")),
+        *((name, ctypes.c_void_p) for name in ("codes", "scales", "bias", "y", "parts")),
         *((name, ctypes.c_int) for name in ("M", "N", "K", "U", "B")),
-        ("padding", ctypes.c_byte * 60),
+        ("padding", ctypes.c_byte * 4),
     )
 
 
@@ -103,7 +103,6 @@ def stream_linear(x: Tensor, weight: Int4Weight, bias: Tensor | None, config: St
     shared_kib = config.shared_kib or (DEEP_KIB if tiles == 8 else EXCLUSIVE_KIB if config.early else SHARED_KIB)
     is_bf16 = x.dtype == torch.bfloat16
     kernel = _stream_kernel(tiles, row_tiles, weight.groups_per_unit, is_bf16, weight.is_gated, shared_kib, device)
-    workspace = workspace_of(x.device)
     problem = _Problem(
         (ctypes.c_byte * 128).from_buffer_copy(
             describe_matrix(x.data_ptr(), x.shape[0], weight.in_features, str(x.dtype), 8 * tiles)
@@ -112,8 +111,7 @@ def stream_linear(x: Tensor, weight: Int4Weight, bias: Tensor | None, config: St
         weight.scales.data_ptr(),
         None if bias is None else bias.data_ptr(),
         out.data_ptr(),
-        workspace.partials.data_ptr(),
-        workspace.counters.data_ptr(),
+        workspace_of(x.device).parts.data_ptr(),
         x.shape[0],
         weight.num_rows,
         weight.in_features,

@@ -8,8 +8,8 @@
 //
 // Work is cut into units of BLOCKS * 128 rows x 128 inputs, and every thread block takes an equal run of consecutive units, so
 // all finish together whatever the shape ("stream-K", Osama et al. 2023, section 4). A row block whose units fell to several
-// thread blocks is summed by the one that comes last, always in the order of the inputs: the result does not depend on
-// timing, nor on the number of activation rows.
+// thread blocks is summed by several of them, each a share of its outputs, in the order of the inputs: the result does not
+// depend on timing, nor on the number of activation rows.
 //
 // Compile-time: NT tiles of 8 activation rows, RT tiles of 16 weight rows a warp, STAGES of the ring, GROUPS a unit, IS_BF16,
 // IS_GATED: whether rows g and g + 8 of a tile are a gate and what it gates.
@@ -39,18 +39,16 @@ struct Problem {
     const u8 *scales; // (B, U, GROUPS, 8, 64 bytes)
     const u16 *bias;  // (N,) or null
     u16 *y;           // (M, N), or (M, N / 2) where gated
-    Floats *partials; // (gridDim.x, 2, RT * NT, THREADS)
-    int *arrived;     // (row blocks,), all zero between launches
+    Floats *parts;    // (gridDim.x, 2, RT * NT * THREADS), all MISSING between launches
     int M, N, K, U, B;
 };
 
 // Behind the ring. Of each stage: its bytes have come, all warps have left it.
 struct Control {
     u64 filled[STAGES], left[STAGES];
-    int is_last;
 };
 
-// Thread block b owns units [start(b), start(b + 1)) of `total`.
+// Run b of consecutive units is [start(b), start(b + 1)) of `total`.
 struct Shares {
     int whole, extra;
     DEVICE Shares(int total, int blocks) : whole(total / blocks), extra(total % blocks) {}
@@ -218,82 +216,153 @@ DEVICE void multiply_unit(float (&acc)[RT][NT][4], const u8 *stage) {
 }
 #endif
 
+// A thread's sums lie as the matrix instruction leaves them: in four, those of two activation rows, a pair, and of rows g and
+// g + 8 of a tile of weights. Its line is which g of its warps' tiles.
+static constexpr int LINES = THREADS / 4;
+DEVICE int own_line() { return threadIdx.x / 32 * 8 + threadIdx.x % 32 / 4; }
+DEVICE int own_pair(int nt) { return nt * 4 + threadIdx.x % 4; }
+
 // Two activation rows' values of one of so many outputs.
-DEVICE void put(const Problem &p, int nt, int n, int outputs, float even, float odd) {
-    const u32 pair = round_pair(even, odd);
-    const int m = nt * 8 + threadIdx.x % 4 * 2;
-    if (m < p.M) p.y[static_cast<size_t>(m) * outputs + n] = static_cast<u16>(pair);
-    if (m + 1 < p.M) p.y[static_cast<size_t>(m + 1) * outputs + n] = static_cast<u16>(pair >> 16);
+DEVICE void put(const Problem &p, int pair, int n, int outputs, float even, float odd) {
+    const u32 values = round_pair(even, odd);
+    u16 *y = p.y + static_cast<size_t>(2 * pair) * outputs + n;
+    if (2 * pair < p.M) y[0] = static_cast<u16>(values);
+    if (2 * pair + 1 < p.M) y[outputs] = static_cast<u16>(values >> 16);
 }
 
-DEVICE void store(const Problem &p, const float (&acc)[RT][NT][4], int row_block) {
-    const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4;
-#pragma unroll
-    for (int rt = 0; rt < RT; rt++) {
-        const int tile = row_block * (BLOCKS * 8) + rt * WARPS + warp, n = tile * 16 + g;
-        const float bias = p.bias && n < p.N ? widen(p.bias[n]) : 0.0f;
-        const float bias8 = p.bias && n + 8 < p.N ? widen(p.bias[n + 8]) : 0.0f;
-#pragma unroll
-        for (int nt = 0; nt < NT; nt++) {
-            const float(&sum)[4] = acc[rt][nt];
-            const float even = sum[0] + bias, odd = sum[1] + bias, even8 = sum[2] + bias8, odd8 = sum[3] + bias8;
-            if constexpr (IS_GATED) {
-                if (n < p.N) put(p, nt, tile * 8 + g, p.N / 2, apply_gate(even, even8), apply_gate(odd, odd8));
-            } else {
-                if (n < p.N) put(p, nt, n, p.N, even, odd);
-                if (n + 8 < p.N) put(p, nt, n + 8, p.N, even8, odd8);
-            }
-        }
+DEVICE void store(const Problem &p, int row_block, int rt, int pair, int line, const float (&sum)[4]) {
+    const int tile = row_block * (BLOCKS * 8) + rt * WARPS + line / 8, n = tile * 16 + line % 8;
+    const float bias = p.bias && n < p.N ? widen(p.bias[n]) : 0.0f;
+    const float bias8 = p.bias && n + 8 < p.N ? widen(p.bias[n + 8]) : 0.0f;
+    const float even = sum[0] + bias, odd = sum[1] + bias, even8 = sum[2] + bias8, odd8 = sum[3] + bias8;
+    if constexpr (IS_GATED) {
+        if (n < p.N) put(p, pair, tile * 8 + line % 8, p.N / 2, apply_gate(even, even8), apply_gate(odd, odd8));
+    } else {
+        if (n < p.N) put(p, pair, n, p.N, even, odd);
+        if (n + 8 < p.N) put(p, pair, n + 8, p.N, even8, odd8);
     }
 }
 
-// Put this thread block's part of a row block aside; the last of its owners sums them and stores.
-DEVICE void join(const Problem &p, float (&acc)[RT][NT][4], int row_block, const Shares &shares, int &is_last) {
-    const int first_unit = row_block * p.U;
-    const int first = shares.owner(first_unit), last = shares.owner(first_unit + p.U - 1), own = blockIdx.x;
-    // A thread block has at most one part that begins inside a row block (place 0) and one that begins it (place 1).
-    int place = shares.start(own) <= first_unit ? 1 : 0;
-    Floats *mine = p.partials + static_cast<size_t>(own * 2 + place) * (RT * NT * THREADS) + threadIdx.x;
+DEVICE void store_all(const Problem &p, const float (&acc)[RT][NT][4], int row_block) {
+#pragma unroll
+    for (int rt = 0; rt < RT; rt++)
+#pragma unroll
+        for (int nt = 0; nt < NT; nt++) store(p, row_block, rt, own_pair(nt), own_line(), acc[rt][nt]);
+}
+
+// No sum: a NaN that arithmetic never gives, its own having all bits but the sign. Parts of a row block say by themselves that
+// they have come: this lies there before, and is put back. So they take one way through memory, with no fence and no count.
+static constexpr u32 MISSING = 0xFFFFFFFFu;
+
+DEVICE bool is_missing(const Floats &sums) {
+    bool any = false;
+#pragma unroll
+    for (int i = 0; i < 4; i++) any |= __float_as_uint(sums.at[i]) == MISSING;
+    return any;
+}
+
+DEVICE void clear_part(Floats *at) {
+    const float missing = __uint_as_float(MISSING);
+    store_relaxed(at, missing, missing, missing, missing);
+}
+
+// A row block that runs [first, last] have parts of, and [first, sharing) sum. Where the last goes on behind it, it has put its
+// part aside for long when the others end. Up to 8 rows that makes it quicker to leave the sum to those; more are so much to
+// read that all take a share.
+struct Cut {
+    int first_unit, first, last, sharing;
+    DEVICE Cut(const Problem &p, const Shares &shares, int row_block)
+        : first_unit(row_block * p.U), first(shares.owner(first_unit)), last(shares.owner(first_unit + p.U - 1)),
+          sharing(NT == 1 && last > first && shares.start(last + 1) > first_unit + p.U ? last : last + 1) {}
+    // Where a run puts its part, as (RT, pairs that there are, LINES). A run has at most one that begins a row block, its last,
+    // and one that does not.
+    DEVICE Floats *part(const Problem &p, const Shares &shares, int run) const {
+        const int place = shares.start(run) <= first_unit ? 1 : 0;
+        return p.parts + static_cast<size_t>(run * 2 + place) * (RT * NT * THREADS);
+    }
+};
+
+DEVICE int count_pairs(const Problem &p) { return (p.M + 1) / 2; }
+
+// Put this thread block's part aside.
+DEVICE void leave(const Problem &p, const float (&acc)[RT][NT][4], Floats *part) {
+    const int pairs = count_pairs(p);
 #pragma unroll
     for (int rt = 0; rt < RT; rt++)
 #pragma unroll
         for (int nt = 0; nt < NT; nt++) {
-            Floats part;
-#pragma unroll
-            for (int i = 0; i < 4; i++) part.at[i] = acc[rt][nt][i];
-            mine[(rt * NT + nt) * THREADS] = part;
+            const float(&sum)[4] = acc[rt][nt];
+            Floats *at = part + (rt * pairs + own_pair(nt)) * LINES + own_line();
+            if (own_pair(nt) < pairs) store_relaxed(at, sum[0], sum[1], sum[2], sum[3]);
         }
-    sync_some(1, THREADS);
-    if (threadIdx.x == 0) {
-        is_last = arrive_and_see(p.arrived + row_block) == last - first;
-        if (is_last) p.arrived[row_block] = 0;
-    }
-    sync_some(1, THREADS);
-    if (!is_last) return;
-    clear(acc);
-    constexpr int AT_ONCE = RT * NT >= 16 ? 1 : 16 / (RT * NT); // parts in flight together, as registers allow
-    for (int block = first; block <= last; block += AT_ONCE) {
-        Floats parts[AT_ONCE][RT * NT];
+}
+
+// Add the only other part.
+DEVICE void add(const Problem &p, float (&acc)[RT][NT][4], Floats *part) {
+    const int pairs = count_pairs(p);
+    Floats sums[RT][NT];
+    bool waits;
+    do {
+        waits = false;
 #pragma unroll
-        for (int k = 0; k < AT_ONCE; k++) {
-            const int other = min(block + k, last);
-            place = shares.start(other) <= first_unit ? 1 : 0;
-            const Floats *theirs =
-                p.partials + static_cast<size_t>(other * 2 + place) * (RT * NT * THREADS) + threadIdx.x;
+        for (int rt = 0; rt < RT; rt++)
 #pragma unroll
-            for (int i = 0; i < RT * NT; i++) parts[k][i] = load_shared_work(theirs + i * THREADS);
+            for (int nt = 0; nt < NT; nt++) {
+                if (own_pair(nt) >= pairs) continue;
+                sums[rt][nt] = load_relaxed(part + (rt * pairs + own_pair(nt)) * LINES + own_line());
+                waits |= is_missing(sums[rt][nt]);
+            }
+    } while (waits);
+#pragma unroll
+    for (int rt = 0; rt < RT; rt++)
+#pragma unroll
+        for (int nt = 0; nt < NT; nt++) {
+            if (own_pair(nt) >= pairs) continue;
+            clear_part(part + (rt * pairs + own_pair(nt)) * LINES + own_line());
+#pragma unroll
+            for (int i = 0; i < 4; i++) acc[rt][nt][i] += sums[rt][nt].at[i];
         }
+}
+
+// Sum and store this thread block's share of a row block.
+//
+// It waits here for others of its launch, which must therefore all get to run: there are no more than run at once, and where
+// kernels of other streams hold multiprocessors, only those wait that share a row block with the last one to have started.
+DEVICE void collect(const Problem &p, const Shares &shares, const Cut &cut, int run, int row_block) {
+    constexpr int AT_ONCE = 8;
+    const int pairs = count_pairs(p), total = RT * pairs * LINES, sharers = cut.sharing - cut.first, own = run - cut.first;
+    for (int at = total * own / sharers + threadIdx.x; at < total * (own + 1) / sharers; at += THREADS) {
+        float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+        for (int next = cut.first; next <= cut.last; next += AT_ONCE) {
+            Floats parts[AT_ONCE];
+            bool waits;
+            do { // for all of them at once: one that is missing costs a way to memory, whatever the others do
+                waits = false;
 #pragma unroll
-        for (int k = 0; k < AT_ONCE; k++)
-            if (block + k <= last)
+                for (int k = 0; k < AT_ONCE; k++)
+                    parts[k] = load_relaxed(cut.part(p, shares, min(next + k, cut.last)) + at);
 #pragma unroll
-                for (int rt = 0; rt < RT; rt++)
+                for (int k = 0; k < AT_ONCE; k++) waits |= is_missing(parts[k]);
+            } while (waits);
 #pragma unroll
-                    for (int nt = 0; nt < NT; nt++)
+            for (int k = 0; k < AT_ONCE; k++) {
+                if (next + k > cut.last) break;
+                clear_part(cut.part(p, shares, next + k) + at);
 #pragma unroll
-                        for (int i = 0; i < 4; i++) acc[rt][nt][i] += parts[k][rt * NT + nt].at[i];
+                for (int i = 0; i < 4; i++) sum[i] += parts[k].at[i];
+            }
+        }
+        store(p, row_block, at / LINES / pairs, at / LINES % pairs, at % LINES, sum);
     }
-    store(p, acc, row_block);
+}
+
+// The sums of a row block are ready, or of a part of it, which begins it or does not.
+DEVICE void finish(const Problem &p, float (&acc)[RT][NT][4], const Shares &shares, int run, int row_block, bool begins) {
+    const Cut cut(p, shares, row_block);
+    const bool is_whole = cut.first == cut.last, is_alone = begins && cut.sharing == run + 1;
+    if (!is_whole && !is_alone) return leave(p, acc, cut.part(p, shares, run));
+    if (NT == 1 && !is_whole) add(p, acc, cut.part(p, shares, cut.last));
+    store_all(p, acc, row_block);
 }
 
 // One thread: keep the ring full.
@@ -322,7 +391,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + COPIERS, MIN_BLOCKS) int4
     Control &control = *reinterpret_cast<Control *>(ring + STAGES * STAGE_BYTES);
     release_dependents();
     const Shares shares((p.B + BLOCKS - 1) / BLOCKS * p.U, gridDim.x);
-    const int begin = shares.start(blockIdx.x), count = shares.start(blockIdx.x + 1) - begin;
+    const int run = blockIdx.x, begin = shares.start(run), count = shares.start(run + 1) - begin;
     int row_block = begin / p.U, u = begin % p.U;
     if (threadIdx.x < STAGES) {
         barrier_init(control.filled + threadIdx.x, 1);
@@ -348,12 +417,15 @@ extern "C" __global__ void __launch_bounds__(THREADS + COPIERS, MIN_BLOCKS) int4
         __syncwarp();
         if (threadIdx.x % 32 == 0) barrier_arrive(control.left + place.stage);
         if (++u == p.U || step + 1 == count) {
-            if (begins && u == p.U)
-                store(p, acc, row_block);
-            else
-                join(p, acc, row_block, shares, control.is_last);
+            finish(p, acc, shares, run, row_block, begins);
             clear(acc);
             u = 0, row_block++, begins = true;
         }
+    }
+    // Where it shares in a sum, it does so once others have had time: the row block it began with, and the one it ended with.
+    const int last = (begin + count - 1) / p.U;
+    for (row_block = begin / p.U; row_block <= last; row_block = max(row_block + 1, last)) {
+        const Cut cut(p, shares, row_block);
+        if (cut.sharing > cut.first + 1 && cut.sharing > run) collect(p, shares, cut, run, row_block);
     }
 }

@@ -334,3 +334,18 @@ DEVICE Floats load_shared_work(const Floats *pointer) {
                  : "memory");
     return out;
 }
+
+// What other multiprocessors may be writing or reading meanwhile. Of an ordinary load the assembler takes it that it gives the
+// same again, and makes one turn of a loop that waits for it.
+DEVICE Floats load_relaxed(const Floats *pointer) {
+    Floats out;
+    asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(out.at[0]), "=f"(out.at[1]), "=f"(out.at[2]), "=f"(out.at[3])
+                 : "l"(pointer)
+                 : "memory");
+    return out;
+}
+DEVICE void store_relaxed(Floats *pointer, float v0, float v1, float v2, float v3) {
+    asm volatile("st.relaxed.gpu.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(pointer), "f"(v0), "f"(v1), "f"(v2), "f"(v3)
+                 : "memory");
+}

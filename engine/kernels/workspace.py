@@ -15,9 +15,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# The most that a launch puts aside: int4.cu per multiprocessor one thread block of 512 threads, each two parts of 8
-# sums of 4 floats, int4_many.cu one of 256 with one part of 32.
+# The most that a launch puts aside for a multiprocessor: int4_many.cu one thread block of 256 threads, each 32 sums of
+# 4 floats, int4.cu one of 512 with two parts of 8.
 PARTIAL_BYTES_PER_SM = 256 * 32 * 16
+PART_BYTES_PER_SM = 512 * 2 * 8 * 16
 NUM_COUNTERS = 1 << 16
 
 _local = threading.local()
@@ -25,9 +26,11 @@ _local = threading.local()
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """``partials`` holds anything; ``counters`` are zero between launches, each kernel leaves them so."""
+    """``partials`` holds anything. Between launches all bits of ``parts`` are set, ``counters`` are zero: kernels leave
+    them so."""
 
     partials: Tensor
+    parts: Tensor
     counters: Tensor
 
     @classmethod
@@ -37,13 +40,14 @@ class Workspace:
         Raises
         ------
         RuntimeError
-            While a graph is captured: the zeros would be written when the graph runs, not now.
+            While a graph is captured: what it begins with would be written when the graph runs, not now.
         """
         if torch.cuda.is_current_stream_capturing():
             raise RuntimeError("A kernel workspace cannot be made during graph capture; run the step once before.")
         num_sms = torch.cuda.get_device_properties(device).multi_processor_count
         return cls(
             torch.empty(PARTIAL_BYTES_PER_SM * num_sms, dtype=torch.uint8, device=device),
+            torch.full((PART_BYTES_PER_SM // 4 * num_sms,), -1, dtype=torch.int32, device=device),
             torch.zeros(NUM_COUNTERS, dtype=torch.int32, device=device),
         )
 
