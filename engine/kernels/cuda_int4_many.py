@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import math
 from dataclasses import dataclass
 
 import torch
@@ -32,25 +31,27 @@ class Cut:
     ----------
     tiles : of 8 activation rows
     blocks : of 128 weight rows
-    unit_us : to multiply 128 inputs
-    join_us : to leave a sum to another thread block, or to add what another left
+    unit_us : to multiply 128 inputs of a whole tile
+    split_unit_us : of a tile that is split: its thread blocks read unlike inputs at a time
+    join_us : to sum the parts of split tiles
     """
 
     tiles: int
     blocks: int
     unit_us: float
+    split_unit_us: float
     join_us: float
 
 
-# Fitted to 120 timings of matrices of 3B, 8B and 70B at 64 to 2,048 rows (``--sweep int4``): a plan chosen by them
-# takes 1 % longer than the best on average, 10 % at worst.
+# Fitted to 480 timings of matrices of 3B, 8B and 70B at 96 to 512 rows, whole and split: a plan chosen by them takes
+# 1 % longer than the best on average, 12 % at worst.
 CUTS = (
-    Cut(32, 1, 1.68, 5.0),
-    Cut(24, 1, 1.26, 7.0),
-    Cut(16, 2, 1.72, 5.0),
-    Cut(12, 2, 1.4, 4.0),
-    Cut(8, 2, 1.22, 4.0),
-    Cut(16, 1, 0.98, 4.0),
+    Cut(32, 1, 1.49, 1.81, 11.7),
+    Cut(24, 1, 1.07, 1.15, 11.8),
+    Cut(16, 2, 1.49, 1.68, 11.1),
+    Cut(12, 2, 1.33, 1.39, 9.7),
+    Cut(8, 2, 1.13, 1.1, 7.4),
+    Cut(16, 1, 0.87, 0.91, 7.1),
 )
 
 
@@ -71,8 +72,9 @@ class Problem(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_byte * 128) for name in ("x", "y")),
-        *((name, ctypes.c_void_p) for name in ("codes", "scales", "bias", "partials", "states")),
+        *((name, ctypes.c_void_p) for name in ("codes", "scales", "bias", "parts")),
         *((name, ctypes.c_int) for name in ("N", "U", "B", "x_tiles", "tiles", "whole")),
+        ("padding", ctypes.c_byte * 8),  # the tensor maps' alignment of 64
     )
 
 
@@ -97,15 +99,13 @@ def many_linear(x: Tensor, weight: Int4Weight, bias: Tensor | None = None, cut: 
 def describe_problem(x: Tensor, weight: Int4Weight, bias: Tensor | None, out: Tensor, plan: Plan) -> Problem:
     """The launch of ``plan``; ``x`` as the program wants it."""
     blocks, units = weight.codes.shape[:2]
-    workspace = workspace_of(x.device)
     return Problem(
         _map(x, 8 * plan.cut.tiles),
         _map(out, BOX_ROWS, BOX_BYTES // 2 if weight.is_gated else BOX_BYTES),
         weight.codes.data_ptr(),
         weight.scales.data_ptr(),
         None if bias is None else bias.data_ptr(),
-        workspace.partials.data_ptr(),
-        workspace.counters.data_ptr(),
+        workspace_of(x.device).parts.data_ptr(),
         weight.num_rows,
         units,
         blocks,
@@ -128,8 +128,7 @@ def plan_cut(cut: Cut, rows: int, blocks: int, units: int, multiprocessors: int)
     grid = min(multiprocessors, tiles * units)
     rounds, left = divmod(tiles, grid)
     whole = tiles if left == 0 else max(0, rounds - 1) * grid
-    owners = 1 + grid / max(tiles - whole, 1)  # of a split tile: one more than its length in shares, about
-    split_us = tiles * units / grid * cut.unit_us + math.ceil(math.log2(owners)) * cut.join_us
+    split_us = whole // grid * units * cut.unit_us + (tiles - whole) * units / grid * cut.split_unit_us + cut.join_us
     whole_us = (rounds + (left > 0)) * units * cut.unit_us
     if whole_us <= split_us:
         return Plan(cut, x_tiles, tiles, tiles, min(multiprocessors, tiles), whole_us)

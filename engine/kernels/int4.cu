@@ -250,22 +250,6 @@ DEVICE void store_all(const Problem &p, const float (&acc)[RT][NT][4], int row_b
         for (int nt = 0; nt < NT; nt++) store(p, row_block, rt, own_pair(nt), own_line(), acc[rt][nt]);
 }
 
-// No sum: a NaN that arithmetic never gives, its own having all bits but the sign. Parts of a row block say by themselves that
-// they have come: this lies there before, and is put back. So they take one way through memory, with no fence and no count.
-static constexpr u32 MISSING = 0xFFFFFFFFu;
-
-DEVICE bool is_missing(const Floats &sums) {
-    bool any = false;
-#pragma unroll
-    for (int i = 0; i < 4; i++) any |= __float_as_uint(sums.at[i]) == MISSING;
-    return any;
-}
-
-DEVICE void clear_part(Floats *at) {
-    const float missing = __uint_as_float(MISSING);
-    store_relaxed(at, missing, missing, missing, missing);
-}
-
 // A row block that runs [first, last] have parts of, and [first, sharing) sum. Where the last goes on behind it, it has put its
 // part aside for long when the others end. Up to 8 rows that makes it quicker to leave the sum to those; more are so much to
 // read that all take a share.

@@ -56,6 +56,17 @@ DEVICE void unpack(u32 (&a)[4], u32 low, u32 high) {
     a[2] = high & 0x0F0F0F0Fu, a[3] = high >> 4 & 0x0F0F0F0Fu;
 }
 
+// Undo what activations were divided by.
+DEVICE void scale_box(const Bytes &p, float (&sums)[BOX_TILES][4], int x_row) {
+    const float *factors = p.factors + x_row + threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int nt = 0; nt < BOX_TILES; nt++) {
+        const float even = 512.0f * factors[nt * 8], odd = 512.0f * factors[nt * 8 + 1];
+        sums[nt][0] *= even, sums[nt][1] *= odd;
+        sums[nt][2] *= even, sums[nt][3] *= odd;
+    }
+}
+
 // Of a warpgroup: its sums, those of a unit, weights, and the second product's first operand: of unit 4 i + t of the octet,
 // for lane t of four, rows g and g + 8.
 struct Team {
@@ -128,20 +139,6 @@ struct Team {
     }
 
     DEVICE void finish() {}
-
-    // Undo what activations were divided by.
-    DEVICE void scale(const Bytes &p, int x_row) {
-        const float *factors = p.factors + x_row + threadIdx.x % 4 * 2;
-#pragma unroll
-        for (int nt = 0; nt < NT; nt++) {
-            const float even = 512.0f * factors[nt * 8], odd = 512.0f * factors[nt * 8 + 1];
-#pragma unroll
-            for (int rt = 0; rt < RT; rt++) {
-                acc[rt][nt][0] *= even, acc[rt][nt][1] *= odd;
-                acc[rt][nt][2] *= even, acc[rt][nt][3] *= odd;
-            }
-        }
-    }
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) int4_fp8(const __grid_constant__ Bytes p) { run<Bytes, Team>(p); }

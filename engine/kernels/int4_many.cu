@@ -58,6 +58,9 @@ DEVICE void unpack(u32 (&a)[4], u32 word, const Scale &scale) {
     }
 }
 
+// Weights have their scales, activations none.
+DEVICE void scale_box(const Halves &, float (&)[BOX_TILES][4], int) {}
+
 // Of a warpgroup: its sums, and weights of the products under way.
 struct Team {
     float acc[RT][NT][4];
@@ -109,8 +112,6 @@ struct Team {
         group_wait<0>();
         settle(acc);
     }
-
-    DEVICE void scale(const Halves &, int) {} // weights have theirs, activations none
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) int4_many(const __grid_constant__ Halves p) { run<Halves, Team>(p); }

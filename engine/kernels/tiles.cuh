@@ -3,13 +3,13 @@
 // weight rows by NT * 8 activation rows; one more copies.
 //
 // Thread blocks first take whole tiles in turn. What would leave some of them idle at the end is cut along the inputs into
-// equal runs ("stream-K", Osama et al. 2023, section 4). The parts of a tile are summed pairwise, in a tree over its owners;
-// whoever comes second to a node adds, and as a + b = b + a the result does not depend on timing.
+// equal runs ("stream-K", Osama et al. 2023, section 4). The parts of a tile are summed by all who have one, each some boxes of
+// its outputs, in the order of the inputs: the result does not depend on timing.
 //
 // Compile-time: NT, RT 1 or 2, STAGES of the ring, IS_BF16, IS_GATED (rows g and g + 8 of a tile of 16 weight rows are a gate
 // and what it gates). A program brings its problem P, a Problem with STAGE_BYTES and
-// registers a thread; copy_weights and copy_x, which fill a stage; and its Team, which multiplies stages. They are told which
-// is the thread block's last.
+// registers a thread; copy_weights and copy_x, which fill a stage; its Team, which multiplies stages; and scale_box, which
+// does to sums what is left to do. They are told which stage is the thread block's last.
 
 static constexpr int TEAMS = 2; // more of them leave too few registers to unpack ahead
 static constexpr int TEAM_WARPS = 4;
@@ -25,6 +25,7 @@ static constexpr int SPAN = 1024 / (NT * 8);    // tiles of a strip, see Cursor
 static constexpr int BOX_ROWS = 64 / TEAMS;                 // by 64 weight rows
 static constexpr int BOX_WIDTH = IS_GATED ? 64 : 128;       // bytes
 static constexpr int BOX_BYTES = BOX_ROWS * BOX_WIDTH;
+static constexpr int BOX_TILES = BOX_ROWS / 8;
 static constexpr int BOXES = NT * 8 / BOX_ROWS; // of a team's 64 weight rows
 static_assert(RT * BOXES % 2 == 0, "boxes are used in turn");
 
@@ -35,8 +36,7 @@ struct Problem {
     const u8 *codes;  // (B, U, 8, 1024 bytes)
     const u8 *scales; // (B, U, groups, 8, 64 bytes)
     const u16 *bias;  // (N,) or null
-    Floats *partials; // (gridDim.x, TEAMS, RT * NT, TEAM_THREADS)
-    int *states;      // (gridDim.x, TEAMS), all zero between launches; see join
+    Floats *parts;    // (gridDim.x, 2, TEAMS, RT * NT, TEAM_THREADS), all MISSING between launches
     int N, U, B;
     int x_tiles;      // along the activation rows
     int tiles, whole; // so many of the first are not split
@@ -45,7 +45,6 @@ struct Problem {
 // Behind the ring and the boxes. Of each stage: its bytes have come, all warps have left it.
 struct Control {
     u64 filled[STAGES], left[STAGES];
-    int seen[TEAMS];
 };
 
 // Thread block b owns units [start(b), start(b + 1)) of the split tiles.
@@ -125,93 +124,122 @@ DEVICE void leave(Control &control, int stage, bool is_due = true) {
     barrier_arrive(control.left + stage, is_due && threadIdx.x % 32 == 0);
 }
 
-// Round a tile's sums and send them out, a box at a time.
-DEVICE void store(const Problem &p, const float (&acc)[RT][NT][4], u8 *boxes, int block, int x_row) {
+// Round the sums of 64 weight rows from `first` on and BOX_ROWS activation rows from `x_row` on, and send them out, through one
+// of a team's two boxes.
+template <class P> DEVICE void send(const P &p, float (&sums)[BOX_TILES][4], u8 *box, int first, int x_row) {
+    constexpr int AT_ONCE = IS_GATED ? 4 : 2; // activation tiles in an instruction that stores four matrices of 8 x 8
     const int team = threadIdx.x / TEAM_THREADS, warp = threadIdx.x / 32 % TEAM_WARPS, lane = threadIdx.x % 32;
     const bool sends = threadIdx.x % TEAM_THREADS == 0;
-    boxes += team * 2 * BOX_BYTES;
-    constexpr int AT_ONCE = IS_GATED ? 4 : 2; // activation tiles in an instruction that stores four matrices of 8 x 8
+    const int n = first + warp * 16 + lane / 4;
+    const float bias = p.bias && n < p.N ? widen(p.bias[n]) : 0.0f;
+    const float bias8 = p.bias && n + 8 < p.N ? widen(p.bias[n + 8]) : 0.0f;
+    scale_box(p, sums, x_row);
+    if (sends) store_wait<1>();
+    sync_some(1 + team, TEAM_THREADS);
 #pragma unroll
-    for (int rt = 0; rt < RT; rt++) {
-        const int first = block * 128 + (team * RT + rt) * 64, n = first + warp * 16 + lane / 4;
-        const float bias = p.bias && n < p.N ? widen(p.bias[n]) : 0.0f;
-        const float bias8 = p.bias && n + 8 < p.N ? widen(p.bias[n + 8]) : 0.0f;
+    for (int nt = 0; nt < BOX_TILES; nt += AT_ONCE) {
+        u32 pairs[4];
 #pragma unroll
-        for (int i = 0; i < BOXES; i++) {
-            u8 *box = boxes + (rt * BOXES + i) % 2 * BOX_BYTES;
-            if (sends) store_wait<1>();
-            sync_some(1 + team, TEAM_THREADS);
-#pragma unroll
-            for (int nt = 0; nt < BOX_ROWS / 8; nt += AT_ONCE) {
-                u32 pairs[4];
-#pragma unroll
-                for (int k = 0; k < AT_ONCE; k++) {
-                    const float(&sum)[4] = acc[rt][i * (BOX_ROWS / 8) + nt + k];
-                    const float even = sum[0] + bias, odd = sum[1] + bias, even8 = sum[2] + bias8, odd8 = sum[3] + bias8;
-                    if constexpr (IS_GATED) {
-                        pairs[k] = round_pair(apply_gate(even, even8), apply_gate(odd, odd8));
-                    } else {
-                        pairs[2 * k] = round_pair(even, odd);
-                        pairs[2 * k + 1] = round_pair(even8, odd8);
-                    }
-                }
-                // Lane l names the place of row l % 8 of matrix l / 8; pieces of 16 bytes are swizzled by their row's number.
-                const int matrix = lane / 8, row = (nt + matrix / (4 / AT_ONCE)) * 8 + lane % 8;
-                const int piece = IS_GATED ? warp ^ (row >> 1 & 3) : (warp * 2 + matrix % 2) ^ (row & 7);
-                store_turned(box + row * BOX_WIDTH + (piece << 4), pairs[0], pairs[1], pairs[2], pairs[3]);
+        for (int k = 0; k < AT_ONCE; k++) {
+            const float(&sum)[4] = sums[nt + k];
+            const float even = sum[0] + bias, odd = sum[1] + bias, even8 = sum[2] + bias8, odd8 = sum[3] + bias8;
+            if constexpr (IS_GATED) {
+                pairs[k] = round_pair(apply_gate(even, even8), apply_gate(odd, odd8));
+            } else {
+                pairs[2 * k] = round_pair(even, odd);
+                pairs[2 * k + 1] = round_pair(even8, odd8);
             }
-            fence_for_copies();
-            sync_some(1 + team, TEAM_THREADS);
-            if (sends) store_box(&p.y, IS_GATED ? first / 2 : first, x_row + i * BOX_ROWS, box);
         }
+        // Lane l names the place of row l % 8 of matrix l / 8; pieces of 16 bytes are swizzled by their row's number.
+        const int matrix = lane / 8, row = (nt + matrix / (4 / AT_ONCE)) * 8 + lane % 8;
+        const int piece = IS_GATED ? warp ^ (row >> 1 & 3) : (warp * 2 + matrix % 2) ^ (row & 7);
+        store_turned(box + row * BOX_WIDTH + (piece << 4), pairs[0], pairs[1], pairs[2], pairs[3]);
     }
+    fence_for_copies();
+    sync_some(1 + team, TEAM_THREADS);
+    if (sends) store_box(&p.y, IS_GATED ? first / 2 : first, x_row, box);
 }
 
-// Sum a split tile over its owners. True for the team that then holds the sum. A node of the tree joins the parts of thread
-// blocks [left, right) and [right, ...); its number is `right`, which begins inside no other tile. Of the two that come the
-// first leaves its part and goes (states: 1 came, 2 left), the second waits out that writing and adds it to its own.
-DEVICE bool join(const Problem &p, float (&acc)[RT][NT][4], const Shares &shares, int tile, int &seen) {
-    const int team = threadIdx.x / TEAM_THREADS, thread = threadIdx.x % TEAM_THREADS;
-    const int first_unit = (tile - p.whole) * p.U, first = shares.owner(first_unit);
-    const int owners = shares.owner(first_unit + p.U - 1) - first + 1;
-    int left = blockIdx.x - first;
-    for (int stride = 1; stride < owners; stride *= 2) {
-        left &= ~stride;
-        if (left + stride >= owners) continue; // no one to meet
-        const int node = (first + left + stride) * TEAMS + team;
-        Floats *part = p.partials + node * (RT * NT * TEAM_THREADS) + thread;
-        if (thread == 0) seen = arrive_and_see(p.states + node);
-        sync_some(1 + team, TEAM_THREADS);
-        const bool is_first = seen == 0;
-        if (is_first) {
+// Send out a tile.
+template <class P> DEVICE void store(const P &p, const float (&acc)[RT][NT][4], u8 *boxes, int block, int x_row) {
+    const int team = threadIdx.x / TEAM_THREADS;
+    boxes += team * 2 * BOX_BYTES;
 #pragma unroll
-            for (int rt = 0; rt < RT; rt++)
+    for (int rt = 0; rt < RT; rt++)
 #pragma unroll
-                for (int nt = 0; nt < NT; nt++) {
-                    Floats sum;
+        for (int i = 0; i < BOXES; i++) {
+            float sums[BOX_TILES][4];
 #pragma unroll
-                    for (int i = 0; i < 4; i++) sum.at[i] = acc[rt][nt][i];
-                    part[(rt * NT + nt) * TEAM_THREADS] = sum;
-                }
-            sync_some(1 + team, TEAM_THREADS);
-            if (thread == 0) release_add(p.states + node, 2);
-            return false;
+            for (int nt = 0; nt < BOX_TILES; nt++)
+#pragma unroll
+                for (int k = 0; k < 4; k++) sums[nt][k] = acc[rt][i * BOX_TILES + nt][k];
+            send(p, sums, boxes + (rt * BOXES + i) % 2 * BOX_BYTES, block * 128 + (team * RT + rt) * 64, x_row + i * BOX_ROWS);
         }
-        if (thread == 0) {
-            while (load_acquired(p.states + node) != 4) continue;
-            p.states[node] = 0;
-        }
-        sync_some(1 + team, TEAM_THREADS);
-#pragma unroll
-        for (int rt = 0; rt < RT; rt++)
-#pragma unroll
-            for (int nt = 0; nt < NT; nt++) {
-                const Floats sum = load_shared_work(part + (rt * NT + nt) * TEAM_THREADS);
-#pragma unroll
-                for (int i = 0; i < 4; i++) acc[rt][nt][i] += sum.at[i];
-            }
+}
+
+// A split tile that thread blocks [first, last] have parts of.
+struct Split {
+    int first_unit, first, last;
+    DEVICE Split(const Problem &p, const Shares &shares, int tile)
+        : first_unit((tile - p.whole) * p.U), first(shares.owner(first_unit)), last(shares.owner(first_unit + p.U - 1)) {}
+    // Where this team of a thread block puts its part. A thread block has at most one that begins a tile and one that does not.
+    DEVICE Floats *part(const Problem &p, const Shares &shares, int block) const {
+        const int team = threadIdx.x / TEAM_THREADS, place = shares.start(block) <= first_unit ? 1 : 0;
+        return p.parts + ((block * 2 + place) * TEAMS + team) * (RT * NT * TEAM_THREADS) + threadIdx.x % TEAM_THREADS;
     }
-    return true;
+};
+
+DEVICE void put_aside(const float (&acc)[RT][NT][4], Floats *part) {
+#pragma unroll
+    for (int rt = 0; rt < RT; rt++)
+#pragma unroll
+        for (int nt = 0; nt < NT; nt++) {
+            const float(&sum)[4] = acc[rt][nt];
+            store_relaxed(part + (rt * NT + nt) * TEAM_THREADS, sum[0], sum[1], sum[2], sum[3]);
+        }
+}
+
+// Sum this thread block's boxes of a split tile, and send them out. It waits for others of its launch, as int4.cu does.
+template <class P>
+DEVICE void collect(const P &p, const Shares &shares, const Split &split, u8 *boxes, int block, int x_row) {
+    constexpr int AT_ONCE = 4;
+    const int team = threadIdx.x / TEAM_THREADS, owners = split.last - split.first + 1, own = blockIdx.x - split.first;
+    boxes += team * 2 * BOX_BYTES;
+    if (threadIdx.x % TEAM_THREADS == 0) store_wait<0>(); // boxes are not in turn with those before
+    for (int at = RT * BOXES * own / owners; at < RT * BOXES * (own + 1) / owners; at++) {
+        float sums[BOX_TILES][4];
+        clear(sums);
+        for (int next = split.first; next <= split.last; next += AT_ONCE) {
+            Floats parts[AT_ONCE][BOX_TILES];
+            bool waits;
+            do { // for all of them at once: one that is missing costs a way to memory, whatever the others do
+                waits = false;
+#pragma unroll
+                for (int k = 0; k < AT_ONCE; k++) {
+                    const Floats *part = split.part(p, shares, min(next + k, split.last)) + at * (BOX_TILES * TEAM_THREADS);
+#pragma unroll
+                    for (int nt = 0; nt < BOX_TILES; nt++) parts[k][nt] = load_relaxed(part + nt * TEAM_THREADS);
+                }
+#pragma unroll
+                for (int k = 0; k < AT_ONCE; k++)
+#pragma unroll
+                    for (int nt = 0; nt < BOX_TILES; nt++) waits |= is_missing(parts[k][nt]);
+            } while (waits);
+#pragma unroll
+            for (int k = 0; k < AT_ONCE; k++) {
+                if (next + k > split.last) break;
+                Floats *part = split.part(p, shares, next + k) + at * (BOX_TILES * TEAM_THREADS);
+#pragma unroll
+                for (int nt = 0; nt < BOX_TILES; nt++) {
+                    clear_part(part + nt * TEAM_THREADS);
+#pragma unroll
+                    for (int i = 0; i < 4; i++) sums[nt][i] += parts[k][nt].at[i];
+                }
+            }
+        }
+        const int rt = at / BOXES, i = at % BOXES;
+        send(p, sums, boxes + at % 2 * BOX_BYTES, block * 128 + (team * RT + rt) * 64, x_row + i * BOX_ROWS);
+    }
 }
 
 // A thread block's work, by its last warpgroup and by the others. Team: `acc`, and begin, multiply and finish a tile.
@@ -235,11 +263,18 @@ DEVICE void multiply_all(const P &p, u8 *ring, u8 *boxes, Control &control, cons
         } while (++step < count && !is_whole);
         team.finish();
         leave(control, before);
-        is_whole &= began.u == 0;
-        if (is_whole || join(p, team.acc, shares, began.tile, control.seen[threadIdx.x / TEAM_THREADS])) {
-            team.scale(p, began.x_row(p));
+        if (is_whole && began.u == 0)
             store(p, team.acc, boxes, began.block(p), began.x_row(p));
-        }
+        else
+            put_aside(team.acc, Split(p, shares, began.tile).part(p, shares, blockIdx.x));
+    }
+    // Where it shares in a sum, it does so once others have had time: the split tile it began with, and the one it ended with.
+    const int begin = shares.start(blockIdx.x), end = shares.start(blockIdx.x + 1);
+    const int last = p.whole + (end - 1) / p.U;
+    at.tile = p.whole + begin / p.U;
+    for (; begin < end && at.tile <= last; at.tile = max(at.tile + 1, last)) {
+        const Split split(p, shares, at.tile);
+        if (split.first < split.last) collect(p, shares, split, boxes, at.block(p), at.x_row(p));
     }
     if (threadIdx.x % TEAM_THREADS == 0) store_wait<0>();
 }

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# The most that a launch puts aside for a multiprocessor: int4_many.cu one thread block of 256 threads, each 32 sums of
-# 4 floats, int4.cu one of 512 with two parts of 8.
-PARTIAL_BYTES_PER_SM = 256 * 32 * 16
-PART_BYTES_PER_SM = 512 * 2 * 8 * 16
+# The most that a launch puts aside for a multiprocessor: attention_one.cu; tiles.cuh, two parts of 128 by 256 sums.
+PARTIAL_BYTES_PER_SM = 128 << 10
+PART_BYTES_PER_SM = 2 * 128 * 256 * 4
 NUM_COUNTERS = 1 << 16
 
 _local = threading.local()
