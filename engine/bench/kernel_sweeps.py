@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -17,7 +18,7 @@ from engine.kernels.cuda_int4 import (
     StreamConfig,
     int4_linear_cuda,
 )
-from engine.kernels.cuda_int4_many import CUTS, many_linear
+from engine.kernels.cuda_int4_many import CUTS, many_linear, num_multiprocessors, plan_tiles
 from engine.kernels.fused import rms_norm, rope_and_write_kv, rope_tables
 from engine.kernels.int4 import Int4Weight
 from engine.kernels.paged_attention import paged_attention
@@ -26,7 +27,11 @@ from engine.kernels.paged_attention import paged_attention
 def sweep_int4(shape: Shape, rows: tuple[int, ...]) -> Iterator[dict[str, object]]:
     """Every cut of the INT4 kernels: what ``StreamConfig``'s defaults and ``CUTS``' figures were chosen by."""
     for name, (n, k) in shape.matrices.items():
-        weights = [Int4Weight.random(n, k, device="cuda") for _ in range(copies_of(INT4_BYTES * n * k))]
+        is_gated = name == "gate_up"
+        weights = [
+            Int4Weight.random(n, k, is_gated=is_gated, device="cuda") for _ in range(copies_of(INT4_BYTES * n * k))
+        ]
+        blocks, units = weights[0].codes.shape[:2]
         for m in rows:
             x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
             line: dict[str, object] = {"model": shape.name, "kernel": name, "rows": m}
@@ -40,11 +45,10 @@ def sweep_int4(shape: Shape, rows: tuple[int, ...]) -> Iterator[dict[str, object
                         1,
                     )
             else:
-                for cut in CUTS:
-                    line[f"t{cut.tiles}b{cut.blocks}"] = round(
-                        time_us([partial(many_linear, x, w, None, cut) for w in weights]),
-                        1,
-                    )
+                for cut, splits in itertools.product(CUTS, (False, True)):
+                    plan = plan_tiles(cut, m, blocks, units, num_multiprocessors(0), splits=splits)
+                    us = time_us([partial(many_linear, x, w, None, plan) for w in weights], 3)
+                    line[f"{cut.tiles}x{cut.blocks} {'split' if splits else 'whole'}"] = round(us, 1)
             yield line
 
 

@@ -78,18 +78,18 @@ class Problem(ctypes.Structure):
     )
 
 
-def many_linear(x: Tensor, weight: Int4Weight, bias: Tensor | None = None, cut: Cut | None = None) -> Tensor:
+def many_linear(x: Tensor, weight: Int4Weight, bias: Tensor | None = None, plan: Plan | None = None) -> Tensor:
     """``x @ W.T + bias`` through weights rounded to ``x``'s dtype, summed in float32; gated if the weight is.
 
     Parameters
     ----------
     x : (M, K) halves in the layout's input order; the address a multiple of 16, K and the outputs multiples of 8
-    cut : one of ``CUTS``; None takes that of :func:`choose_plan`
+    plan : of a cut in ``CUTS``; None takes that of :func:`choose_plan`
     """
     device = x.get_device()
     out = torch.empty(x.shape[0], weight.out_features, dtype=x.dtype, device=x.device)
     blocks, units = weight.codes.shape[:2]
-    plan = choose_plan(x.shape[0], blocks, units, num_multiprocessors(device), CUTS if cut is None else (cut,))
+    plan = plan or choose_plan(x.shape[0], blocks, units, num_multiprocessors(device))
     kernel = _kernels(weight.groups_per_unit, x.dtype == torch.bfloat16, weight.is_gated, device)[plan.cut]
     problem = describe_problem(x, weight, bias, out, plan)
     kernel.launch((plan.grid, 1), THREADS, [problem], torch.cuda.current_stream(device).cuda_stream, early=True)
@@ -123,16 +123,22 @@ def choose_plan(rows: int, blocks: int, units: int, multiprocessors: int, cuts: 
 
 def plan_cut(cut: Cut, rows: int, blocks: int, units: int, multiprocessors: int) -> Plan:
     """Split the last tiles where summing them costs less than thread blocks that idle."""
+    whole, split = (plan_tiles(cut, rows, blocks, units, multiprocessors, splits=splits) for splits in (False, True))
+    return whole if whole.us <= split.us else split
+
+
+def plan_tiles(cut: Cut, rows: int, blocks: int, units: int, multiprocessors: int, *, splits: bool) -> Plan:
+    """Take all tiles whole, or split those of the last rounds if they leave thread blocks idle."""
     x_tiles = -(-rows // (8 * cut.tiles))
     tiles = x_tiles * -(-blocks // cut.blocks)
     grid = min(multiprocessors, tiles * units)
     rounds, left = divmod(tiles, grid)
-    whole = tiles if left == 0 else max(0, rounds - 1) * grid
-    split_us = whole // grid * units * cut.unit_us + (tiles - whole) * units / grid * cut.split_unit_us + cut.join_us
-    whole_us = (rounds + (left > 0)) * units * cut.unit_us
-    if whole_us <= split_us:
-        return Plan(cut, x_tiles, tiles, tiles, min(multiprocessors, tiles), whole_us)
-    return Plan(cut, x_tiles, tiles, whole, grid, split_us)
+    if not splits or not left:
+        us = (rounds + (left > 0)) * units * cut.unit_us
+        return Plan(cut, x_tiles, tiles, tiles, min(multiprocessors, tiles), us)
+    whole = max(0, rounds - 1) * grid
+    us = whole // grid * units * cut.unit_us + (tiles - whole) * units / grid * cut.split_unit_us + cut.join_us
+    return Plan(cut, x_tiles, tiles, whole, grid, us)
 
 
 @functools.cache

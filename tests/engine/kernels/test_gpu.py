@@ -13,7 +13,7 @@ from torch import Tensor
 from engine.kernels import cuda_int4, sampling
 from engine.kernels.cuda_attention_one import Cut as OneCut
 from engine.kernels.cuda_attention_one import attend_one_cuda
-from engine.kernels.cuda_int4_many import CUTS, Cut, many_linear
+from engine.kernels.cuda_int4_many import CUTS, Cut, many_linear, num_multiprocessors, plan_tiles
 from engine.kernels.fp8 import Fp8Weight, fp8_linear, fp8_linear_reference, quantize_rows, quantize_rows_reference
 from engine.kernels.fused import (
     rms_norm,
@@ -94,7 +94,9 @@ def test_a_gate_in_every_cut(cut: Cut) -> None:
     for rows in (70, 600):
         x = randn(rows, 2048, dtype=torch.bfloat16, seed=rows)
         exact = int4_linear_reference(x.double(), weight)
-        assert relative_error(many_linear(x, weight, None, cut), exact) < 3 * ROUNDING[torch.bfloat16]
+        for splits in (False, True):
+            plan = plan_tiles(cut, rows, *weight.codes.shape[:2], num_multiprocessors(0), splits=splits)
+            assert relative_error(many_linear(x, weight, None, plan), exact) < 3 * ROUNDING[torch.bfloat16]
 
 
 def test_sums_that_are_not_numbers_pass_from_one_thread_block_to_another() -> None:
@@ -109,18 +111,22 @@ def test_sums_that_are_not_numbers_pass_from_one_thread_block_to_another() -> No
 
 
 @pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize("rows", [33, 100, 257, 1000, 2048])
+@pytest.mark.parametrize("rows", [33, 257, 2048])
+@pytest.mark.parametrize("splits", [False, True])
 @pytest.mark.parametrize("cut", CUTS, ids=lambda cut: f"{cut.tiles}x{cut.blocks}")
 @pytest.mark.parametrize(("n", "k", "group"), [(40, 1032, 64), (384, 8192, 32), (5120, 3072, 128)])
-def test_int4_linear_of_many_rows(n: int, k: int, group: int, cut: Cut, rows: int, dtype: torch.dtype) -> None:
+def test_int4_linear_of_many_rows(
+    n: int, k: int, group: int, cut: Cut, splits: bool, rows: int, dtype: torch.dtype
+) -> None:
     weight = int4_case(n, k, group)
     x = randn(rows, k, dtype=dtype, seed=rows)
     bias = randn(n, dtype=dtype, seed=3) if rows % 2 else None
     exact = int4_linear_reference(x.double(), weight, None if bias is None else bias.double())
-    first = many_linear(x, weight, bias, cut)
+    plan = plan_tiles(cut, rows, *weight.codes.shape[:2], num_multiprocessors(0), splits=splits)
+    first = many_linear(x, weight, bias, plan)
     assert relative_error(first, exact) < 2 * ROUNDING[dtype]
     for _ in range(5):  # who comes first to a sum does not matter
-        assert torch.equal(many_linear(x, weight, bias, cut), first)
+        assert torch.equal(many_linear(x, weight, bias, plan), first)
     assert is_left_clean(x.device)
 
 
