@@ -87,27 +87,11 @@ DEVICE void copy_x(const Problem &p, u8 *stage, u64 *filled, int u) {
     copy_box(stage + CODE_BYTES + HALF_BYTES, &p.x, u * 128 + 64, 0, filled);
 }
 
-// A warp's rows of a stage.
-struct Weights {
-    const u8 *codes, *scales;
-
-    DEVICE explicit Weights(const u8 *stage) {
-        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-        codes = stage + warp * TILE_BYTES + lane * 16;
-        scales = stage + CODE_BYTES + X_BYTES + warp / 8 * (GROUPS * 512) + warp % 8 * 64 + lane / 4 * 8;
-    }
-
-    // The words of 64 inputs.
-    DEVICE Words half(int rt, int which) const {
-        return *reinterpret_cast<const Words *>(codes + rt * WARPS * TILE_BYTES + which * 512);
-    }
-
-    // The scale words of rows g and g + 8.
-    DEVICE void group(u32 (&word)[2], int rt, int group) const {
-        const u64 pair = *reinterpret_cast<const u64 *>(scales + (rt * (WARPS / 8) * GROUPS + group) * 512);
-        word[0] = static_cast<u32>(pair), word[1] = static_cast<u32>(pair >> 32);
-    }
-};
+// The scale words of rows g and g + 8.
+DEVICE void read_scales(u32 (&scale)[2], const u8 *at) {
+    const u64 pair = *reinterpret_cast<const u64 *>(at);
+    scale[0] = static_cast<u32>(pair), scale[1] = static_cast<u32>(pair >> 32);
+}
 
 // The four pairs of one word, rows g, g + 8, g, g + 8, less their zero points, which the scale words end in.
 //
@@ -138,36 +122,51 @@ DEVICE void add_group(float (&acc)[NT][4], const float (&sum)[NT][4], const u32 
 }
 
 #if NT <= 2
-DEVICE void multiply_unit(float (&acc)[RT][NT][4], const u8 *stage) {
-    const int lane = threadIdx.x % 32;
-    const Weights weights(stage);
+// Where a lane reads, in bytes from a stage's begin: the codes and scales of its warp's first tile, and the activations.
+struct Lane {
+    int codes, scales, x;
+
+    DEVICE Lane() {
+        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+        codes = warp * TILE_BYTES + lane * 16;
+        scales = CODE_BYTES + X_BYTES + warp * 64 + lane / 4 * 8;
+        // It asks for 16 bytes of row l % 8 of a tile, which lie swizzled by the row's number: of two tiles 16 inputs at a time,
+        // of one 32.
+        const int tile = NT == 2 ? lane / 16 : 0, piece = NT == 2 ? lane / 8 % 2 : lane / 8;
+        x = CODE_BYTES + (tile * 8 + lane % 8) * 128 + ((piece ^ lane % 8) << 4);
+        // What comes from a shuffle is kept: the compiler cannot work it out anew for every unit.
+        codes = __shfl_sync(~0u, codes, lane);
+        scales = __shfl_sync(~0u, scales, lane);
+        x = __shfl_sync(~0u, x, lane);
+    }
+};
+
+DEVICE void multiply_unit(float (&acc)[RT][NT][4], const u8 *stage, const Lane &lane) {
+    constexpr int STEPS = 8 / GROUPS; // of 16 inputs, in a group
+    const u32 x = shared_address(stage) + lane.x;
     float sum[RT][NT][4];
     clear(sum);
     Words words[RT];
-    u32 scale[RT][2];
+    u32 scale[RT][2], b[4];
 #pragma unroll
-    for (int q = 0; q < 4; q++) { // 32 inputs each
-        u32 a[RT][2][4];
+    for (int k = 0; k < 8; k++) {
+        u32 a[RT][4];
 #pragma unroll
         for (int rt = 0; rt < RT; rt++) {
-            if (q % 2 == 0) words[rt] = weights.half(rt, q / 2);
-            if (q % (4 / GROUPS) == 0) weights.group(scale[rt], rt, q / (4 / GROUPS));
-            unpack(a[rt][0], words[rt].at[q % 2 * 2], scale[rt]);
-            unpack(a[rt][1], words[rt].at[q % 2 * 2 + 1], scale[rt]);
+            if (k % 4 == 0)
+                words[rt] = *reinterpret_cast<const Words *>(stage + lane.codes + rt * BLOCK_BYTES + k / 4 * 512);
+            if (k % STEPS == 0) read_scales(scale[rt], stage + lane.scales + (rt * GROUPS + k / STEPS) * 512);
+            unpack(a[rt], words[rt].at[k % 4], scale[rt]);
         }
+        if (NT == 2 || k % 2 == 0) load_matrices(b, (x ^ k % 4 << 5) + k / 4 * HALF_BYTES);
 #pragma unroll
-        for (int nt = 0; nt < NT; nt++) {
-            u32 b[4];
-            // Lane l asks for 16 bytes of row l % 8: pieces lie swizzled by their row's number.
-            const int row = nt * 8 + lane % 8, piece = q % 2 * 4 + lane / 8;
-            load_matrices(b, stage + CODE_BYTES + q / 2 * HALF_BYTES + row * 128 + ((piece ^ (row & 7)) << 4));
+        for (int nt = 0; nt < NT; nt++)
 #pragma unroll
             for (int rt = 0; rt < RT; rt++) {
-                multiply(sum[rt][nt], a[rt][0], b[0], b[1]);
-                multiply(sum[rt][nt], a[rt][1], b[2], b[3]);
+                const int half = NT == 2 ? nt : k % 2;
+                multiply(sum[rt][nt], a[rt], b[2 * half], b[2 * half + 1]);
             }
-        }
-        if ((q + 1) % (4 / GROUPS) == 0)
+        if ((k + 1) % STEPS == 0)
 #pragma unroll
             for (int rt = 0; rt < RT; rt++) {
                 add_group(acc[rt], sum[rt], scale[rt]);
@@ -176,8 +175,30 @@ DEVICE void multiply_unit(float (&acc)[RT][NT][4], const u8 *stage) {
     }
 }
 #else
+struct Lane {}; // nothing worth keeping beside so many sums
+
+// A warp's rows of a stage.
+struct Weights {
+    const u8 *codes, *scales;
+
+    DEVICE explicit Weights(const u8 *stage) {
+        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+        codes = stage + warp * TILE_BYTES + lane * 16;
+        scales = stage + CODE_BYTES + X_BYTES + warp / 8 * (GROUPS * 512) + warp % 8 * 64 + lane / 4 * 8;
+    }
+
+    // The words of 64 inputs.
+    DEVICE Words half(int rt, int which) const {
+        return *reinterpret_cast<const Words *>(codes + rt * WARPS * TILE_BYTES + which * 512);
+    }
+
+    DEVICE void group(u32 (&scale)[2], int rt, int group) const {
+        read_scales(scale, scales + (rt * (WARPS / 8) * GROUPS + group) * 512);
+    }
+};
+
 // A batch of products is under way while the next is unpacked. (Batches of one are slower, of four as fast up to 32 rows.)
-DEVICE void multiply_unit(float (&acc)[RT][NT][4], const u8 *stage) {
+DEVICE void multiply_unit(float (&acc)[RT][NT][4], const u8 *stage, const Lane &) {
     constexpr int STEPS = 8 / GROUPS, BATCH = 2; // products of 16 inputs
     const Weights weights(stage);
     // The compiler takes what lane 0 says as the same for a warp, and need not move it to where wgmma wants it every time.
@@ -394,6 +415,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + COPIERS, MIN_BLOCKS) int4
         return;
     }
     if (BY_GROUPS) take_registers<REGISTERS>();
+    const Lane lane;
     wait_for_inputs();
     float acc[RT][NT][4];
     clear(acc);
@@ -401,7 +423,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + COPIERS, MIN_BLOCKS) int4
     Place<STAGES> place;
     for (int step = 0; step < count; step++, place.advance()) {
         barrier_wait(control.filled + place.stage, place.parity);
-        multiply_unit(acc, ring + place.stage * STAGE_BYTES);
+        multiply_unit(acc, ring + place.stage * STAGE_BYTES, lane);
         __syncwarp();
         if (threadIdx.x % 32 == 0) barrier_arrive(control.left + place.stage);
         if (++u == p.U || step + 1 == count) {

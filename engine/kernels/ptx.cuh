@@ -109,12 +109,13 @@ template <int COUNT> DEVICE void take_registers() { asm volatile("setmaxnreg.inc
 DEVICE void release_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 DEVICE void wait_for_inputs() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
-DEVICE void load_matrices(u32 (&out)[4], const void *shared) {
+DEVICE void load_matrices(u32 (&out)[4], u32 address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
-                 : "r"(shared_address(shared))
+                 : "r"(address)
                  : "memory");
 }
+DEVICE void load_matrices(u32 (&out)[4], const void *shared) { load_matrices(out, shared_address(shared)); }
 
 // Four 8 x 8 matrices of halves, each turned over its diagonal.
 DEVICE void store_turned(void *shared, u32 m0, u32 m1, u32 m2, u32 m3) {
