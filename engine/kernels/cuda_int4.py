@@ -3,8 +3,7 @@
 ===========  ===================================================================================================
 rows         program
 ===========  ===================================================================================================
-up to 64     ``int4.cu``: exact but for one rounding; a row has the same bits among 1 to 16 rows, 17 to 32, and
-             33 to 64
+up to 64     ``int4.cu``: exact but for one rounding; a row has the same bits among 1 to 64 rows
 more         ``int4_many.cu``: weights are rounded to halves; a row has the same bits among 65 to 96, and 97 to 128
 ===========  ===================================================================================================
 
@@ -27,11 +26,11 @@ from engine.kernels.workspace import workspace_of
 
 SOURCE = "int4.cu"
 FEW_ROWS = 64
-GROUP_TILES = 4  # of 8 activation rows: from so many on warpgroups multiply, one thread block to a multiprocessor
+GROUP_TILES = 3  # of 8 activation rows: from so many on warpgroups multiply, one thread block to a multiprocessor
+MIN_STAGES = 4  # of the ring, whatever they take; 57 to 64 rows take 4 to 10 % longer with six
 MAX_STAGES = 8
 SHARED_KIB = 112  # two thread blocks fit a multiprocessor
 EXCLUSIVE_KIB = 120  # one does
-DEEP_KIB = 220  # beyond 32 rows, whose stages are larger
 CONTROL_BYTES = 256  # at least a ``Control`` of that many stages
 
 
@@ -44,7 +43,7 @@ class StreamConfig:
     row_tiles : tiles of 16 weight rows that a warp holds at once, 1 or 2; None takes 2 up to 16 rows and 1 beyond. More
         than 32 rows leave registers for one
     blocks_per_sm : thread blocks launched per multiprocessor; beyond 16 rows one
-    shared_kib : shared memory of a thread block; None takes ``DEEP_KIB`` beyond 32 rows, and up to there
+    shared_kib : shared memory of a thread block, or what ``MIN_STAGES`` take where that is more; None takes
         ``EXCLUSIVE_KIB`` for a kernel that starts early, so that a multiprocessor never holds two of its blocks while
         another holds none, and ``SHARED_KIB`` otherwise
     early : start before the kernel ahead has ended. A captured 70B layer at one row takes 151 us early, 161 late, and
@@ -96,11 +95,11 @@ def stream_linear(x: Tensor, weight: Int4Weight, bias: Tensor | None, config: St
     out = torch.empty(x.shape[0], weight.out_features, dtype=x.dtype, device=x.device)
     blocks, units = weight.codes.shape[:2]
     config = config or StreamConfig()
-    tiles = next(tiles for tiles in (1, 2, 4, 8) if 8 * tiles >= x.shape[0])
+    tiles = -(-x.shape[0] // 8)
     by_groups = tiles >= GROUP_TILES
     device = x.get_device()
-    row_tiles = 1 if tiles == 8 else config.row_tiles or (1 if by_groups else 2)
-    shared_kib = config.shared_kib or (DEEP_KIB if tiles == 8 else EXCLUSIVE_KIB if config.early else SHARED_KIB)
+    row_tiles = 1 if tiles > 4 else config.row_tiles or (1 if by_groups else 2)
+    shared_kib = config.shared_kib or (EXCLUSIVE_KIB if config.early else SHARED_KIB)
     is_bf16 = x.dtype == torch.bfloat16
     kernel = _stream_kernel(tiles, row_tiles, weight.groups_per_unit, is_bf16, weight.is_gated, shared_kib, device)
     problem = _Problem(
@@ -139,7 +138,7 @@ def stage_bytes(tiles: int, row_tiles: int, groups: int) -> int:
 def fit_stages(tiles: int, row_tiles: int, groups: int, shared_kib: int) -> tuple[int, int]:
     """Stages of the ring, and shared memory in all: beyond ``SHARED_KIB`` no less, to keep other thread blocks away."""
     per_stage = stage_bytes(tiles, row_tiles, groups)
-    stages = min(MAX_STAGES, (1024 * shared_kib - CONTROL_BYTES) // per_stage)
+    stages = min(MAX_STAGES, max(MIN_STAGES, (1024 * shared_kib - CONTROL_BYTES) // per_stage))
     return stages, max(stages * per_stage + CONTROL_BYTES, 1024 * shared_kib if shared_kib > SHARED_KIB else 0)
 
 

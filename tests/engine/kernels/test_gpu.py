@@ -56,7 +56,7 @@ def is_left_clean(device: torch.device) -> bool:
 
 
 @pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize("rows", [1, 2, 7, 8, 9, 16, 17, 32, 33, 64, 65, 128, 193, 511])
+@pytest.mark.parametrize("rows", [1, 2, 7, 8, 9, 16, 17, 24, 32, 33, 40, 47, 48, 56, 63, 64, 65, 128, 193, 511])
 @pytest.mark.parametrize(("n", "k", "group"), [(128, 128, 128), (520, 1000, 64), (384, 2048, 32), (5120, 3072, 128)])
 def test_int4_linear(n: int, k: int, group: int, rows: int, dtype: torch.dtype) -> None:
     weight = int4_case(n, k, group)
@@ -130,12 +130,14 @@ def test_int4_linear_of_many_rows(
     assert is_left_clean(x.device)
 
 
-def test_int4_rows_have_the_same_bits_among_as_many() -> None:
-    weight = int4_case(3072, 3072, 128)
-    x = randn(128, 3072, dtype=torch.bfloat16)
-    for least, most in ((17, 32), (33, 64), (65, 96), (97, 128)):
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("group", [32, 64, 128])
+def test_int4_rows_have_the_same_bits_among_as_many(group: int, dtype: torch.dtype) -> None:
+    weight = int4_case(3072, 3072, group)
+    x = randn(128, 3072, dtype=dtype)
+    for least, most in ((1, 64), (65, 96), (97, 128)):
         whole = int4_linear(x[:most], weight)
-        for rows in (least, most - 1):
+        for rows in (least, *range(least + 7, most, 8), most - 1):
             assert torch.equal(int4_linear(x[:rows], weight), whole[:rows])
 
 

@@ -58,11 +58,11 @@ def test_every_cut_fits_the_chip_and_the_workspace(cut: Cut, groups: int) -> Non
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4])
-@pytest.mark.parametrize(("tiles", "row_tiles"), [(1, 1), (1, 2), (2, 1), (2, 2), (4, 1), (4, 2), (8, 1)])
+@pytest.mark.parametrize(("tiles", "row_tiles"), [(1, 1), (1, 2), (2, 1), (2, 2), (3, 2), (4, 2), (5, 1), (8, 1)])
 def test_every_cut_of_few_rows_fits_the_chip_and_the_workspace(tiles: int, row_tiles: int, groups: int) -> None:
-    for kib in (cuda_int4.SHARED_KIB, cuda_int4.EXCLUSIVE_KIB, cuda_int4.DEEP_KIB):
+    for kib in (cuda_int4.SHARED_KIB, cuda_int4.EXCLUSIVE_KIB, 220):
         stages, shared = cuda_int4.fit_stages(tiles, row_tiles, groups, kib)
-        assert stages >= 2
+        assert stages >= cuda_int4.MIN_STAGES
         assert shared <= SHARED_BYTES
         assert 16 * stages <= cuda_int4.CONTROL_BYTES  # two barriers a stage
     by_groups = tiles >= cuda_int4.GROUP_TILES
