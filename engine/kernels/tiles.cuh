@@ -189,13 +189,15 @@ struct Split {
     }
 };
 
+// The addition changes no number, and makes the one NaN that arithmetic gives of whatever the matrix unit gave.
 DEVICE void put_aside(const float (&acc)[RT][NT][4], Floats *part) {
 #pragma unroll
     for (int rt = 0; rt < RT; rt++)
 #pragma unroll
         for (int nt = 0; nt < NT; nt++) {
             const float(&sum)[4] = acc[rt][nt];
-            store_relaxed(part + (rt * NT + nt) * TEAM_THREADS, sum[0], sum[1], sum[2], sum[3]);
+            Floats *at = part + (rt * NT + nt) * TEAM_THREADS;
+            store_relaxed(at, sum[0] + 0.0f, sum[1] + 0.0f, sum[2] + 0.0f, sum[3] + 0.0f);
         }
 }
 
