@@ -189,7 +189,7 @@ def test_sound_tenants_are_rarely_blamed_and_a_bad_one_nearly_always() -> None:
     """Ten tenants whose loss is just what the floor permits, and once one of them at four times that."""
     blamed = {0.1: 0, 0.4: 0}
     dice = random.Random(5)
-    for _ in range(100):
+    for _ in range(60):
         for last in blamed:
             losses = [0.1] * 9 + [last]
             rows = [
@@ -199,5 +199,5 @@ def test_sound_tenants_are_rarely_blamed_and_a_bad_one_nearly_always() -> None:
             evidence, traffic = evidence_of(rows)
             found = single_out(SCOPE, groups_to_judge(rows, SCOPE), evidence, traffic, {}, NOW.isoformat())
             blamed[last] += bool(found) if last == 0.1 else "tenant:t9" in found
-    assert blamed[0.1] <= 5, blamed
-    assert blamed[0.4] >= 90, blamed
+    assert blamed[0.1] <= 3, blamed
+    assert blamed[0.4] >= 54, blamed
