@@ -22,7 +22,7 @@ from torch import Tensor
 from engine.kernels.cuda_int4_many import many_linear, num_multiprocessors
 from engine.kernels.int4 import Int4Weight, gate_alternating
 from engine.kernels.nvrtc import Kernel, describe_matrix, load_kernel
-from engine.kernels.workspace import workspace_of
+from engine.kernels.workspace import count_runs, workspace_of
 
 SOURCE = "int4.cu"
 FEW_ROWS = 64
@@ -118,7 +118,8 @@ def stream_linear(x: Tensor, weight: Int4Weight, bias: Tensor | None, config: St
         blocks,
     )
     row_blocks = -(-blocks // blocks_at_once(tiles, row_tiles))
-    grid = min(num_multiprocessors(device) * (1 if by_groups else config.blocks_per_sm), row_blocks * units)
+    resident = num_multiprocessors(device) * (1 if by_groups else config.blocks_per_sm)
+    grid = count_runs(row_blocks, units, resident)
     threads = 512 + 128 if by_groups else 256 + 32  # that multiply, and those of which one copies
     kernel.launch((grid, 1), threads, [problem], torch.cuda.current_stream(device).cuda_stream, early=config.early)
     return out

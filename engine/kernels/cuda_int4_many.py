@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engine.kernels.int4 import ROWS, Int4Weight
 from engine.kernels.nvrtc import Kernel, describe_matrix, load_kernel
-from engine.kernels.workspace import workspace_of
+from engine.kernels.workspace import count_runs, workspace_of
 
 SOURCE = "int4_many.cu"
 THREADS = 3 * 128
@@ -131,7 +131,7 @@ def plan_tiles(cut: Cut, rows: int, blocks: int, units: int, multiprocessors: in
     """Take all tiles whole, or split those of the last rounds if they leave thread blocks idle."""
     x_tiles = -(-rows // (8 * cut.tiles))
     tiles = x_tiles * -(-blocks // cut.blocks)
-    grid = min(multiprocessors, tiles * units)
+    grid = count_runs(tiles, units, multiprocessors)
     rounds, left = divmod(tiles, grid)
     if not splits or not left:
         us = (rounds + (left > 0)) * units * cut.unit_us

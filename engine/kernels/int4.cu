@@ -335,7 +335,8 @@ DEVICE void add(const Problem &p, float (&acc)[RT][NT][4], Floats *part) {
 // Sum and store this thread block's share of a row block.
 //
 // It waits here for others of its launch, which must therefore all get to run: there are no more than run at once, and where
-// kernels of other streams hold multiprocessors, only those wait that share a row block with the last one to have started.
+// kernels of other streams hold multiprocessors, only those wait that share a row block with the last one to have started
+// (MOST_SHARES of workspace.py bounds them).
 DEVICE void collect(const Problem &p, const Shares &shares, const Cut &cut, int run, int row_block) {
     constexpr int AT_ONCE = 8;
     const int pairs = count_pairs(p), total = RT * pairs * LINES, sharers = cut.sharing - cut.first, own = run - cut.first;

@@ -7,9 +7,9 @@
 // its outputs, in the order of the inputs: the result does not depend on timing.
 //
 // Compile-time: NT, RT 1 or 2, STAGES of the ring, IS_BF16, IS_GATED (rows g and g + 8 of a tile of 16 weight rows are a gate
-// and what it gates). A program brings its problem P, a Problem with STAGE_BYTES and
-// registers a thread; copy_weights and copy_x, which fill a stage; its Team, which multiplies stages; and scale_box, which
-// does to sums what is left to do. They are told which stage is the thread block's last.
+// and what it gates). A program brings its problem P, a Problem with STAGE_BYTES and registers a thread; copy_weights and
+// copy_x, which fill a stage; its Team, which multiplies stages; and scale_box, which does to sums what is left to do. They
+// are told which stage is the thread block's last.
 
 static constexpr int TEAMS = 2; // more of them leave too few registers to unpack ahead
 static constexpr int TEAM_WARPS = 4;

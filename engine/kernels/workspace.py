@@ -1,15 +1,12 @@
 """Scratch memory that kernels of one launch queue hand to each other, one per thread and device.
 
-An engine runs on a thread of its own with one stream, so launches that share a workspace follow one another. A thread
-that drives several streams at once gives each its own by :func:`use_workspace`. Captured graphs keep the address, so a
-workspace lives as long as its thread's entry or its owner.
+An engine runs on a thread of its own with one stream, so launches that share a workspace follow one another. Captured
+graphs keep the address, so a workspace lives as long as its thread.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +16,10 @@ from torch import Tensor
 PARTIAL_BYTES_PER_SM = 128 << 10
 PART_BYTES_PER_SM = 2 * 128 * 256 * 4
 NUM_COUNTERS = 1 << 16
+# Thread blocks that have a part of one output wait for each other, so all must get to run. They start in order: of a
+# launch only those wait that share an output with the last to have started. With so many of them at most, the streams
+# of eight engines cannot fill the 132 multiprocessors of an H200 with thread blocks that wait.
+MOST_SHARES = 16
 
 _local = threading.local()
 
@@ -59,17 +60,10 @@ def workspace_of(device: torch.device) -> Workspace:
     return held[device]
 
 
-@contextmanager
-def use_workspace(workspace: Workspace) -> Iterator[None]:
-    """Let this thread's launches use ``workspace`` within the block."""
-    held: dict[torch.device, Workspace] = _local.__dict__.setdefault("held", {})
-    device = workspace.partials.device
-    before = held.get(device)
-    held[device] = workspace
-    try:
-        yield
-    finally:
-        if before is None:
-            del held[device]
-        else:
-            held[device] = before
+def count_runs(outputs: int, units: int, resident: int) -> int:
+    """Thread blocks, of which ``resident`` run at once, that the units of so many outputs are dealt to in equal runs.
+
+    No output falls to more than ``MOST_SHARES + 1`` of them.
+    """
+    least = -(-units // MOST_SHARES)  # units of a run
+    return min(resident, max(outputs * units // least, 1))

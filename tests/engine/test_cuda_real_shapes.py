@@ -113,13 +113,8 @@ def assert_same_or_near_tie(model: DecoderModel, reference: Any, rounding: float
         assert (first_two[:, 1:] - chosen).max().item() <= rounding
 
 
-# How far our logits, of about 6, may lie from exact ones: sums in another order, or states kept to 8 bits. Seen: 0.106.
-OF_BFLOAT16 = 0.15
-
-
-@pytest.mark.parametrize(
-    ("dtype", "rounding"), [(torch.float32, 1e-3), (torch.bfloat16, OF_BFLOAT16)], ids=["fp32", "bf16"]
-)
+# How far our logits, of about 6, may lie from exact ones: sums in another order, or states kept to 8 bits.
+@pytest.mark.parametrize(("dtype", "rounding"), [(torch.float32, 1e-3), (torch.bfloat16, 0.1)], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_layers_of_real_widths_are_transformers(
     shape: str, dtype: torch.dtype, rounding: float, tmp_path: Path
@@ -141,4 +136,4 @@ def test_four_bit_layers_of_real_widths_are_their_dequantised_weights(shape: str
     made = make_reference("Llama", device="cuda", **{**COMMON, **QUANTIZED[shape]})
     dequantised = save_quantized(made, tmp_path, method, group_size=128, symmetric=method == "gptq")
     model = load_model(tmp_path, dtype=torch.bfloat16, device="cuda")
-    assert_same_or_near_tie(model, dequantised, OF_BFLOAT16)
+    assert_same_or_near_tie(model, dequantised, 0.15)  # 0.106 was seen

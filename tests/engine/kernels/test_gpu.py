@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pytest
@@ -97,6 +98,25 @@ def test_a_gate_in_every_cut(cut: Cut) -> None:
         for splits in (False, True):
             plan = plan_tiles(cut, rows, *weight.codes.shape[:2], num_multiprocessors(0), splits=splits)
             assert relative_error(many_linear(x, weight, None, plan), exact) < 3 * ROUNDING[torch.bfloat16]
+
+
+def test_products_of_several_streams_at_once() -> None:
+    """Thread blocks of a launch wait for each other; those of other streams must not keep them from running."""
+    weights = [int4_case(n, k, 128) for n, k in ((896, 4864), (3072, 8192), (2048, 8192), (8192, 1024))]
+    inputs = [[randn(m, w.in_features, dtype=torch.bfloat16, seed=m) for m in (1, 20, 64, 100)] for w in weights]
+    alone = [[int4_linear(x, w) for x in each] for w, each in zip(weights, inputs, strict=True)]
+    torch.cuda.synchronize()
+
+    def serve(weight: Int4Weight, each: list[Tensor]) -> list[Tensor]:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(50):
+                made = [int4_linear(x, weight) for x in each]
+            torch.cuda.current_stream().synchronize()
+        return made
+
+    with ThreadPoolExecutor(len(weights)) as pool:
+        for made, expected in zip(pool.map(serve, weights, inputs), alone, strict=True):
+            assert all(torch.equal(ours, its) for ours, its in zip(made, expected, strict=True))
 
 
 @pytest.mark.parametrize("rows", [3, 20, 100])
