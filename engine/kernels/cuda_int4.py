@@ -61,8 +61,8 @@ class _Problem(ctypes.Structure):
     _fields_ = (
         ("x", ctypes.c_byte * 128),
         *((name, ctypes.c_void_p) for name in ("codes", "scales", "bias", "y", "parts")),
-        *((name, ctypes.c_int) for name in ("M", "N", "K", "U", "B")),
-        ("padding", ctypes.c_byte * 4),
+        *((name, ctypes.c_int) for name in ("M", "N", "U", "B")),
+        ("padding", ctypes.c_byte * 8),
     )
 
 
@@ -113,7 +113,6 @@ def stream_linear(x: Tensor, weight: Int4Weight, bias: Tensor | None, config: St
         workspace_of(x.device).parts.data_ptr(),
         x.shape[0],
         weight.num_rows,
-        weight.in_features,
         units,
         blocks,
     )

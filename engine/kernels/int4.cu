@@ -43,7 +43,7 @@ struct Problem {
     const u16 *bias;  // (N,) or null
     u16 *y;           // (M, N), or (M, N / 2) where gated
     Floats *parts;    // (gridDim.x, 2, RT * NT * THREADS), all MISSING between launches
-    int M, N, K, U, B;
+    int M, N, U, B;
 };
 
 // Behind the ring. Of each stage: its bytes have come, all warps have left it.
