@@ -56,6 +56,25 @@ class DeviceModel(Model, Protocol):
     def lm_head(self) -> Linear: ...
 
 
+@dataclass(frozen=True, slots=True)
+class KeptPrompt:
+    """What was kept of a sequence's prompt at some time."""
+
+    sequence: Sequence
+    num_scores: int
+    pooled_sum: Tensor | None
+    pooled_done: bool
+
+    @classmethod
+    def of(cls, sequence: Sequence) -> KeptPrompt:
+        return cls(sequence, len(sequence.scores), sequence.pooled_sum, sequence.pooled_done)
+
+    def restore(self) -> None:
+        """Forget what was kept since: another try would add to it again."""
+        del self.sequence.scores[self.num_scores :]
+        self.sequence.pooled_sum, self.sequence.pooled_done = self.pooled_sum, self.pooled_done
+
+
 @dataclass(slots=True)
 class DeviceFlight(Flight):
     """A step in flight: how its tokens are drawn, and when it began and ended on the device."""
@@ -71,6 +90,7 @@ class DeviceFlight(Flight):
     checked: Tensor | None = None  # int64 (B, k + 3) on the host: k + 1 ids, how many of them are meant, error code
     began: torch.cuda.Event | None = None
     ended: torch.cuda.Event | None = None
+    kept: list[KeptPrompt] = field(default_factory=list)  # what this step adds to, as it was before
 
 
 class DeviceRunner:
@@ -153,14 +173,30 @@ class DeviceRunner:
     # Launching
 
     def launch(self, plan: StepPlan) -> Flight:
+        flight = DeviceFlight(plan, [StepResult(item, [], []) for item in plan.items])
         try:
-            return self._launch(plan)
+            self._launch(flight)
         except torch.OutOfMemoryError:
-            # It is tried again, with less and as the same turn: further on in the ring is the step still in flight.
-            if self._stream is not None:
-                self._stream.synchronize()  # what was asked of the device so far reads this turn's buffers
-            self._turn -= 1
+            self._undo(flight)
             raise
+        return flight
+
+    def _undo(self, flight: DeviceFlight) -> None:
+        """Let it be as before a launch that found no memory, wherever it did: it is tried again, with less.
+
+        Keys and values need nothing: the next try writes the same ones.
+        """
+        if self._stream is not None:
+            self._stream.synchronize()  # what was asked of the device so far reads this turn's buffers
+        # The next try is the same turn: further on in the ring is the step still in flight.
+        self._turn -= 1
+        if self._row_of:
+            # The next try reads what that step drew, and this one may have drawn over it.
+            self._drawn.copy_(self._landed[self._turn % RING])
+        if flight.extras.penalised:
+            self._seen.distrust([result.item for result in flight.drawing])
+        for kept in flight.kept:
+            kept.restore()
 
     def launch_padding(self, size: int, draws: Draws, query_len: int = 1) -> Flight:
         """Start what a decode of ``size`` sequences launches, of nobody's tokens; no other step may be in flight.
@@ -191,9 +227,9 @@ class DeviceRunner:
         if flight.ended is not None:
             flight.ended.record()
 
-    def _launch(self, plan: StepPlan) -> Flight:
+    def _launch(self, flight: DeviceFlight) -> None:
         self._turn += 1
-        flight = DeviceFlight(plan, [StepResult(item, [], []) for item in plan.items])
+        plan = flight.plan
         flight.drawing = [result for result in flight.results if result.item.draws]
         query_len, size = uniform_query(plan.items), bucket(len(plan.items))
         is_uniform = query_len is not None and size is not None and size <= self.max_sequences
@@ -211,7 +247,7 @@ class DeviceRunner:
         self._begin(flight)
         with torch.inference_mode():
             if flight.extras.penalised:
-                flight.lines = self._seen.lines_for([result.item for result in flight.drawing])
+                flight.lines = self._seen.lines_for([result.item for result in flight.drawing], self._due)
             if is_uniform:
                 assert size is not None
                 assert query_len is not None
@@ -228,7 +264,11 @@ class DeviceRunner:
         self._row_of = {}
         if flight.tokens is not None:
             self._row_of = {id(result.item.sequence): row for row, result in enumerate(flight.drawing)}
-        return flight
+
+    def _due(self, sequence: Sequence) -> Tensor:
+        """The token that the last step drew for a sequence, int64 (1,), where it lies."""
+        row = self._row_of[id(sequence)]
+        return self._drawn[0, row : row + 1]
 
     def _decode(self, flight: DeviceFlight, size: int, query_len: int) -> None:
         """A step whose sequences all have one token and at most ``query_len - 1`` drafts: one graph."""
@@ -307,6 +347,7 @@ class DeviceRunner:
         return hidden, self._draw(hidden.index_select(0, fields.rows), fields, draws, extras)
 
     def _keep_prompts(self, flight: DeviceFlight, hidden: Tensor) -> None:
+        flight.kept = [KeptPrompt.of(item.sequence) for item in flight.plan.items if keeps_prompt(item)]
         start = 0
         for item, result in zip(flight.plan.items, flight.results, strict=True):
             if item.start < item.sequence.num_prompt:

@@ -2,11 +2,13 @@
 
 Every penalised sequence has a line; a step counts what it draws there by itself, so the next step can be launched
 before the host knows the token. A line is written anew from the host's tokens whenever it cannot be right: when it
-changes hands, when the host drew a token, when a drawn token was withdrawn for another.
+changes hands, when the host drew a token, when a drawn token was withdrawn for another, when a step found no memory and
+may or may not have counted.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -46,8 +48,13 @@ class SeenTokens:
         self._turn = 0
         self._tables: tuple[Tensor, Tensor] | None = None
 
-    def lines_for(self, items: Seq[Scheduled]) -> list[int]:
-        """Each item's line, up to date, 0 without penalties; the step launched next draws for all of them."""
+    def lines_for(self, items: Seq[Scheduled], due: Callable[[Sequence], Tensor]) -> list[int]:
+        """Each item's line, up to date, 0 without penalties; the step launched next draws for all of them.
+
+        Parameters
+        ----------
+        due : a sequence's token that only the device knows, int64 (1,) on it; asked for where a line is written anew
+        """
         self._turn += 1
         penalised = [item for item in items if is_penalised(item.sequence)]
         for item in penalised:
@@ -55,13 +62,18 @@ class SeenTokens:
                 self._lines[id(item.sequence)][1].last_used = self._turn
         for item in penalised:
             number, line = self._line_of(item.sequence)
-            if line.drawn_by is item:
-                continue  # there was no memory for its first launch: nothing was counted yet
             is_current = line.drawn_by is None or line.drawn_by.draws
             if line.length != item.sequence.num_tokens or not is_current:
-                self._write(number, item.sequence)
+                self._write(number, item.sequence, due)
             line.length, line.drawn_by = item.sequence.num_tokens + 1, item
         return [self._lines[id(item.sequence)][0] if is_penalised(item.sequence) else 0 for item in items]
+
+    def distrust(self, items: Seq[Scheduled]) -> None:
+        """Have the items' lines written anew: whether the step that was to draw for them counted is not known."""
+        for item in items:
+            held = self._lines.get(id(item.sequence))
+            if held is not None:
+                held[1].length = -1
 
     def penalties(self, lines: Tensor, presence: Tensor, frequency: Tensor, repetition: Tensor) -> Penalties:
         """The tables with the rows' lines, int64 (R,), and strengths, float32 (R,)."""
@@ -78,14 +90,15 @@ class SeenTokens:
             held = self._lines[id(sequence)] = self._unused.pop(), _Line(sequence, last_used=self._turn)
         return held
 
-    def _write(self, number: int, sequence: Sequence) -> None:
-        assert not sequence.num_due, "a token that only the device knows is in the line already"
+    def _write(self, number: int, sequence: Sequence, due: Callable[[Sequence], Tensor]) -> None:
         prompts, counts = self._made()
         on_gpu = self._device.type == "cuda"
         ids = torch.tensor(sequence.token_ids, dtype=torch.int64, pin_memory=on_gpu).to(self._device, non_blocking=True)
         prompts[number] = False
         prompts[number].index_fill_(0, ids[: sequence.num_prompt], True)
         output = ids[sequence.num_prompt :]
+        if sequence.num_due:
+            output = torch.cat([output, due(sequence)])
         counts[number] = 0
         counts[number].index_add_(0, output, torch.ones_like(output, dtype=torch.int32))
 

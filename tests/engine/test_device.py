@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import pkgutil
 from collections import Counter
 from collections.abc import Sequence as Seq
 from pathlib import Path
@@ -331,6 +332,73 @@ def test_steps_without_memory_leave_the_one_in_flight_alone(models: list[Decoder
         engine.step()
     for request, sink in zip(requests, sinks, strict=True):
         assert collect(sink, 1.0).token_ids == serve(make(models[0], "plain"), [request])[0].token_ids
+
+
+# Where a launch may find no memory: the function that does, and whether it has done its work by then.
+PLACES = {
+    "scoring": ("engine.runner.token_logprobs", False),
+    "pooled": ("engine.runner._pool", True),
+    "counting": ("engine.device.runner.count_tokens", False),
+    "counted": ("engine.device.runner.count_tokens", True),
+    "reporting": ("engine.device.reports.Reports.keep", False),
+    "drawn": ("engine.device.runner.DeviceRunner._draw", True),
+    "landing": ("engine.device.reports.Reports.land", True),
+}
+
+
+def find_no_memory(monkeypatch: pytest.MonkeyPatch, place: str, times: int) -> list[int]:
+    """Let one of ``PLACES`` raise so many times; returns the times left, to be looked at."""
+    name, works_first = PLACES[place]
+    left = [times]
+    function = pkgutil.resolve_name(name)
+
+    def failing(*args: object, **kwargs: object) -> object:
+        if not left[0]:
+            return function(*args, **kwargs)
+        if works_first:
+            function(*args, **kwargs)
+        left[0] -= 1
+        raise torch.OutOfMemoryError("out of memory (simulated)")
+
+    monkeypatch.setattr(name, failing)
+    return left
+
+
+# The places that only "weighed" comes by, and those that every kind does.
+EVERYWHERE = [(place, "weighed") for place in PLACES]
+EVERYWHERE += [(place, kind) for place in ("scoring", "pooled", "drawn") for kind in ("greedy", "scaled", "penalised")]
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize(("place", "kind"), EVERYWHERE)
+def test_a_step_without_memory_changes_no_answer_wherever_it_finds_none(
+    models: list[DecoderModel], monkeypatch: pytest.MonkeyPatch, place: str, times: int, kind: str
+) -> None:
+    """Two answers in flight beside a prompt to pool, in two chunks, and one to score."""
+    prompts = {kind: [3, 9, 4], "pooled": [*range(10, 30)], "scored": [*range(20, 50)]}
+    requests = [build(0, prompts[kind], kind), build(2, [5, *prompts[kind]], kind)]
+    requests += [build(4, prompts["pooled"], "pooled"), build(6, prompts["scored"], "scored")]
+    expected = [serve(make(models[0], "plain"), [request])[0] for request in requests]
+    engine = make(models[0], "device", max_batch_tokens=28)
+    sinks = [QueueSink() for _ in requests]
+    engine.submit_all(list(zip(requests[:2], sinks[:2], strict=True)))
+    for _ in range(3):
+        engine.step()
+    engine.submit_all(list(zip(requests[2:], sinks[2:], strict=True)))
+    left = find_no_memory(monkeypatch, place, times)
+    while engine.has_work():
+        engine.step()
+    assert left == [0]
+    assert engine.stats().num_preemptions == times
+    assert engine.stats().num_failed_steps == 0
+    engine.scheduler.check_integrity()
+    for sink, alone in zip(sinks, expected, strict=True):
+        result = collect(sink, 1.0)
+        assert result.token_ids == alone.token_ids
+        assert [token.rank for token in result.logprobs] == [token.rank for token in alone.logprobs]
+        scores = [token.logprob for token in result.ending.prompt_logprobs]
+        assert scores == pytest.approx([token.logprob for token in alone.ending.prompt_logprobs], abs=1e-4)
+        assert result.ending.pooled == (alone.ending.pooled and pytest.approx(alone.ending.pooled, abs=1e-4))
 
 
 @pytest.mark.parametrize("failing", [torch.Tensor.copy_, torch.Tensor.index_select])
