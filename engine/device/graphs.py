@@ -32,10 +32,11 @@ class _Captured:
 
 
 class GraphCache:
-    """Runs functions of fixed launches, captured from their second run on.
+    """Runs functions of fixed launches, captured from their second whole run on.
 
-    The first run of a key is eager, so that kernels are compiled and libraries are ready before the capture. All graphs
-    share one memory pool, which is right because they replay one after the other on one stream.
+    The first run of a key is eager, and each until one did not raise, so that kernels are compiled and libraries are
+    ready before the capture. All graphs share one memory pool, which is right because they replay one after the other
+    on one stream.
 
     Parameters
     ----------
@@ -72,10 +73,10 @@ class GraphCache:
         self.num_runs += 1
         captured = self._captured.get(key)
         if captured is None:
-            is_new = key not in self._captured
-            self._captured[key] = None
-            if is_new or not self.is_enabled:
-                return function()
+            if key not in self._captured or not self.is_enabled:
+                output = function()
+                self._captured[key] = None  # not where that raised: a run cut short did not compile everything
+                return output
             captured = self._captured[key] = self._capture(key, function)
             if not self._agree(captured is not None) or captured is None:
                 self._captured[key] = None

@@ -321,7 +321,6 @@ class DeviceRunner:
             return
         # A large step is compiled for when its like first comes.
         flight.is_typical = (num_tokens.bit_length(), draws) in self._large
-        self._large.add((num_tokens.bit_length(), draws))
         shape = self._shape(rounded_up(num_tokens), len(items), num_rows)
         host, fields = host_fields(self._pinned[self._turn % RING], shape), device_fields(self._bytes, shape)
         fill_mixed(host, items, lengths, self._held())
@@ -329,6 +328,7 @@ class DeviceRunner:
         self._upload(Form(shape, max(lengths), by_rows=True), None)
         step = self._step_tensors(fields, shape.num_sequences, max(lengths))
         hidden, flight.logits = self._run_mixed(step, fields, draws, extras)
+        self._large.add((num_tokens.bit_length(), draws))
         self._keep_prompts(flight, hidden)
 
     def _shape(self, num_tokens: int, num_sequences: int, num_rows: int) -> Shape:

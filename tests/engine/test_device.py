@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import pkgutil
 from collections import Counter
+from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Seq
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
+from torch import Tensor
 
 from engine.batch import Batch
 from engine.config import EngineConfig
@@ -470,3 +472,32 @@ def test_without_a_gpu_every_run_is_the_function_itself() -> None:
     calls = [graphs.run("key", lambda: torch.ones(1)) for _ in range(3)]
     assert len(calls) == 3
     assert (len(graphs), graphs.num_replays) == (0, 0)
+
+
+class RecordedCaptures(GraphCache):
+    """Without a GPU: says what it would have captured, and that this failed."""
+
+    def __init__(self) -> None:
+        super().__init__("model", enabled=False)
+        self.is_enabled = True
+        self.keys: list[Hashable] = []
+
+    def _capture(self, key: Hashable, function: Callable[[], Tensor | None]) -> None:
+        self.keys.append(key)
+
+
+def test_a_step_is_captured_once_it_ran_to_its_end() -> None:
+    """A first run without memory compiled what came before that, and memory is short for a capture too."""
+    graphs = RecordedCaptures()
+
+    def run(key: str) -> Tensor | None:
+        return graphs.run(key, lambda: torch.ones(2).index_select(0, torch.tensor([0])))
+
+    for _ in range(2):
+        with NoMemory(torch.Tensor.index_select), pytest.raises(torch.OutOfMemoryError):
+            run("key")
+    assert run("key") is not None
+    assert (graphs.keys, graphs.has_failed) == ([], False)
+    run("other")
+    run("key")
+    assert graphs.keys == ["key"]
