@@ -87,6 +87,7 @@ class EngineCore:
         self._flight: Flight | None = None
         self._landed_s = self._device_landed_s = 0.0  # when the last step's results were here
         self.speculator = speculator
+        self._lacks_draft_memory = False  # since drafts were last made
         self.scheduler = self._new_scheduler()
         self.live: dict[int, Sequence] = {}
         # Work on one CPU thread is that thread's own time; else it is the time the thread waits for it.
@@ -268,18 +269,22 @@ class EngineCore:
         return flight
 
     def _draft(self, plan: StepPlan, speculator: Speculator) -> None:
-        """Have drafts made; where there is no memory for them, the step does without."""
+        """Have drafts made; where there is no memory for them, the step does without, which is said when it begins."""
         for sequence in plan.preempted:
             speculator.release(sequence)
         try:
             speculator.propose(plan)
         except torch.OutOfMemoryError:
-            logger.warning("%s: no memory for drafts", self.name)
+            if not self._lacks_draft_memory:
+                logger.warning("%s: no memory for drafts", self.name)
+            self._lacks_draft_memory = True
             for item in plan.items:
                 if item.num_drafts and not item.is_predicted:
                     speculator.release(item.sequence)  # what was computed for it is not known
                     plan.num_tokens -= item.num_drafts
                     item.num_drafts = 0
+        else:
+            self._lacks_draft_memory &= not any(item.num_drafts and not item.is_predicted for item in plan.items)
 
     def _launch_what_fits(self, plan: StepPlan) -> Flight:
         """Start a step, less the largest of what is in it while there is no memory for all."""

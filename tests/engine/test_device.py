@@ -407,7 +407,7 @@ def test_a_step_without_memory_changes_no_answer_wherever_it_finds_none(
 def test_a_step_without_memory_for_drafts_does_without(
     models: list[DecoderModel], failing: object, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """On the way of the drafter's input to the device, and in its first pass."""
+    """On the way of the drafter's input to the device, and in its first pass; said once until there is memory again."""
     target, draft = models
     drafter = device_drafter(draft)
     engine = make(target, "device", Speculator(drafter, max_draft_tokens=3, adaptive=False))
@@ -417,9 +417,11 @@ def test_a_step_without_memory_for_drafts_does_without(
     engine.submit_all(list(zip(requests, sinks, strict=True)))
     for _ in range(3):
         engine.step()
-    with NoMemory(failing):
-        engine.step()
-    assert caplog.text.count("no memory for drafts") == 1
+    for has_memory, num_warnings in ((False, 1), (False, 1), (True, 1), (False, 2)):
+        with NoMemory(failing, times=not has_memory) as memory:
+            engine.step()
+        assert not memory.times_left
+        assert caplog.text.count("no memory for drafts") == num_warnings
     while engine.has_work():
         engine.step()
     assert engine.stats().num_failed_steps == engine.stats().num_preemptions == 0
