@@ -254,6 +254,11 @@ class Engine:
             self._chores = None if self._closed else chores
         self._wake()
 
+    @property
+    def has_chores(self) -> bool:
+        """Whether steps given to :meth:`when_quiet` are left to take."""
+        return self._chores is not None
+
     def stats(self) -> EngineStats:
         """A snapshot, in microseconds and without waiting for a step."""
         core, now = self.core, self.clock()

@@ -37,6 +37,7 @@ from engine.device.warm import padded_decodes, warm_up
 from engine.draft import Drafter
 from engine.drafters import model_drafter
 from engine.engine import Engine
+from engine.errors import EngineError
 from engine.kv_cache import KVCache
 from engine.load.dummy import Codes
 from engine.load.linear import Activations
@@ -73,6 +74,7 @@ _DRAFTED_SIZES = tuple(size for size in LADDER if size <= 32)
 _SHARES_OF_KV = (0.2, 0.2, 0.6)
 _ENGINE_OF_TIER = (0, 1, 2, 2)
 _DRAFTING_TIER = 3
+_POLL_S = 0.05
 # Thirty-two requests of the load at once.
 _DRAFTER_BLOCKS = 32 * 41
 
@@ -181,20 +183,30 @@ class FourTiers:
             engine.close()
 
 
-def _warm_checks(engine: Engine) -> None:
-    """Compile and capture the checks of drafts; blocks until it is done."""
+def _warm_checks(engine: Engine, timeout_s: float = 600.0) -> None:
+    """Compile and capture the checks of drafts; blocks until it is done.
+
+    Raises
+    ------
+    EngineError
+        One of them failed, the engine was closed before the last, or they took longer than ``timeout_s``.
+    """
     most = engine.config.max_draft_tokens
     lengths = sorted({next(length for length in QUERY_LENGTHS if length > count) for count in range(1, most + 1)})
     done = threading.Event()
 
     def checks() -> Iterator[None]:
-        try:
-            yield from padded_decodes(engine, _DRAFTED_SIZES, temperatures=(0.0,), query_lengths=lengths)
-        finally:
-            done.set()
+        yield from padded_decodes(engine, _DRAFTED_SIZES, temperatures=(0.0,), query_lengths=lengths)
+        done.set()
 
     engine.when_quiet(checks())
-    done.wait()
+    end_s = time.monotonic() + timeout_s
+    # Nobody sets the event where one failed, which drops the rest, or where the engine is closed, which drops all.
+    while not done.wait(_POLL_S) and engine.has_chores and time.monotonic() < end_s:
+        pass
+    if not done.is_set():
+        why = f"were not done after {timeout_s:g} s" if engine.has_chores else "were left undone; the log says why"
+        raise EngineError(f"{engine.name}: the checks of drafts {why}.")
 
 
 def bench_ladder(args: argparse.Namespace) -> None:

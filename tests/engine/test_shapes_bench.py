@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from itertools import product
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from engine.bench.ladder import RUNS, _warm_checks, judge, starts
 from engine.bench.profile import by_kind
 from engine.bench.shapes import SHAPES
 from engine.config import EngineConfig
+from engine.device.draws import Draws
 from engine.device.runner import DeviceRunner
 from engine.draft import ModelDrafter
 from engine.engine import Engine
@@ -25,6 +28,7 @@ from engine.kv_cache import KVCache
 from engine.load.model import dummy_model
 from engine.models.decoder import DecoderModel
 from engine.request import Request, SamplingParams
+from engine.runner import Flight
 from engine.speculator import Speculator
 
 TINY = SHAPES["tiny-bf16"]
@@ -122,6 +126,38 @@ def test_checks_of_drafts_are_warm_before_a_load() -> None:
         warm = {(shape.num_sequences, shape.num_tokens // shape.num_sequences) for shape in engine.core.runner._views}
         assert warm == set(product((1, 2, 4, 8, 16, 24, 32), (2, 3, 4, 6)))
     finally:
+        engine.close()
+
+
+@pytest.mark.parametrize(
+    ("case", "why"),
+    [("closed", "left undone"), ("closed meanwhile", "left undone"), ("no memory", "left undone"), ("slow", "0.2 s")],
+)
+def test_checks_of_drafts_that_are_not_warm_are_said_to_be(case: str, why: str) -> None:
+    engine = Engine(walker(1.0), EngineConfig(num_blocks=8, max_num_seqs=4, max_batch_tokens=64, runner="device"))
+    runner = engine.core.runner
+    assert isinstance(runner, DeviceRunner)
+    pad, begun = runner.launch_padding, threading.Event()
+
+    def launch_padding(size: int, draws: Draws, query_len: int = 1) -> Flight:
+        begun.set()
+        if case == "no memory":
+            raise torch.OutOfMemoryError("out of memory (simulated)")
+        time.sleep(0.25)
+        return pad(size, draws, query_len)
+
+    runner.launch_padding = launch_padding  # type: ignore[method-assign]
+    closing = threading.Thread(target=lambda: (begun.wait(60), engine.close()))
+    try:
+        if case == "closed":
+            engine.close()
+        if case == "closed meanwhile":
+            closing.start()
+        with pytest.raises(EngineError, match=why):
+            _warm_checks(engine, 0.2 if case == "slow" else 60.0)
+    finally:
+        if closing.ident is not None:
+            closing.join(60)
         engine.close()
 
 
