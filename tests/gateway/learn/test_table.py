@@ -77,7 +77,7 @@ async def test_rows_carry_what_was_estimated_drawn_and_checked(world_settings: M
 
 async def test_weights_undo_the_draws(world_settings: MakeSettings) -> None:
     """Whatever the guess, the corrected outcomes have the truth's mean: exploration and both checks are undone."""
-    table = await table_of(world_settings(), 3000)
+    table = await table_of(world_settings(), 1800)
     truth = np.mean([P_CHEAP_GOOD[family] for family in ALL]) * 0.95 + 0.03  # as the soft labels say it
     for wrong in (0.1, 0.9):
         guess = np.full((len(table), 2), wrong)
