@@ -190,6 +190,15 @@ class Runner:
         self._due = {}
 
     def _run(self, plan: StepPlan) -> list[StepResult]:
+        kept = [KeptPrompt.of(item.sequence) for item in plan.items if item.start < item.sequence.num_prompt]
+        try:
+            return self._compute(plan)
+        except torch.OutOfMemoryError:
+            for prompt in kept:
+                prompt.restore()
+            raise
+
+    def _compute(self, plan: StepPlan) -> list[StepResult]:
         with torch.inference_mode():
             batch = build_batch(plan.items, self.kv.block_size, self.model.device, self._due)
             hidden = self.model.forward(batch, self.kv)
@@ -237,6 +246,25 @@ def draw_by_host(sampler: Sampler, logits: Tensor, rows: list[Row], results: lis
 
 
 # What is kept of a prompt
+
+
+@dataclass(frozen=True, slots=True)
+class KeptPrompt:
+    """What was kept of a sequence's prompt at some time."""
+
+    sequence: Sequence
+    num_scores: int
+    pooled_sum: Tensor | None
+    pooled_done: bool
+
+    @classmethod
+    def of(cls, sequence: Sequence) -> KeptPrompt:
+        return cls(sequence, len(sequence.scores), sequence.pooled_sum, sequence.pooled_done)
+
+    def restore(self) -> None:
+        """Forget what was kept since: another try would add to it again."""
+        del self.sequence.scores[self.num_scores :]
+        self.sequence.pooled_sum, self.sequence.pooled_done = self.pooled_sum, self.pooled_done
 
 
 def keep_prompt(model: Model, item: Scheduled, hidden: Tensor) -> EngineError | None:

@@ -39,7 +39,7 @@ from engine.kernels.sampling import count_tokens, sample
 from engine.kv_cache import KVCache
 from engine.layers.linear import Linear
 from engine.models.fused import FusedDecoder, StepTensors
-from engine.runner import Flight, Model, StepResult, draw_by_host, keep_prompt
+from engine.runner import Flight, KeptPrompt, Model, StepResult, draw_by_host, keep_prompt
 from engine.sampler import Row, Sampler
 from engine.scheduler import Scheduled, StepPlan
 from engine.sequence import Sequence
@@ -54,25 +54,6 @@ class DeviceModel(Model, Protocol):
 
     @property
     def lm_head(self) -> Linear: ...
-
-
-@dataclass(frozen=True, slots=True)
-class KeptPrompt:
-    """What was kept of a sequence's prompt at some time."""
-
-    sequence: Sequence
-    num_scores: int
-    pooled_sum: Tensor | None
-    pooled_done: bool
-
-    @classmethod
-    def of(cls, sequence: Sequence) -> KeptPrompt:
-        return cls(sequence, len(sequence.scores), sequence.pooled_sum, sequence.pooled_done)
-
-    def restore(self) -> None:
-        """Forget what was kept since: another try would add to it again."""
-        del self.sequence.scores[self.num_scores :]
-        self.sequence.pooled_sum, self.sequence.pooled_done = self.pooled_sum, self.pooled_done
 
 
 @dataclass(slots=True)

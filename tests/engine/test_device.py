@@ -372,16 +372,19 @@ EVERYWHERE += [(place, kind) for place in ("scoring", "pooled", "drawn") for kin
 
 
 @pytest.mark.parametrize("times", [1, 2])
-@pytest.mark.parametrize(("place", "kind"), EVERYWHERE)
+@pytest.mark.parametrize(
+    ("runner", "place", "kind"),
+    [*(("device", *case) for case in EVERYWHERE), ("plain", "scoring", "greedy"), ("plain", "pooled", "penalised")],
+)
 def test_a_step_without_memory_changes_no_answer_wherever_it_finds_none(
-    models: list[DecoderModel], monkeypatch: pytest.MonkeyPatch, place: str, times: int, kind: str
+    models: list[DecoderModel], monkeypatch: pytest.MonkeyPatch, runner: str, place: str, times: int, kind: str
 ) -> None:
     """Two answers in flight beside a prompt to pool, in two chunks, and one to score."""
     prompts = {kind: [3, 9, 4], "pooled": [*range(10, 30)], "scored": [*range(20, 50)]}
     requests = [build(0, prompts[kind], kind), build(2, [5, *prompts[kind]], kind)]
     requests += [build(4, prompts["pooled"], "pooled"), build(6, prompts["scored"], "scored")]
     expected = [serve(make(models[0], "plain"), [request])[0] for request in requests]
-    engine = make(models[0], "device", max_batch_tokens=28)
+    engine = make(models[0], runner, max_batch_tokens=28)
     sinks = [QueueSink() for _ in requests]
     engine.submit_all(list(zip(requests[:2], sinks[:2], strict=True)))
     for _ in range(3):
