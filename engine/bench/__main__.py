@@ -85,23 +85,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     gpu.add_argument("--profile", action="store_true", help="say where the time of steps goes, by kind of kernel")
     gpu.add_argument("--peer", choices=("vllm",), help="the same through vLLM, where it can be imported")
     gpu.add_argument("--peer-folders", type=Path, help="folders of config.json files named as the shapes, for vLLM")
-    gpu.add_argument("--ladder", action="store_true", help="drive four tiers together with a Poisson mix")
-    gpu.add_argument("--ladder-shapes", nargs=3, default=["3b-int4", "8b-int4", "70b-int4"], choices=sorted(SHAPES))
-    gpu.add_argument(
-        "--ladder-runs", nargs="+", choices=RUNS, default=list(RUNS), help="which of its comparisons to make"
-    )
-    gpu.add_argument(
-        "--ladder-start-rate",
-        nargs="+",
-        type=float,
-        default=[15.0],
-        help="requests a second of the ladder's first load, once or for each of the limits; of the other runs a fifth",
-    )
-    gpu.add_argument("--ladder-seconds", type=float, default=10.0, help="length of each load in the ladder run")
-    gpu.add_argument("--ladder-loads", type=int, default=8, help="most loads of each mix and pair of limits")
-    gpu.add_argument(
-        "--ladder-limits", nargs="+", choices=sorted(LIMITS), default=list(LIMITS), help="from close to wide"
-    )
+    _add_ladder(gpu)
     args = parser.parse_args(argv)
     if args.peer == "vllm" and args.peer_folders is None:
         parser.error("--peer vllm needs --peer-folders: vLLM reads a shape's config.json from a folder")
@@ -112,6 +96,26 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     except ValueError as error:
         parser.error(f"--ladder-start-rate: {error}")
     return args
+
+
+def _add_ladder(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--ladder", action="store_true", help="drive four tiers together with a Poisson mix")
+    group.add_argument("--ladder-shapes", nargs=3, default=["3b-int4", "8b-int4", "70b-int4"], choices=sorted(SHAPES))
+    group.add_argument(
+        "--ladder-runs", nargs="+", choices=RUNS, default=list(RUNS), help="which of its comparisons to make"
+    )
+    group.add_argument(
+        "--ladder-start-rate",
+        nargs="+",
+        type=float,
+        default=[15.0],
+        help="requests a second of the ladder's first load, once or for each of the limits; of the other runs a fifth",
+    )
+    group.add_argument("--ladder-seconds", type=float, default=10.0, help="length of each load in the ladder run")
+    group.add_argument("--ladder-loads", type=int, default=8, help="most loads of each mix and pair of limits")
+    group.add_argument(
+        "--ladder-limits", nargs="+", choices=sorted(LIMITS), default=list(LIMITS), help="from close to wide"
+    )
 
 
 def _on_gpu(args: argparse.Namespace) -> None:
