@@ -20,46 +20,46 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from backends.protocol import Backend
 from classifier.types import Router
-from gateway import loading
+from gateway.access.admission import Admission
+from gateway.access.authenticator import Authenticator
+from gateway.access.rate_limiter_factory import make_rates
 from gateway.admin.openapi import document
 from gateway.admin.operation import Operation
 from gateway.admin.room import AdminRoom
-from gateway.admission import Admission
-from gateway.api_request import SharedFields
-from gateway.auth import Authenticator
-from gateway.catalog import Catalog
-from gateway.chat_request import ChatReader
-from gateway.chat_wire import ChatWire
-from gateway.completion_request import CompletionReader
-from gateway.completion_wire import CompletionWire
+from gateway.answering.recording import Recorder
+from gateway.answering.service import Service
+from gateway.answering.sessions import Sessions
+from gateway.api.chat_decoder import ChatReader
+from gateway.api.chat_encoder import ChatWire
+from gateway.api.completion_decoder import CompletionReader
+from gateway.api.completion_encoder import CompletionWire
+from gateway.api.generation_request import SharedFields
 from gateway.control.metrics import ControlMetrics
 from gateway.control.monitor import Monitor
 from gateway.control.opening import set_watch
 from gateway.control.plane import ControlPlane
 from gateway.control.routers import RouterSet
-from gateway.embeddings import EmbeddingEndpoint
+from gateway.endpoints.embeddings import EmbeddingEndpoint
+from gateway.endpoints.feedback import FeedbackEndpoint
+from gateway.endpoints.generation import Door, GenerationEndpoint
+from gateway.endpoints.pages import Pages, error_response, fixed, guarded
 from gateway.errors import MethodNotAllowed, RouteNotFound
-from gateway.generation import Door, GenerationEndpoint
-from gateway.health import Readiness
 from gateway.ids import uuid7
 from gateway.learn.schedule import RetrainSchedule
-from gateway.metrics import Gauges, Metrics
-from gateway.pages import Pages, error_response, fixed, guarded
-from gateway.prefill import PrefillReader
-from gateway.rates.opening import make_rates
-from gateway.recording import Recorder
-from gateway.request_log import RequestLog
-from gateway.service import Service
-from gateway.sessions import Sessions
+from gateway.models import loader
+from gateway.models.catalog import Catalog
+from gateway.models.prefill import PrefillReader
+from gateway.models.readiness import Readiness
+from gateway.observe.metrics import Gauges, Metrics
+from gateway.observe.request_log import RequestLog
 from gateway.store.feedback import FeedbackBook
 from gateway.store.store import Store
-from gateway.verify.feedback import FeedbackEndpoint
 from gateway.verify.opening import make_worker
 from gateway.verify.sampler import Sampler
 from gateway.verify.worker import VerificationWorker
 
 if TYPE_CHECKING:
-    from gateway.settings import Settings
+    from gateway.config.settings import Settings
 
 _log = logging.getLogger("suffice.app")
 
@@ -74,7 +74,7 @@ def create_app(
     store: Store | None = None,
     router: Router | None = None,
     rng: random.Random | None = None,
-    progress: loading.Progress | None = None,
+    progress: loader.Progress | None = None,
 ) -> Starlette:
     """The gateway as an ASGI application.
 
@@ -156,16 +156,16 @@ class _Parts:
         self.metrics = Metrics()
         self.admission = Admission(settings.server.max_concurrency, settings.server.queue_limit)
 
-    async def open(self, progress: loading.Progress) -> None:
+    async def open(self, progress: loader.Progress) -> None:
         """Open the log first: it is what most often cannot be, and it is quick to say so."""
         settings = self._settings
         await self.store.open()
         await self.store.put_config(settings.config_hash, settings.shown(), datetime.now(UTC))
         if self._router is None:
-            self._router = loading.load_router(settings)
+            self._router = loader.load_router(settings)
         if not self.backends:
-            self.backends = loading.make_backends(settings)
-        await loading.start_backends(self.backends, progress)
+            self.backends = loader.make_backends(settings)
+        await loader.start_backends(self.backends, progress)
         self._assemble()
         assert self.control is not None, "assembled just now"
         await self.service.routers.warm_up()
@@ -175,8 +175,8 @@ class _Parts:
 
     def _assemble(self) -> None:
         settings = self._settings
-        ladder = loading.fit_ladder(settings.ladder, self.backends)
-        policies = loading.complete_policies(settings.policies, self._router)
+        ladder = loader.fit_ladder(settings.ladder, self.backends)
+        policies = loader.complete_policies(settings.policies, self._router)
         self.catalog = Catalog(ladder, policies[settings.policy.name], policies, self.backends)
         recorder = self.recorder = Recorder(settings.config_hash, settings.log.prompts, self.store.digest)
         sampler = Sampler(ladder, settings.log.prompts, self._rng, enabled=settings.verification.enabled)
@@ -260,7 +260,7 @@ class _Parts:
             await self.retraining.close()
         if self._routers is not None:
             self._routers.close()
-        await loading.close_backends(list(self.backends.values()))
+        await loader.close_backends(list(self.backends.values()))
         await self.store.close()
 
 

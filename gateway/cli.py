@@ -50,7 +50,7 @@ app.add_typer(bench_app, name="bench")
 
 def main() -> None:
     """Run the command line. Exit status 2 for what the caller wrote wrongly, 1 for what failed, 130 for Ctrl-C."""
-    from gateway.commands.failure import exit_status_of
+    from gateway.failure_report import exit_status_of
 
     try:
         app()
@@ -156,7 +156,7 @@ def bootstrap(context: typer.Context) -> None:
     """Fit the first router from prompts of your own (see suffice bootstrap --help)."""
     from gateway.commands.passing import run_module
 
-    run_module("gateway.bootstrap", "suffice bootstrap", context.args)
+    run_module("gateway.outcomes.bootstrap", "suffice bootstrap", context.args)
 
 
 @app.command()

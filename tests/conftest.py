@@ -24,8 +24,8 @@ import redis
 import uvicorn
 from hypothesis import settings as hypothesis_settings
 
+from gateway.config.store_section import StoreConfig
 from gateway.store import migrate
-from gateway.store.config import StoreConfig
 from gateway.store.store import Store
 from tests.faults import PrivatePostgres, TinyDisk
 

@@ -30,7 +30,7 @@ def test_every_table_is_named() -> None:
 
 
 def test_every_setting_is_on_the_configuration_page() -> None:
-    from gateway.settings import load_settings
+    from gateway.config.settings import load_settings
 
     text = page("configuration.md")
     keys = {path.rsplit(".", 1)[-1] for path in load_settings(environ={}).values}
@@ -40,7 +40,7 @@ def test_every_setting_is_on_the_configuration_page() -> None:
 
 def test_every_setting_named_elsewhere_exists() -> None:
     """``section.key`` in backquotes on any page is a setting, not a memory of one."""
-    from gateway.settings import load_settings
+    from gateway.config.settings import load_settings
 
     known = set(load_settings(environ={}).values)
     sections = {path.split(".")[0] for path in known} & {

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from gateway.auth import ADMIN, ANONYMOUS, Authenticator, Caller
+from gateway.access.authenticator import ADMIN, ANONYMOUS, Authenticator, Caller
+from gateway.edge.head import Head
 from gateway.errors import Unauthenticated, WrongScope
-from gateway.head import Head
 
 
 class AdminKeys(Protocol):

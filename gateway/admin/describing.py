@@ -7,17 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from gateway.access.authenticator import Authenticator
 from gateway.admin.openapi import document
 from gateway.admin.room import AdminRoom
-from gateway.api_request import SharedFields
-from gateway.auth import Authenticator
-from gateway.catalog import Catalog
+from gateway.api.generation_request import SharedFields
 from gateway.control.plane import ControlPlane
 from gateway.control.routers import RouterSet
+from gateway.models.catalog import Catalog
 from gateway.store.store import Store
 
 if TYPE_CHECKING:
-    from gateway.settings import Settings
+    from gateway.config.settings import Settings
 
 
 @dataclass(slots=True)

@@ -41,7 +41,7 @@ def renew(page: str, operations: Sequence[Operation]) -> str:
 
 if __name__ == "__main__":
     from gateway.admin.describing import unopened_room
-    from gateway.settings import load_settings
+    from gateway.config.settings import load_settings
 
     for written in sys.argv[1:]:
         target = Path(written)

@@ -12,17 +12,18 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.access.authenticator import Caller
 from gateway.admin.access import AdminGate
 from gateway.admin.operation import Asked, Bytes, Operation, Reply, Trail
-from gateway.auth import Caller
-from gateway.body import parse_object, read_body
 from gateway.control.changes import Audit
 from gateway.control.errors import Conflict
 from gateway.control.state import ControlState
-from gateway.errors import PreconditionFailed, PreconditionRequired, row_of
-from gateway.head import read_head
+from gateway.edge.body import parse_object, read_body
+from gateway.edge.error_table import row_of
+from gateway.edge.head import read_head
+from gateway.endpoints.pages import error_response
+from gateway.errors import PreconditionFailed, PreconditionRequired
 from gateway.ids import uuid7
-from gateway.pages import error_response
 from gateway.store.control_records import AuditEntry
 
 _log = logging.getLogger("suffice.admin")

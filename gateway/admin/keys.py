@@ -10,17 +10,17 @@ from typing import Any
 
 import orjson
 
-from gateway import fields
+from gateway.access.authenticator import SCOPES, USE, hash_key, make_key, shown_prefix
+from gateway.access.key_limits import NO_LIMITS, read_limits
 from gateway.admin import schemas
 from gateway.admin.endpoint import audited
 from gateway.admin.operation import Asked, Field, Operation, Reply
 from gateway.admin.rooms import Rooms
 from gateway.admin.views import key_view
-from gateway.auth import SCOPES, USE, hash_key, make_key, shown_prefix
+from gateway.api import fields
 from gateway.control.errors import Conflict
 from gateway.errors import NotFound
 from gateway.ids import uuid7
-from gateway.rates.limits import NO_LIMITS, read_limits
 from gateway.store.admin_writes import Edit
 from gateway.store.records import ApiKey
 

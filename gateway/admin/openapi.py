@@ -11,7 +11,9 @@ from typing import Any
 from gateway.admin.openapi_v1 import v1_paths
 from gateway.admin.operation import Bytes, Fields, Operation
 from gateway.admin.room import PREFIX
-from gateway.api_request import SharedFields
+from gateway.api.fields import schema_of
+from gateway.api.generation_request import SharedFields
+from gateway.edge.error_table import row_of_class
 from gateway.errors import (
     BodyTooLarge,
     BodyTooSlow,
@@ -22,9 +24,7 @@ from gateway.errors import (
     PreconditionRequired,
     Unauthenticated,
     WrongScope,
-    row_of_class,
 )
-from gateway.fields import schema_of
 from gateway.store.errors import StoreUnavailable
 
 _EVERY = (InvalidRequest, Unauthenticated, WrongScope, OriginRefused, StoreUnavailable)

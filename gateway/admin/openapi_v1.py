@@ -7,10 +7,11 @@ from typing import Any
 
 from backends import errors as backends
 from gateway.admin import schemas
-from gateway.api_request import SharedFields
-from gateway.chat_request import ChatReader
-from gateway.completion_request import CompletionReader
-from gateway.embedding_request import embedding_schema
+from gateway.api.chat_decoder import ChatReader
+from gateway.api.completion_decoder import CompletionReader
+from gateway.api.embedding_decoder import embedding_schema
+from gateway.api.generation_request import SharedFields
+from gateway.endpoints.feedback import feedback_schema
 from gateway.errors import (
     AnswerFailed,
     BodyTooLarge,
@@ -31,7 +32,6 @@ from gateway.errors import (
 )
 from gateway.store.errors import StoreUnavailable
 from gateway.verify.errors import IdempotencyKeyReused
-from gateway.verify.feedback import feedback_schema
 from policies import errors as policies
 
 ErrorResponses = Callable[[Iterable[type[Exception]]], dict[str, Any]]

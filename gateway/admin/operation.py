@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from gateway import fields
+from gateway.api import fields
+from gateway.api.fields import Check, Schema
 from gateway.errors import InvalidRequest
-from gateway.fields import Check, Schema
 
 Method = Literal["GET", "PUT", "POST", "DELETE"]
 Conditional = Literal["no", "may", "must"]

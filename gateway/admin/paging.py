@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gateway import fields
 from gateway.admin.operation import Asked, Field, Fields, Reply
+from gateway.api import fields
+from gateway.api.fields import lets_through
 from gateway.errors import InvalidRequest
-from gateway.fields import lets_through
 from gateway.ids import is_uuid
 
 _MOST = 500

@@ -6,18 +6,18 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from gateway import fields
 from gateway.admin import schemas
 from gateway.admin.endpoint import auditing
 from gateway.admin.operation import Asked, Field, Free, Operation, Reply
 from gateway.admin.policy_forms import MAX_NAME, changes, checked_name, checked_policy, tightened_view, version_view
 from gateway.admin.policy_schema import policy_schema
 from gateway.admin.rooms import Rooms
-from gateway.config_errors import SettingsError
+from gateway.api import fields
+from gateway.config.errors import SettingsError
+from gateway.config.policy_body import from_body, to_body
 from gateway.control.errors import Conflict
 from gateway.control.state import ControlState
 from gateway.errors import InvalidRequest, NotFound
-from gateway.policy_body import from_body, to_body
 from gateway.store.records import PolicyVersion
 from policies.policy import Policy
 

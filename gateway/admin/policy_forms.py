@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway.admin.views import moment
-from gateway.config_errors import SettingsError
+from gateway.config.errors import SettingsError
+from gateway.config.policy_body import from_body
 from gateway.control.state import ControlState, groups_as_dict, tightening_as_dict
 from gateway.errors import InvalidRequest
-from gateway.policy_body import from_body
 from gateway.store.records import PolicyVersion
 from policies.errors import InvalidPolicy
 from policies.ladder import Ladder

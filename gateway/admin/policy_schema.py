@@ -9,8 +9,8 @@ from decimal import Decimal
 from enum import StrEnum
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from gateway.config_docs import described
-from gateway.config_show import shown_value
+from gateway.config.display import shown_value
+from gateway.config.reference import described
 from policies.policy import Policy
 
 _IDENTITY = frozenset({"name", "version"})

@@ -6,9 +6,9 @@ import random
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gateway.catalog import Catalog
+from gateway.api.routing_preferences import overrides_of
 from gateway.errors import UnknownModel
-from gateway.overrides import overrides_of
+from gateway.models.catalog import Catalog
 from gateway.store.records import RequestRecord
 from policies.decide import decide
 from policies.errors import PolicyError

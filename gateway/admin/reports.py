@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from gateway import fields
 from gateway.admin import schemas
 from gateway.admin.endpoint import audited
 from gateway.admin.operation import Asked, Field, Fields, Operation, Reply
 from gateway.admin.paging import PAGING, page_reply
 from gateway.admin.rooms import Monitor, Rooms
 from gateway.admin.views import alert_view, moment, plain, usd_of_nano
+from gateway.api import fields
 from gateway.control.errors import Conflict
 from gateway.errors import NotFound, NotHere
 from gateway.store.admin_writes import Edit

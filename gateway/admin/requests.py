@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway import fields
 from gateway.admin import schemas
 from gateway.admin.operation import Asked, Field, Fields, Operation, Reply
 from gateway.admin.paging import PAGING, page_reply
 from gateway.admin.replay import NOT_LOGGED, replay_view
 from gateway.admin.rooms import Rooms
 from gateway.admin.views import plain, request_line
+from gateway.answering.explanation import explain
+from gateway.api import fields
 from gateway.errors import NotFound
-from gateway.explain import explain
 from gateway.ids import is_uuid
 from gateway.store.admin_queries import RequestFilter
 from gateway.store.records import RequestRecord

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from gateway import fields
 from gateway.admin import schemas
 from gateway.admin.endpoint import audited
 from gateway.admin.operation import Asked, Field, Operation, Reply
 from gateway.admin.paging import PAGING, page_reply
 from gateway.admin.rooms import Rooms
 from gateway.admin.views import plain
+from gateway.api import fields
 from gateway.errors import NotFound
 from gateway.store.control_records import AuditEntry
 

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from gateway.access.authenticator import Authenticator
 from gateway.admin.access import AdminGate
 from gateway.admin.endpoint import AdminEndpoint, Limits
 from gateway.admin.keys import KeyPages
@@ -22,15 +23,14 @@ from gateway.admin.routers import RouterPages
 from gateway.admin.steering import SteeringPages
 from gateway.admin.trying import TrialPages
 from gateway.admin.usage import UsagePages
-from gateway.auth import Authenticator
-from gateway.catalog import Catalog
 from gateway.control.plane import ControlPlane
+from gateway.models.catalog import Catalog
 from gateway.store.admin_queries import AdminQueries
 from gateway.store.admin_writes import AdminWrites
 from gateway.store.store import Store
 
 if TYPE_CHECKING:
-    from gateway.settings import Settings
+    from gateway.config.settings import Settings
 
 PREFIX = "/admin/v1"
 _PAGES: tuple[type[Pages], ...] = (

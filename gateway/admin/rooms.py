@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from gateway.catalog import Catalog
 from gateway.control.plane import ControlPlane
 from gateway.control.state import ControlState
+from gateway.models.catalog import Catalog
 from gateway.store.admin_queries import AdminQueries
 from gateway.store.admin_writes import AdminWrites
 from gateway.store.store import Store
 
 if TYPE_CHECKING:
-    from gateway.settings import Settings
+    from gateway.config.settings import Settings
 
 
 class Monitor(Protocol):

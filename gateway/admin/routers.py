@@ -9,12 +9,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from classifier.types import Router
-from gateway import fields
 from gateway.admin import schemas
 from gateway.admin.endpoint import auditing
 from gateway.admin.operation import Asked, Bytes, Field, Operation, Reply
 from gateway.admin.rooms import Rooms
 from gateway.admin.views import rollout_view, router_view
+from gateway.api import fields
 from gateway.control.errors import Conflict, RouterRefused, UnknownVersion
 from gateway.control.routers import describe
 from gateway.control.state import ROUTER, ControlState

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.fields import Schema
+from gateway.api.fields import Schema
 
 TEXT: Schema = {"type": "string"}
 NUMBER: Schema = {"type": "number"}

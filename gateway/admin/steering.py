@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway import fields
 from gateway.admin import schemas
 from gateway.admin.endpoint import auditing
 from gateway.admin.operation import Asked, Field, Operation, Reply
 from gateway.admin.rooms import Rooms
 from gateway.admin.routers import row_version
 from gateway.admin.views import usd
+from gateway.api import fields
 from gateway.control import state as names
 from policies.types import Tier
 

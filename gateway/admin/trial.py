@@ -18,11 +18,11 @@ from decimal import Decimal
 from typing import Any
 
 from gateway.admin.what_if import WhatIf
-from gateway.apart import run_apart
-from gateway.catalog import Catalog
-from gateway.policy_body import from_body, to_body
+from gateway.child_process import run_apart
+from gateway.config.policy_body import from_body, to_body
+from gateway.config.store_section import StoreConfig
+from gateway.models.catalog import Catalog
 from gateway.store.admin_queries import AdminQueries, RequestFilter
-from gateway.store.config import StoreConfig
 from gateway.store.errors import StoreError, StoreUnavailable
 from gateway.store.store import Store
 from policies.ladder import Ladder

@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from gateway import fields
 from gateway.admin import schemas
 from gateway.admin.endpoint import audited
 from gateway.admin.operation import Asked, Field, Operation, Reply
@@ -17,10 +16,11 @@ from gateway.admin.policy_schema import policy_schema
 from gateway.admin.requests import FILTERS
 from gateway.admin.rooms import Rooms
 from gateway.admin.trial import Trial, try_apart
+from gateway.api import fields
+from gateway.api.fields import lets_through
 from gateway.errors import ClientGone, NotFound
-from gateway.fields import lets_through
 from gateway.ids import uuid7
-from gateway.loading import complete_policies
+from gateway.models.loader import complete_policies
 from gateway.store.admin_queries import RequestFilter
 from policies.policy import Policy
 

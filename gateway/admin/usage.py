@@ -11,8 +11,8 @@ from gateway.admin.operation import Asked, Field, Operation, Reply
 from gateway.admin.requests import FILTERS, filter_of
 from gateway.admin.rooms import Rooms
 from gateway.admin.views import usd
+from gateway.api.fields import lets_through
 from gateway.errors import InvalidRequest
-from gateway.fields import lets_through
 from policies.pricing import from_nano_usd
 from policies.types import Tier
 

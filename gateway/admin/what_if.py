@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from gateway.admin.replay import facts_of, replay
-from gateway.catalog import Catalog
+from gateway.models.catalog import Catalog
 from gateway.store.records import RequestRecord
 from policies.errors import PolicyError
 from policies.intervals import Estimate, skewed_interval

@@ -32,7 +32,7 @@ import httpx
 
 from gateway.bench.card import card, print_card
 from gateway.bench.process import free_port
-from gateway.store.config import StoreConfig
+from gateway.config.store_section import StoreConfig
 from gateway.store.store import Store
 from gateway.store.urls import parse_database_url
 

@@ -13,9 +13,9 @@ from starlette.applications import Starlette
 
 from backends.testing import EchoBackend, Script
 from gateway.app import create_app
-from gateway.server import make_server
-from gateway.settings import Settings, load_settings
-from gateway.telemetry import configure_logging
+from gateway.config.settings import Settings, load_settings
+from gateway.edge.server import make_server
+from gateway.observe.telemetry import configure_logging
 
 
 def echo_settings(database_url: str, *, port: int = 8000, **overrides: object) -> Settings:

@@ -29,14 +29,14 @@ from classifier.router import BUILTIN, ArtifactRouter
 from gateway.bench.card import card, print_card
 from gateway.bench.escalation_pairs import PAIRS, compare, compare_long, doubted, summarise
 from gateway.bench.ladder_client import Reply, ask_all, own_server
-from gateway.bootstrap import builtin_rows
-from gateway.loading import close_backends, make_backends
+from gateway.config.settings import load_settings
+from gateway.models.loader import close_backends, make_backends
+from gateway.outcomes.bootstrap import builtin_rows
 from gateway.outcomes.collect import CollectOptions, collect
 from gateway.outcomes.grading import CHECKERS
 from gateway.outcomes.halves import JUDGING_HALF, draw_half
 from gateway.outcomes.prompts import PromptRow
 from gateway.outcomes.records import AnswerLog
-from gateway.settings import load_settings
 from policies.intervals import binomial_lower, binomial_upper
 
 POLICIES = """

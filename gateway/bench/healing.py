@@ -203,7 +203,7 @@ def _tasks(given: argparse.Namespace, seen: tuple[str, ...]) -> dict[str, Iterat
 
 def _configuration(router: Path, sampling_share: float) -> str:
     """The built-in ladder with this router, at a quick beat."""
-    shipped = files("gateway").joinpath("builtin.toml").read_text()
+    shipped = files("gateway.config").joinpath("builtin.toml").read_text()
     assert 'artifact = "builtin"' in shipped, "the shipped ladder names its router"
     own = shipped.replace('artifact = "builtin"', f"artifact = {json.dumps(str(router))}")
     own = own.replace("[policy]\n", f"[policy]\nsampling_share = {sampling_share}\n")

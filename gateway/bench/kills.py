@@ -32,7 +32,7 @@ from gateway.bench.card import card
 from gateway.bench.durability import ServerProcess, check_integrity
 from gateway.bench.kills_rollout import Rollouts
 from gateway.bench.kills_search import is_sound, search
-from gateway.store.config import StoreConfig
+from gateway.config.store_section import StoreConfig
 from gateway.store.control import ControlStore
 from gateway.store.store import Store
 from gateway.store.urls import parse_database_url

@@ -9,9 +9,9 @@ from typing import Any
 
 from sqlalchemy import text
 
+from gateway.config.store_section import StoreConfig
 from gateway.control.loading import read_router
 from gateway.control.state import ControlState
-from gateway.store.config import StoreConfig
 from gateway.store.control import ControlStore
 from gateway.store.control_records import RolloutRow
 from gateway.store.store import Store

@@ -24,8 +24,8 @@ from backends.builtin.tasks.types import Task
 from gateway.bench.card import card, print_card
 from gateway.bench.ladder_client import Reply, ask_all, own_server
 from gateway.bench.ladder_report import LadderRun, summarise
+from gateway.config.settings import read_client_key
 from gateway.outcomes.halves import JUDGING_HALF, draw_half
-from gateway.settings import read_client_key
 
 _PROGRESS_EVERY_S = 15.0
 

@@ -14,8 +14,8 @@ import httpx
 
 from backends.builtin.tasks.check import check
 from backends.builtin.tasks.types import Task
+from gateway.answering.escalation import DOUBTED
 from gateway.bench.process import ready_server
-from gateway.escalation import DOUBTED
 
 _ANSWER_TIMEOUT_S = 300.0
 

@@ -9,9 +9,9 @@ import argparse
 from pathlib import Path
 
 from gateway.app import create_app
-from gateway.server import make_server
-from gateway.settings import load_settings
-from gateway.telemetry import configure_logging
+from gateway.config.settings import load_settings
+from gateway.edge.server import make_server
+from gateway.observe.telemetry import configure_logging
 
 
 def main() -> None:

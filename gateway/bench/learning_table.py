@@ -28,10 +28,10 @@ from backends.protocol import FinishReason
 from classifier.router import ArtifactRouter
 from classifier.types import RouterRequest
 from gateway.bench.card import card, print_card
+from gateway.config.store_section import StoreConfig
 from gateway.ids import uuid7
 from gateway.learn.table import TableSpec, read_table
 from gateway.outcomes.halves import FITTING_HALF, draw_half
-from gateway.store.config import StoreConfig
 from gateway.store.records import RequestRecord
 from gateway.store.store import Store
 from gateway.store.tables import requests, verifications

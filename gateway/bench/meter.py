@@ -16,17 +16,19 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from gateway import generation, http_protocol, recording, service
-from gateway.auth import Authenticator
-from gateway.generation import GenerationEndpoint
-from gateway.predictor import Predictor
-from gateway.recording import Recorder
-from gateway.responder import Responder
-from gateway.service import Service
+from gateway.access.authenticator import Authenticator
+from gateway.answering import recording, service
+from gateway.answering.recording import Recorder
+from gateway.answering.service import Service
+from gateway.api.answer_encoder import Wire
+from gateway.edge import http_protocol
+from gateway.edge.responder import Responder
+from gateway.endpoints import generation
+from gateway.endpoints.generation import GenerationEndpoint
+from gateway.models.predictor import Predictor
 from gateway.store import store
 from gateway.store.committer import GroupCommitter
 from gateway.verify.sampler import Sampler
-from gateway.wire import Wire
 
 _PARTS: tuple[tuple[Any, str, str], ...] = (
     (HttpToolsProtocol, "data_received", "parse HTTP"),

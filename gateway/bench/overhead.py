@@ -140,8 +140,8 @@ def routing_ms(num_requests: int) -> dict[str, float]:
 
     from classifier.router import ArtifactRouter
     from classifier.types import RouterRequest
-    from gateway.loading import complete_policies
-    from gateway.settings import load_settings
+    from gateway.config.settings import load_settings
+    from gateway.models.loader import complete_policies
     from policies.decide import decide
     from policies.types import RequestFacts, TierEstimate
 

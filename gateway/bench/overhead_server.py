@@ -16,15 +16,15 @@ from pathlib import Path
 
 from backends.protocol import Event, Finished, FinishReason, GenerateRequest, Timings, TokenDelta, Usage
 from backends.testing import EchoBackend
+from gateway.access.authenticator import hash_key, make_key, shown_prefix
 from gateway.app import create_app
-from gateway.auth import hash_key, make_key, shown_prefix
 from gateway.bench.echo_server import echo_settings
+from gateway.config.settings import Settings
+from gateway.edge.server import make_server
 from gateway.ids import uuid7
-from gateway.server import make_server
-from gateway.settings import Settings
+from gateway.observe.telemetry import configure_logging
 from gateway.store.records import ApiKey
 from gateway.store.store import Store
-from gateway.telemetry import configure_logging
 
 _ANSWER = TokenDelta(text="Paris", num_tokens=1)
 _WORD = TokenDelta(text=" word", num_tokens=1)

@@ -27,7 +27,7 @@ class AdminGroup(TyperGroup):
     @cached_property
     def _made(self) -> dict[str, Any]:
         from gateway.admin.describing import unopened_room
-        from gateway.settings import load_settings
+        from gateway.config.settings import load_settings
 
         app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
         # Defaults alone: which operations there are does not depend on settings.

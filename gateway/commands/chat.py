@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 
 from backends.remote.sse import SSEParser
-from gateway.commands.failure import CommandError
-from gateway.settings import Settings, load_settings, read_client_key
+from gateway.config.settings import Settings, load_settings, read_client_key
+from gateway.failure_report import CommandError
 
 _TIMEOUT = httpx.Timeout(600.0, connect=5.0)
 _FAINT, _PLAIN = "\x1b[2m", "\x1b[0m"

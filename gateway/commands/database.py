@@ -6,12 +6,12 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from gateway.commands.failure import USAGE_STATUS, CommandError
 from gateway.commands.output import print_json
-from gateway.config_show import shown_value
-from gateway.settings import load_settings
+from gateway.config.display import shown_value
+from gateway.config.settings import load_settings
+from gateway.config.store_section import StoreConfig
+from gateway.failure_report import USAGE_STATUS, CommandError
 from gateway.store import migrate
-from gateway.store.config import StoreConfig
 from gateway.store.store import Store
 
 

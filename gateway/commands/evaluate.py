@@ -22,8 +22,8 @@ from classifier.evaluate_pairs import (
 )
 from classifier.graded import GradedTable, Prices, read_graded
 from gateway.commands.evaluate_floor import NUM_STEPS, Routed, floor_report, guard_report
-from gateway.commands.failure import USAGE_STATUS, CommandError
 from gateway.commands.output import print_json, print_table
+from gateway.failure_report import USAGE_STATUS, CommandError
 
 
 @dataclass(frozen=True, slots=True)

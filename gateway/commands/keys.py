@@ -8,13 +8,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gateway.auth import SCOPES, hash_key, make_key, shown_prefix
-from gateway.commands.failure import USAGE_STATUS, CommandError
+from gateway.access.authenticator import SCOPES, hash_key, make_key, shown_prefix
+from gateway.access.key_limits import read_limits
 from gateway.commands.output import print_json, print_table
+from gateway.config.settings import load_settings
 from gateway.errors import InvalidRequest
+from gateway.failure_report import USAGE_STATUS, CommandError
 from gateway.ids import uuid7
-from gateway.rates.limits import read_limits
-from gateway.settings import load_settings
 from gateway.store.records import ApiKey
 from gateway.store.store import Store
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from gateway.admin.describing import describe_settings
-from gateway.settings import load_settings
+from gateway.config.settings import load_settings
 
 
 def print_document(config: Path | None) -> None:

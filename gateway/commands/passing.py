@@ -7,7 +7,7 @@ import inspect
 import sys
 from collections.abc import Sequence
 
-from gateway.commands.failure import CommandError
+from gateway.failure_report import CommandError
 
 
 def run_module(module: str, command: str, arguments: Sequence[str]) -> None:

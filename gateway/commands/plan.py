@@ -1,4 +1,4 @@
-"""``suffice plan``: the memory arithmetic of :mod:`gateway.plan`, for this machine or a named device."""
+"""``suffice plan``: the memory arithmetic of the capacity plan, for this machine or a named device."""
 
 from __future__ import annotations
 
@@ -7,10 +7,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from backends.config import DeviceConfig
-from gateway.commands.failure import USAGE_STATUS, CommandError
 from gateway.commands.output import print_json, print_table
-from gateway.plan import DEVICES_BYTES, GIB, Plan, PlannedTier, TierPlan, make_plan, planned_tiers, reference_tiers
-from gateway.settings import load_settings
+from gateway.config.settings import load_settings
+from gateway.failure_report import USAGE_STATUS, CommandError
+from gateway.models.capacity_plan import (
+    DEVICES_BYTES,
+    GIB,
+    Plan,
+    PlannedTier,
+    TierPlan,
+    make_plan,
+    planned_tiers,
+    reference_tiers,
+)
 
 USUAL_CONTEXT = 4096
 _HOST = "this machine's memory"

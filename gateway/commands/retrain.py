@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from gateway.commands.output import print_json, print_table
+from gateway.config.settings import load_settings
 from gateway.learn.retrain import Outcome, Report, Wish
 from gateway.learn.retrain import retrain as run
-from gateway.settings import load_settings
 
 
 def retrain(config: Path | None, *, reason: str, dry_run: bool, seed: int, quiet: bool, as_json: bool) -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from classifier.types import RouterRequest, Sufficiency
-from gateway.commands.failure import USAGE_STATUS, CommandError
 from gateway.commands.output import print_json, print_table
-from gateway.loading import complete_policies, load_router
-from gateway.settings import Settings, load_settings
+from gateway.config.settings import Settings, load_settings
+from gateway.failure_report import USAGE_STATUS, CommandError
+from gateway.models.loader import complete_policies, load_router
 from policies.choice import candidate_costs_usd
 from policies.decide import decide
 from policies.policy import Policy

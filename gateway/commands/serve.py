@@ -18,12 +18,12 @@ import uvicorn
 from starlette.applications import Starlette
 
 from gateway.app import create_app
-from gateway.commands.failure import CommandError
 from gateway.commands.welcome import LoadingDisplay, print_welcome
-from gateway.loading import Progress
-from gateway.server import GatewayServer, make_server
-from gateway.settings import Settings, load_settings
-from gateway.telemetry import configure_logging
+from gateway.config.settings import Settings, load_settings
+from gateway.edge.server import GatewayServer, make_server
+from gateway.failure_report import CommandError
+from gateway.models.loader import Progress
+from gateway.observe.telemetry import configure_logging
 
 Started = Callable[[Starlette, str], None]
 """Told the application and its address once it answers."""
@@ -106,7 +106,7 @@ async def _run(app: Starlette, server: GatewayServer, listener: socket.socket, s
 
 
 async def _note_keys(app: Starlette, settings: Settings) -> None:
-    from gateway.auth import is_loopback
+    from gateway.access.authenticator import is_loopback
 
     is_open = settings.auth.required == "never" or (
         settings.auth.required == "auto" and is_loopback(settings.server.host)

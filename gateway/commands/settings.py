@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gateway.commands.output import print_json, print_table
-from gateway.settings import load_settings
+from gateway.config.settings import load_settings
 
 
 def show(config: Path | None, *, as_json: bool) -> None:

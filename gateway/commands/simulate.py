@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gateway.commands.failure import USAGE_STATUS, CommandError
 from gateway.commands.output import print_json, print_table
+from gateway.failure_report import USAGE_STATUS, CommandError
 
 if TYPE_CHECKING:
-    from gateway.settings import Settings
+    from gateway.config.settings import Settings
 
 # What a server's own tasks would do is done by the simulation, in its own time.
 _STILL: Mapping[str, Any] = {
@@ -33,7 +33,7 @@ _STILL: Mapping[str, Any] = {
 
 def simulation_settings(settings: Settings, folder: Path) -> Settings:
     """The given settings on a database of their own in ``folder``, with nothing moving by itself."""
-    from gateway.settings import load_settings
+    from gateway.config.settings import load_settings
 
     told = {path: settings.values[path] for path, source in settings.sources.items() if source == "command line"}
     still = {"data_dir": str(folder), "database.url": f"sqlite:///{folder / 'simulation.db'}"}
@@ -57,7 +57,7 @@ def simulate(
     CommandError
         Options out of range, or nothing routes in these settings.
     """
-    from gateway.settings import load_settings
+    from gateway.config.settings import load_settings
     from gateway.simulate.possible import lowest_costs
     from gateway.simulate.run import Plan, summary
     from gateway.simulate.run import simulate as run

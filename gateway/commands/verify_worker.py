@@ -7,13 +7,13 @@ import logging
 import signal
 from pathlib import Path
 
-from gateway import loading
-from gateway.catalog import Catalog
-from gateway.commands.failure import CommandError
 from gateway.commands.output import print_json
-from gateway.settings import Settings, load_settings
+from gateway.config.settings import Settings, load_settings
+from gateway.failure_report import CommandError
+from gateway.models import loader
+from gateway.models.catalog import Catalog
+from gateway.observe.telemetry import configure_logging
 from gateway.store.store import Store
-from gateway.telemetry import configure_logging
 from gateway.verify.opening import make_worker
 from gateway.verify.worker import VerificationWorker
 
@@ -43,10 +43,10 @@ async def _run(settings: Settings, *, once: bool) -> dict[str, int]:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
     async with Store(settings.database) as store:
-        backends = loading.make_backends(settings)
-        await loading.start_backends(backends, lambda model, state: _log.info("%s: %s", model, state))
+        backends = loader.make_backends(settings)
+        await loader.start_backends(backends, lambda model, state: _log.info("%s: %s", model, state))
         try:
-            ladder = loading.fit_ladder(settings.ladder, backends)
+            ladder = loader.fit_ladder(settings.ladder, backends)
             catalog = Catalog(ladder, settings.policy, settings.policies, backends)
             worker = make_worker(settings, catalog, store)
             if once:
@@ -56,7 +56,7 @@ async def _run(settings: Settings, *, once: bool) -> dict[str, int]:
                 await stopped.wait()
             await worker.close()
         finally:
-            await loading.close_backends(list(backends.values()))
+            await loader.close_backends(list(backends.values()))
     return {name: count for name, count in sorted(worker.metrics.endings.items()) if count}
 
 

@@ -14,8 +14,8 @@ from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElaps
 from backends.config import LocalModelConfig, RemoteModelConfig
 from backends.errors import ModelLoadError
 from gateway.commands.output import print_table
-from gateway.plan import model_folder
-from gateway.settings import Settings
+from gateway.config.settings import Settings
+from gateway.models.capacity_plan import model_folder
 
 QUESTION = "What is 17 + 25?"
 

@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from classifier.types import Router
+from gateway.config.policy_body import edited_mark, to_body
 from gateway.control.routers import NO_ROUTER, describe
 from gateway.control.writes import ControlWriter
-from gateway.policy_body import edited_mark, to_body
 from gateway.store.control_records import RouterVersion
 from gateway.store.records import PolicyVersion
 from policies.policy import Policy
 
 if TYPE_CHECKING:
-    from gateway.settings import Settings
+    from gateway.config.settings import Settings
 
 
 async def bring_configuration(writer: ControlWriter, settings: Settings, router: Router | None) -> None:

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from gateway.config_errors import SettingsError
+from gateway.config.errors import SettingsError
+from gateway.config.policy_body import from_body
 from gateway.control.floor import Evidence
 from gateway.control.plane import ControlPlane
-from gateway.loading import complete_policies
-from gateway.policy_body import from_body
+from gateway.models.loader import complete_policies
 from gateway.store.monitoring import DrawnCount, Key, Traffic
 from policies.errors import PolicyError
 from policies.escalation import EscalationMode

@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from gateway.config_sections import MonitorConfig
+from gateway.config.sections import MonitorConfig
 from gateway.control.continuity import carried_traffic
 from gateway.control.floor import Evidence, released_level
 from gateway.control.groups import GroupTraffic, Scope, groups_to_judge, judge_groups, rows_of, single_out

@@ -10,9 +10,9 @@ from pathlib import Path
 from classifier.types import Router
 from gateway.control.errors import RouterRefused
 from gateway.control.routers import NO_ROUTER, RouterSet, Slot
-from gateway.loading import complete_policies
-from gateway.predictor import Predictor
-from gateway.prefill import needs_state
+from gateway.models.loader import complete_policies
+from gateway.models.predictor import Predictor
+from gateway.models.prefill import needs_state
 from gateway.store.control import ControlStore
 from policies.errors import PolicyError
 from policies.policy import Policy

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from gateway.config_sections import MonitorConfig
+from gateway.config.sections import MonitorConfig
 from gateway.control.continuity import Continuity, carried
 from gateway.control.drift import DriftRule, DriftWatch, View, watch_drift
 from gateway.control.floor import (

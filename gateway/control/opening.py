@@ -11,7 +11,7 @@ from gateway.store.monitoring import MonitorReader
 from gateway.store.store import Store
 
 if TYPE_CHECKING:
-    from gateway.settings import Settings
+    from gateway.config.settings import Settings
 
 
 def set_watch(plane: ControlPlane, settings: Settings, store: Store) -> Monitor:

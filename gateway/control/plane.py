@@ -15,7 +15,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
-from gateway.config_errors import SettingsError
+from gateway.config.errors import SettingsError
+from gateway.config.policy_body import from_body
 from gateway.control.bringing import bring_configuration
 from gateway.control.bus import Bus
 from gateway.control.errors import RouterRefused
@@ -26,7 +27,6 @@ from gateway.control.shadow import Shadow
 from gateway.control.state import ControlState
 from gateway.control.writes import ControlWriter
 from gateway.ids import uuid7
-from gateway.policy_body import from_body
 from gateway.store.control import ControlStore
 from gateway.store.control_records import Alert
 from gateway.store.errors import StoreError
@@ -37,8 +37,8 @@ from policies.policy import Policy
 from policies.rollout import Stage
 
 if TYPE_CHECKING:
-    from gateway.catalog import Catalog
-    from gateway.settings import Settings
+    from gateway.config.settings import Settings
+    from gateway.models.catalog import Catalog
 
 _log = logging.getLogger("suffice.control")
 

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from gateway.config_sections import ControlConfig, MonitorConfig
+from gateway.config.sections import ControlConfig, MonitorConfig
 from gateway.control.drift import DriftRule, loss_of, make_design, weigh
 from gateway.control.plane import ControlPlane
 from gateway.control.state import Canary

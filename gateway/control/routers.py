@@ -9,9 +9,9 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from classifier.types import Router, Sufficiency
-from gateway.exchange import Exchange
-from gateway.predictor import Predictor, make_threads
-from gateway.prefill import PrefillReader
+from gateway.answering.exchange import Exchange
+from gateway.models.predictor import Predictor, make_threads
+from gateway.models.prefill import PrefillReader
 from policies.policy import Policy
 from policies.rollout import takes_new
 

@@ -19,8 +19,8 @@ from types import MappingProxyType
 from typing import Protocol
 
 from classifier.types import Router, RouterRequest, Sufficiency
+from gateway.answering.exchange import Exchange
 from gateway.control.routers import Slot
-from gateway.exchange import Exchange
 from gateway.store.control_records import ShadowDecision
 from gateway.store.errors import StoreError
 from policies.decide import decide

@@ -11,10 +11,10 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from gateway.apart import run_apart
+from gateway.child_process import run_apart
 
 if TYPE_CHECKING:
-    from gateway.settings import Settings
+    from gateway.config.settings import Settings
 
 _log = logging.getLogger("suffice.learn")
 
@@ -46,9 +46,9 @@ def portable(settings: Settings) -> dict[str, Any]:
 
 def main() -> int:
     """Read what is asked on standard input, and do it. 0 when a run ended, 1 when it failed."""
-    from gateway.commands.failure import exit_status_of
+    from gateway.config.settings import load_settings
+    from gateway.failure_report import exit_status_of
     from gateway.learn.retrain import Wish, retrain
-    from gateway.settings import load_settings
 
     told: Mapping[str, Any] = json.load(sys.stdin)
     given = told["settings"]

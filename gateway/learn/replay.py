@@ -10,8 +10,8 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
+from gateway.api.routing_preferences import overrides_of
 from gateway.learn.rows import LearningTable
-from gateway.overrides import overrides_of
 from policies.decide import decide
 from policies.errors import PolicyError
 from policies.ladder import Ladder

@@ -36,7 +36,7 @@ from gateway.learn.sources import sources_of
 from gateway.learn.split import split_rows
 from gateway.learn.table import TableSpec, read_table
 from gateway.learn.texts import with_requests, with_states
-from gateway.loading import complete_policies
+from gateway.models.loader import complete_policies
 from gateway.store.control import ControlStore
 from gateway.store.control_records import Lease, RouterVersion
 from gateway.store.errors import StoreError
@@ -48,7 +48,7 @@ from policies.pricing import price_usd
 from policies.promotion import PromotionRule, Verdict
 
 if TYPE_CHECKING:
-    from gateway.settings import Settings
+    from gateway.config.settings import Settings
 
 _log = logging.getLogger("suffice.learn")
 

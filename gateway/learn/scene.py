@@ -9,20 +9,20 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from classifier.router import ArtifactRouter
+from gateway.config.policy_body import from_body
 from gateway.control.loading import read_router
 from gateway.control.rollout import RolloutState
 from gateway.control.routers import recovering_since
 from gateway.control.state import ControlState
 from gateway.learn.errors import RetrainRefused
-from gateway.loading import load_router
-from gateway.policy_body import from_body
+from gateway.models.loader import load_router
 from gateway.store.control import ControlStore
 from gateway.store.store import Store
 from policies.policy import Policy
 from policies.rollout import is_behind
 
 if TYPE_CHECKING:
-    from gateway.settings import Settings
+    from gateway.config.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from gateway.store.control_records import Lease
 from gateway.store.store import Store
 
 if TYPE_CHECKING:
-    from gateway.settings import Settings
+    from gateway.config.settings import Settings
 
 _log = logging.getLogger("suffice.learn")
 

@@ -20,7 +20,7 @@ from gateway.learn.rows import Ints, LearningTable
 
 if TYPE_CHECKING:
     from classifier.tuning import TuningOptions
-    from gateway.config_sections import LearningConfig
+    from gateway.config.sections import LearningConfig
 
 _FIT_SHARE, _NEWER_SHARE = 0.5, 0.15
 _MIN_FIT_LABELS, _MIN_NEWER_LABELS = 100, 20

@@ -18,12 +18,12 @@ from classifier.features import TEXT_FEATURES
 from classifier.types import RouterRequest
 from gateway.learn.rows import LearningTable
 from gateway.learn.table import read_texts
-from gateway.loading import make_backends
-from gateway.prefill import PrefillReader, ReadsPrompts
+from gateway.models.loader import make_backends
+from gateway.models.prefill import PrefillReader, ReadsPrompts
 from gateway.store.store import Store
 
 if TYPE_CHECKING:
-    from gateway.settings import Settings
+    from gateway.config.settings import Settings
 
 MAX_TEXTS = 20_000
 """Texts beyond the newest so many are left out: what they hold in memory is then bounded by some 100 MB."""

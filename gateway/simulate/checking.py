@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from decimal import Decimal
 
-from gateway.catalog import Catalog
+from gateway.models.catalog import Catalog
 from gateway.simulate.scenario import Judge
 from gateway.simulate.world import Asked
 from gateway.store.records import VerificationJob

@@ -16,7 +16,7 @@ from gateway.simulate.stage import Served, Stage, open_stage
 from gateway.simulate.world import World
 
 if TYPE_CHECKING:
-    from gateway.settings import Settings
+    from gateway.config.settings import Settings
 
 WEEK_S = 7 * 24 * 3600.0
 # Requests served side by side, so that their rows share a commit.

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from backends.protocol import Finished, FinishReason, Message, SamplingParams, Usage
 from backends.testing import EchoBackend
-from gateway.answer import Answer
-from gateway.api_request import ApiRequest, Wishes
+from gateway.access.authenticator import Caller
+from gateway.answering.exchange import Exchange
+from gateway.api.choice import Answer
+from gateway.api.generation_request import ApiRequest, Wishes
 from gateway.app import create_app
-from gateway.auth import Caller
 from gateway.control.monitor import Monitor
 from gateway.control.rollout import RolloutDriver
-from gateway.exchange import Exchange
 from gateway.ids import uuid7
 from gateway.learn.retrain import Outcome, Wish, retrain
 from gateway.learn.runs import RunStore
@@ -40,7 +40,7 @@ from gateway.verify.worker import VerificationWorker
 from policies.types import Overrides, Tier
 
 if TYPE_CHECKING:
-    from gateway.settings import Settings
+    from gateway.config.settings import Settings
 
 _LEASE_S = 24 * 3600.0
 # Tokens of a typical answer of the built-in ladder: at once, and thinking.

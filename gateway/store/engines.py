@@ -10,7 +10,7 @@ from sqlalchemy import event
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from gateway.store.config import StoreConfig
+from gateway.config.store_section import StoreConfig
 from gateway.store.errors import StoreUnavailable
 from gateway.store.translate import translate
 from gateway.store.urls import DatabaseUrl

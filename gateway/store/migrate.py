@@ -15,7 +15,7 @@ from sqlalchemy import Connection, event, inspect, text
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway.store.config import StoreConfig
+from gateway.config.store_section import StoreConfig
 from gateway.store.engines import make_engine, prepare_sqlite_file
 from gateway.store.errors import SchemaMismatch, StoreError
 from gateway.store.tables import SCHEMA_REVISION

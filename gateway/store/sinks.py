@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import asyncpg
 from sqlalchemy import Table
 
-from gateway.store.config import StoreConfig
+from gateway.config.store_section import StoreConfig
 from gateway.store.errors import StoreUnavailable
 from gateway.store.rows import EncodedRecord, EncodeTime, Row, postgres_time, sqlite_time
 from gateway.store.tables import api_keys, request_texts, requests, sessions, verification_texts, verifications

@@ -15,8 +15,8 @@ from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.exc import SQLAlchemyError
 
+from gateway.config.store_section import StoreConfig
 from gateway.store.committer import GroupCommitter
-from gateway.store.config import StoreConfig
 from gateway.store.engines import make_engine, prepare_sqlite_file, use_wal
 from gateway.store.errors import RecordRejected, StoreClosed
 from gateway.store.migrate import ensure_schema

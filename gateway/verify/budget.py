@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from decimal import Decimal
 
-from gateway.config_sections import VerificationConfig
+from gateway.config.sections import VerificationConfig
 from gateway.store.verifications import NOTHING, Spent
 
 

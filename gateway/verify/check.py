@@ -9,8 +9,8 @@ from typing import Any, Literal, cast
 
 from backends.errors import BackendFailure
 from backends.protocol import Finished, FinishReason, GenerateRequest, TokenDelta
-from gateway.catalog import Catalog
-from gateway.config_sections import GraderName
+from gateway.config.sections import GraderName
+from gateway.models.catalog import Catalog
 from gateway.store.records import VerificationJob
 from gateway.store.verifications import NOTHING, CheckResult, Spent
 from gateway.verify.combination import Combination, flat_scores

@@ -10,11 +10,11 @@ from typing import Any
 from backends.builtin.tasks.check import check as check_task
 from backends.builtin.tasks.types import Task
 from backends.protocol import Finished, GenerateRequest, Message, Priority, SamplingParams, TokenDelta
-from gateway import loading
-from gateway.catalog import Catalog
-from gateway.config_sections import GraderName
+from gateway.config.sections import GraderName
+from gateway.config.settings import load_settings
+from gateway.models import loader
+from gateway.models.catalog import Catalog
 from gateway.outcomes.halves import draw_half
-from gateway.settings import load_settings
 from gateway.verify.check import Meter, make_graders
 from gateway.verify.graded import GradedPair
 from gateway.verify.graders import final_answer, overlap
@@ -118,16 +118,16 @@ async def run_builtin_ladder(
     with_judge : ask the judge too, the dearest of the graders
     """
     settings = load_settings(environ={})
-    backends = loading.make_backends(settings)
-    await loading.start_backends(backends, lambda model, state: None)
+    backends = loader.make_backends(settings)
+    await loader.start_backends(backends, lambda model, state: None)
     try:
-        ladder = loading.fit_ladder(settings.ladder, backends)
+        ladder = loader.fit_ladder(settings.ladder, backends)
         catalog = Catalog(ladder, settings.policy, settings.policies, backends)
         names: list[GraderName] = ["final_answer", "overlap", "embedding", "likelihood"]
         graders = make_graders([*names, "judge"] if with_judge else names)
         return await ladder_pairs(catalog, draw_half(half, seed, num_tasks), graders, progress=progress)
     finally:
-        await loading.close_backends(list(backends.values()))
+        await loader.close_backends(list(backends.values()))
 
 
 async def _grade_task(catalog: Catalog, task: Task, graders: Sequence[Grader], max_tokens: int) -> list[GradedPair]:

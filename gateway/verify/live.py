@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from backends.protocol import Backend
-from gateway.admission import Admission
+from gateway.access.admission import Admission
 
 
 class LiveLoad:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from backends.config import LocalModelConfig
-from gateway.admission import Admission
-from gateway.catalog import Catalog
+from gateway.access.admission import Admission
+from gateway.models.catalog import Catalog
 from gateway.store.feedback import FeedbackBook
 from gateway.store.store import Store
 from gateway.store.verifications import VerificationQueue
@@ -18,7 +18,7 @@ from gateway.verify.sampler import Sampler
 from gateway.verify.worker import VerificationWorker
 
 if TYPE_CHECKING:
-    from gateway.settings import Settings
+    from gateway.config.settings import Settings
 
 _BUILTIN = "builtin:"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 from backends.protocol import FinishReason
-from gateway.config_sections import Retention
-from gateway.exchange import Exchange
+from gateway.answering.exchange import Exchange
+from gateway.config.sections import Retention
 from gateway.ids import uuid7
 from gateway.store.records import RequestRecord, VerificationJob
 from gateway.verify.texts import is_text, pack_prompt, pack_sampling

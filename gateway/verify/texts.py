@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from backends.protocol import GenerateRequest, Message, Priority, SamplingParams
-from gateway.api_request import Prompt
+from gateway.api.generation_request import Prompt
 
 # Token ids mean nothing to another tier's tokenizer; probabilities are asked for by the graders themselves.
 _LEFT_OUT = frozenset({"logit_bias", "stop_token_ids", "logprobs", "prompt_logprobs"})

@@ -18,7 +18,8 @@ from itertools import count
 from typing import Literal
 
 from backends.errors import BackendError, BackendOverloaded
-from gateway.config_sections import VerificationConfig
+from gateway.config.sections import VerificationConfig
+from gateway.endpoints.feedback import matches
 from gateway.store.errors import StoreError
 from gateway.store.feedback import FeedbackBook, GoldLabel
 from gateway.store.records import VerificationJob
@@ -26,7 +27,6 @@ from gateway.store.verifications import NOTHING, CheckResult, Claim, QueueState,
 from gateway.verify.budget import Budget, Ledger
 from gateway.verify.check import Checker, How, Meter
 from gateway.verify.errors import NothingToGoBy
-from gateway.verify.feedback import matches
 from gateway.verify.live import LiveLoad
 from gateway.verify.metrics import VerificationMetrics
 from gateway.verify.sampler import Sampler

@@ -16,7 +16,7 @@ from backends.protocol import Backend, GenerateRequest
 from backends.testing import EchoBackend, Script, ScriptSource
 from classifier.types import Router
 from gateway.app import create_app
-from gateway.settings import Settings, load_settings
+from gateway.config.settings import Settings, load_settings
 from gateway.store.records import RequestRecord
 from tests.gateway.live import LiveServer
 

@@ -8,8 +8,8 @@ from types import TracebackType
 
 from starlette.applications import Starlette
 
-from gateway.server import make_server
-from gateway.settings import Settings
+from gateway.config.settings import Settings
+from gateway.edge.server import make_server
 
 
 class LiveServer:

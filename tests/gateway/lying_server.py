@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from gateway.store.config import StoreConfig
+from gateway.config.store_section import StoreConfig
 from gateway.store.store import Store
 from tests.gateway.records import make_record
 

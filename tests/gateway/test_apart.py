@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.apart import run_apart
+from gateway.child_process import run_apart
 
 LINGERS = """
 import os, sys, time

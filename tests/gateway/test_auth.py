@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from gateway.auth import KEY_PREFIX, Authenticator, hash_key, is_loopback, make_key, shown_prefix
-from gateway.config_sections import AuthConfig
+from gateway.access.authenticator import KEY_PREFIX, Authenticator, hash_key, is_loopback, make_key, shown_prefix
+from gateway.config.sections import AuthConfig
 from gateway.errors import Unauthenticated
 from gateway.ids import uuid7
 from gateway.store.records import ApiKey

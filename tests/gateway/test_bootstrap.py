@@ -18,14 +18,14 @@ from backends.protocol import Backend, Event, GenerateRequest
 from backends.testing import EchoBackend, Script
 from classifier.errors import TrainingError
 from classifier.router import ArtifactRouter
-from gateway import bootstrap
-from gateway.bootstrap import FitRequest, builtin_rows, collect_outcomes, fit_outcomes, write_router
+from gateway.config.settings import Settings, load_settings
+from gateway.outcomes import bootstrap
+from gateway.outcomes.bootstrap import FitRequest, builtin_rows, collect_outcomes, fit_outcomes, write_router
 from gateway.outcomes.collect import CollectOptions
 from gateway.outcomes.errors import CollectionError, PromptFileError
 from gateway.outcomes.grading import CHECKERS, agreement, final_answer, word_overlap
 from gateway.outcomes.halves import FITTING_HALF, JUDGING_HALF, draw_half, half_of
 from gateway.outcomes.prompts import PromptRow, read_prompts
-from gateway.settings import Settings, load_settings
 from policies.decide import decide
 from policies.derived import apply_derived
 from policies.types import RequestFacts, TierEstimate

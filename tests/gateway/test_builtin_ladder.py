@@ -13,8 +13,8 @@ import pytest
 import pytest_asyncio
 
 from backends.local import LocalBackend
-from gateway.loading import make_backends
-from gateway.settings import load_settings
+from gateway.config.settings import load_settings
+from gateway.models.loader import make_backends
 from tests.gateway.harness import Gateway, events, running
 from tests.gateway.raw import RawClient, eventually
 

@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from gateway import cli
-from gateway.auth import hash_key
+from gateway.access.authenticator import hash_key
 
 LADDER = """
 [[tiers]]

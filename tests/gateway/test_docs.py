@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.api_request import SharedFields
-from gateway.config_sections import ServerConfig
-from gateway.errors import TABLE
+from gateway.api.generation_request import SharedFields
+from gateway.config.sections import ServerConfig
+from gateway.edge.error_table import TABLE
 from policies.types import ReasonCode
 from tests.gateway.harness import make_settings, running
 

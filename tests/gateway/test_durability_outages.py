@@ -19,8 +19,8 @@ import pytest
 from starlette.applications import Starlette
 
 from gateway.bench.echo_server import echo_app, echo_settings
+from gateway.config.store_section import StoreConfig
 from gateway.ids import is_uuid
-from gateway.store.config import StoreConfig
 from gateway.store.store import Store
 from tests.faults import PrivatePostgres, TinyDisk
 from tests.gateway.live import LiveServer

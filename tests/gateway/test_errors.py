@@ -15,7 +15,7 @@ import gateway.learn.errors
 import gateway.store.errors
 import gateway.verify.errors
 import policies.errors
-from gateway.errors import TABLE, answer_to
+from gateway.edge.error_table import TABLE, answer_to
 
 ROOMS = (
     backends.errors,

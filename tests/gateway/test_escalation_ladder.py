@@ -11,9 +11,9 @@ import pytest
 import pytest_asyncio
 
 from gateway.bench.ladder_client import ask_all
-from gateway.loading import make_backends
+from gateway.config.settings import load_settings
+from gateway.models.loader import make_backends
 from gateway.outcomes.halves import JUDGING_HALF, draw_half
-from gateway.settings import load_settings
 from tests.gateway.harness import Gateway, running
 
 # Everything begins at the lowest tier, which never is sure enough; so does the next, where two steps are permitted.

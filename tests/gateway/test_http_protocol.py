@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.routing import Route
 
-from gateway import http_protocol
 from gateway.bench.echo_server import echo_app, echo_settings
-from gateway.http_protocol import BoundedHttpProtocol, answer_whole
-from gateway.responder import Responder
+from gateway.edge import http_protocol
+from gateway.edge.http_protocol import BoundedHttpProtocol, answer_whole
+from gateway.edge.responder import Responder
 from tests.gateway.live import LiveServer
 
 BODY = json.dumps({"model": "auto", "messages": [{"role": "user", "content": "hello"}]}).encode()

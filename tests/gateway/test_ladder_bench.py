@@ -19,8 +19,8 @@ from gateway.bench import ladder
 from gateway.bench.ladder_client import Reply
 from gateway.bench.ladder_plot import plot_run
 from gateway.bench.ladder_report import LadderRun, summarise
+from gateway.config.settings import load_settings
 from gateway.outcomes.halves import JUDGING_HALF, draw_half
-from gateway.settings import load_settings
 
 ABILITY = (1, 2, 3, 5)
 PRICES = (0.0001, 0.0005, 0.003, 0.01)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from backends.protocol import Priority
 from backends.testing import EchoBackend, Script
-from gateway.admission import Admission
+from gateway.access.admission import Admission
 from gateway.errors import Draining, QueueFull
 from tests.gateway.harness import Gateway, assert_error, echo_backends, make_settings, running
 from tests.gateway.raw import RawClient, eventually

@@ -13,7 +13,7 @@ from backends.protocol import Health
 from backends.testing import EchoBackend, Script
 from classifier.types import RouterRequest, Sufficiency, TierSufficiency
 from gateway.ids import uuid7
-from gateway.metrics import Gauges, Metrics
+from gateway.observe.metrics import Gauges, Metrics
 from tests.gateway.harness import assert_error, echo_backends, make_settings, running
 
 DOCS = Path(__file__).parents[2] / "docs"

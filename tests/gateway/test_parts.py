@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.body import parse_object
-from gateway.distribution import ANSWER_S, Distribution
-from gateway.eager import Eager
+from gateway.answering.stream_merge import merge
+from gateway.edge.body import parse_object
+from gateway.edge.eager import Eager
+from gateway.edge.head import read_head
+from gateway.edge.watchdog import FIRST_LOOK_S, Hangup, Lifeline
 from gateway.errors import ClientGone, ClientStalled, DeadlineExceeded, InvalidRequest, MalformedBody
-from gateway.head import read_head
 from gateway.ids import is_uuid, uuid7
-from gateway.lifeline import FIRST_LOOK_S, Hangup, Lifeline
-from gateway.merge import merge
+from gateway.observe.distribution import ANSWER_S, Distribution
 
 
 def test_ids_are_uuids_of_version_7_that_sort_by_time() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from backends.config import EchoModelConfig, LocalModelConfig, SpeculationConfig
 from backends.errors import ModelLoadError
 from backends.footprint import Footprint, footprint, shape_of
-from gateway.plan import (
+from gateway.models.capacity_plan import (
     DEVICES_BYTES,
     GIB,
     REFERENCE_SHAPES,

@@ -19,10 +19,10 @@ from classifier.router import ArtifactRouter
 from classifier.table import TrainingTable
 from classifier.training import fit_router
 from classifier.types import RouterRequest
-from gateway.config_errors import SettingsError
-from gateway.loading import load_router
+from gateway.config.errors import SettingsError
+from gateway.models.loader import load_router
+from gateway.models.prefill import PrefillReader, ReadsPrompts, needs_state
 from gateway.outcomes.halves import FITTING_HALF, draw_half
-from gateway.prefill import PrefillReader, ReadsPrompts, needs_state
 from tests.gateway.harness import LADDER_TOML, echo_backends, make_settings, running
 
 LOCAL_TOML = LADDER_TOML.replace('[models.small]\nkind = "echo"', '[models.small]\npath = "builtin:tier1"')

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gateway import cli_docs, config_docs
+from gateway import cli_docs
+from gateway.config import reference
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 def test_configuration_page_is_current() -> None:
     page = (DOCS / "configuration.md").read_text(encoding="utf-8")
-    assert config_docs.missing_tables(page) == []
-    assert config_docs.renew(page) == page, "run: python -m gateway.config_docs docs/configuration.md"
+    assert reference.missing_tables(page) == []
+    assert reference.renew(page) == page, "run: python -m gateway.config.reference docs/configuration.md"
 
 
 def test_every_setting_has_a_meaning() -> None:
-    for name in config_docs._TABLES:
-        for row in config_docs.table(name).splitlines()[2:]:
+    for name in reference._TABLES:
+        for row in reference.table(name).splitlines()[2:]:
             assert len(row.rstrip(" |").rpartition("|")[2].strip()) > 1, row
 
 

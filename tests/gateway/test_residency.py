@@ -9,9 +9,9 @@ import pytest
 
 from backends.errors import BackendUnavailable
 from backends.testing import Script
-from gateway.config_errors import SettingsError
-from gateway.policy_body import to_body
-from gateway.settings import Settings
+from gateway.config.errors import SettingsError
+from gateway.config.policy_body import to_body
+from gateway.config.settings import Settings
 from tests.gateway.admin.kit import administered
 from tests.gateway.harness import (
     ECHO,

@@ -13,7 +13,7 @@ import pytest
 from backends.protocol import Capability, Priority
 from backends.testing import Script
 from classifier.types import RouterRequest, Sufficiency
-from gateway.predictor import Predictor
+from gateway.models.predictor import Predictor
 from tests.gateway.harness import LADDER_TOML, assert_error, echo_backends, make_settings, running
 from tests.gateway.test_pages import FixedRouter
 

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.config import LocalModelConfig, RemoteModelConfig
-from gateway.config_errors import SettingsError, SettingsFileMalformed, SettingsFileMissing
-from gateway.settings import Settings, load_settings
+from gateway.config.errors import SettingsError, SettingsFileMalformed, SettingsFileMissing
+from gateway.config.settings import Settings, load_settings
 from policies.types import ThresholdMode
 
 HOME = {"HOME": "/home/someone"}
@@ -318,7 +318,7 @@ def test_devices_that_make_no_sense_are_refused(load: Load, text: str, message: 
 
 def test_importing_settings_loads_no_model_library() -> None:
     code = (
-        "import sys, gateway.settings as s; s.load_settings(environ={}); "
+        "import sys, gateway.config.settings as s; s.load_settings(environ={}); "
         "print([m for m in ('torch', 'numpy', 'sklearn', 'transformers', 'httpx', 'sqlalchemy') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

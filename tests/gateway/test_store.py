@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 from backends.protocol import FinishReason
 from classifier.types import TierSufficiency
+from gateway.answering.domain import DOMAINS
 from gateway.commands.database import prune
-from gateway.commands.failure import CommandError
-from gateway.domains import DOMAINS
+from gateway.config.store_section import StoreConfig
+from gateway.failure_report import CommandError
 from gateway.ids import uuid7
-from gateway.store.config import StoreConfig
 from gateway.store.errors import RecordRejected, StoreClosed
 from gateway.store.records import ApiKey, Attempt, PolicyVersion, RequestRecord
 from gateway.store.rows import clean_text, from_nano_usd, to_json, to_nano_usd

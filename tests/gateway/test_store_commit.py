@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.config.store_section import StoreConfig
 from gateway.store.committer import GroupCommitter
-from gateway.store.config import StoreConfig
 from gateway.store.errors import RecordRejected, StoreClosed, StoreOverloaded
 from gateway.store.records import ApiKey, RequestRecord
 from gateway.store.rows import EncodedRecord, EncodeTime, sqlite_time

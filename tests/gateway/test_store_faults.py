@@ -13,8 +13,8 @@ from pathlib import Path
 import asyncpg
 import pytest
 
+from gateway.config.store_section import StoreConfig
 from gateway.store import migrate
-from gateway.store.config import StoreConfig
 from gateway.store.errors import SchemaMismatch, StoreError, StoreFull, StoreUnavailable
 from gateway.store.store import Store
 from tests.faults import PrivatePostgres, TinyDisk

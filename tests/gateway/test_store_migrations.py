@@ -14,8 +14,8 @@ from alembic.config import Config
 from alembic.script import ScriptDirectory
 from sqlalchemy import func, insert, inspect, select, text
 
+from gateway.config.store_section import StoreConfig
 from gateway.store import migrate, tables
-from gateway.store.config import StoreConfig
 from gateway.store.engines import make_engine
 from gateway.store.errors import SchemaMismatch, StoreUrlInvalid
 from gateway.store.store import Store
@@ -171,7 +171,7 @@ async def test_servers_starting_at_once_migrate_once(empty_database_url: str) ->
     """Processes, as in a rolling start; each opens a store and writes one row."""
     program = (
         "import asyncio, sys\n"
-        "from gateway.store.config import StoreConfig\n"
+        "from gateway.config.store_section import StoreConfig\n"
         "from gateway.store.store import Store\n"
         "from tests.gateway.records import make_record\n"
         "async def main():\n"

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import jsonschema
 
-from gateway.auth import hash_key, make_key, shown_prefix
+from gateway.access.authenticator import hash_key, make_key, shown_prefix
 from gateway.ids import uuid7
 from gateway.store.records import ApiKey
 from tests.gateway.harness import Gateway, assert_error, make_settings, running

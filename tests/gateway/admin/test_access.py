@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.auth import make_key
+from gateway.access.authenticator import make_key
 from tests.gateway.admin.kit import PREFIX, Admin, add_key, administered
 from tests.gateway.harness import assert_error, make_settings, running
 

@@ -15,7 +15,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from gateway.cli import app
-from gateway.commands.failure import exit_status_of
+from gateway.failure_report import exit_status_of
 from tests.gateway.admin.kit import add_key
 from tests.gateway.admin.test_documented_errors import operations
 from tests.gateway.harness import LADDER_TOML, make_settings, running

@@ -17,12 +17,12 @@ from backends.errors import BackendFailure, BackendOverloaded, BackendTimeout, B
 from backends.protocol import EmbedResult
 from backends.testing import EchoBackend, Script
 from classifier.router import BUILTIN
+from gateway.access.authenticator import make_key
 from gateway.admin.describing import describe_settings, unopened_room
 from gateway.admin.docs import renew
 from gateway.admin.operation import Bytes, Operation
-from gateway.auth import make_key
+from gateway.config.settings import load_settings
 from gateway.ids import uuid7
-from gateway.settings import load_settings
 from tests.faults import PrivatePostgres
 from tests.gateway.admin.kit import PREFIX, Admin, Seen, add_key, administered
 from tests.gateway.admin.test_reports import raise_alert

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.rates.limits import CHECKS
+from gateway.access.key_limits import CHECKS
 from tests.gateway.admin.kit import administered
 from tests.gateway.harness import assert_error
 

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.admin.trial import Trial, try_apart
+from gateway.config.store_section import StoreConfig
 from gateway.store.admin_queries import RequestFilter
-from gateway.store.config import StoreConfig
 from gateway.store.errors import StoreUnavailable
 from policies.policy import Policy
 from tests.gateway.admin.kit import PREFIX, administered

@@ -12,7 +12,7 @@ from backends.protocol import Backend
 from backends.testing import EchoBackend
 from classifier.artifact import RouterArtifact
 from classifier.router import BUILTIN
-from gateway.settings import Settings
+from gateway.config.settings import Settings
 from gateway.store.control_records import RouterVersion
 from tests.gateway.control.waiting import until
 from tests.gateway.harness import Gateway, make_settings, running

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.config.policy_body import from_body, to_body
 from gateway.control.continuity import rule_of
-from gateway.policy_body import from_body, to_body
 from gateway.store.records import PolicyVersion
 from policies.decide import decide
 from policies.policy import Policy

@@ -23,7 +23,7 @@ from datetime import UTC, datetime
 from gateway.control.state import ControlState
 from gateway.control.writes import ControlWriter
 from gateway.ids import uuid7
-from gateway.store.config import StoreConfig
+from gateway.config.store_section import StoreConfig
 from gateway.store.control import ControlStore
 from gateway.store.control_records import AuditEntry, RouterVersion
 from gateway.store.store import Store

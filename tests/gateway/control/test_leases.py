@@ -46,7 +46,7 @@ async def test_a_killed_holder_is_followed(database_url: str, store: Store) -> N
     program = (
         "import asyncio, sys\n"
         "from gateway.control.leader import Leader\n"
-        "from gateway.store.config import StoreConfig\n"
+        "from gateway.config.store_section import StoreConfig\n"
         "from gateway.store.leases import LeaseStore\n"
         "from gateway.store.store import Store\n"
         "async def main():\n"

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from gateway.config.policy_body import to_body
 from gateway.control import loading
 from gateway.control.writes import ControlWriter
-from gateway.policy_body import to_body
 from gateway.store.control_records import RouterVersion
 from gateway.store.records import PolicyVersion
 from tests.gateway.control.ladder import make_router, serving

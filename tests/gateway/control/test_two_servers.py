@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
+from gateway.config.policy_body import to_body
+from gateway.config.store_section import StoreConfig
 from gateway.control.bus import Bus
 from gateway.control.writes import ControlWriter
-from gateway.policy_body import to_body
-from gateway.store.config import StoreConfig
 from gateway.store.control import ControlStore
 from gateway.store.records import PolicyVersion
 from gateway.store.store import Store

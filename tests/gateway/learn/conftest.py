@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.settings import Settings
+from gateway.config.settings import Settings
 from tests.gateway.harness import make_settings
 from tests.gateway.learn.world import base_artifact
 

@@ -11,14 +11,14 @@ import pytest
 
 from classifier.artifact import RouterArtifact
 from classifier.router import ArtifactRouter
+from gateway.config.settings import Settings
 from gateway.control.routers import doubt_after_drift, recovering_since
 from gateway.learn.candidate import Candidate, fit_candidate
 from gateway.learn.caution import CHAINS, cautious, least_cautious, part_of_error, prices_of
 from gateway.learn.evaluate import Comparison, Contender
 from gateway.learn.replay import Estimates
 from gateway.learn.table import read_table
-from gateway.loading import complete_policies
-from gateway.settings import Settings
+from gateway.models.loader import complete_policies
 from gateway.store.store import Store
 from policies.policy import Policy
 from policies.promotion import Judgement, Verdict

@@ -11,11 +11,11 @@ from backends.config import LocalModelConfig
 from backends.local import LocalBackend
 from backends.protocol import Backend
 from backends.testing import EchoBackend
+from gateway.config.settings import Settings
 from gateway.control.loading import read_router
 from gateway.control.writes import ControlWriter
 from gateway.learn.retrain import Wish, retrain
-from gateway.prefill import PrefillReader, needs_state
-from gateway.settings import Settings
+from gateway.models.prefill import PrefillReader, needs_state
 from gateway.store.control import ControlStore
 from gateway.store.store import Store
 from tests.classifier.encoders import draw_ordered

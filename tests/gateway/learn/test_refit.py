@@ -15,6 +15,8 @@ from classifier.embedding import PrefillEmbedder
 from classifier.errors import EmbeddingError
 from classifier.metrics import roc_auc
 from classifier.types import RouterRequest
+from gateway.answering.recording import prompt_text
+from gateway.config.settings import Settings
 from gateway.control.loading import read_router
 from gateway.learn.candidate import fit_candidate
 from gateway.learn.refit import can_refit, fit_refit, fit_rows
@@ -23,8 +25,6 @@ from gateway.learn.sources import as_it_is
 from gateway.learn.split import split_rows
 from gateway.learn.table import read_table
 from gateway.learn.texts import request_of, with_requests
-from gateway.recording import prompt_text
-from gateway.settings import Settings
 from gateway.store.control import ControlStore
 from gateway.store.store import Store
 from gateway.store.tables import request_texts

@@ -16,6 +16,7 @@ from sqlalchemy import select, update
 
 from classifier.router import ArtifactRouter
 from classifier.types import RouterRequest
+from gateway.config.settings import Settings
 from gateway.control.errors import LeaseLost
 from gateway.control.loading import read_router
 from gateway.control.routers import recovering_since
@@ -27,7 +28,6 @@ from gateway.learn.errors import RetrainRefused
 from gateway.learn.retrain import Wish, retrain
 from gateway.learn.runs import LEASE, RunStore
 from gateway.learn.schedule import RetrainSchedule
-from gateway.settings import Settings
 from gateway.store.control import ControlStore
 from gateway.store.control_records import Lease
 from gateway.store.leases import LeaseStore
@@ -293,7 +293,7 @@ async def test_the_next_candidate_rests_on_the_base_not_on_layers(world_settings
 
 
 def test_settings_travel_whole(world_settings: MakeSettings) -> None:
-    from gateway.settings import load_settings
+    from gateway.config.settings import load_settings
 
     settings = world_settings(learning__max_quality_loss=0.02)
     told = portable(settings)

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from sqlalchemy import insert, select, update
 
+from gateway.config.settings import Settings
 from gateway.ids import uuid7
 from gateway.learn.rows import LearningTable, Way
 from gateway.learn.split import split_rows
 from gateway.learn.table import TableSpec, read_table, read_texts
-from gateway.settings import Settings
 from gateway.store.store import Store
 from gateway.store.tables import gold_labels, requests, verifications
 from tests.gateway.harness import running

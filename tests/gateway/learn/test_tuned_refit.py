@@ -19,7 +19,8 @@ from classifier.errors import EmbeddingError
 from classifier.log_view import LogViews
 from classifier.metrics import roc_auc
 from classifier.types import RouterRequest
-from gateway.config_errors import SettingsError
+from gateway.config.errors import SettingsError
+from gateway.config.settings import Settings
 from gateway.control.loading import read_router
 from gateway.control.writes import ControlWriter
 from gateway.learn.child import retrain_apart
@@ -28,8 +29,7 @@ from gateway.learn.retrain import Wish, retrain
 from gateway.learn.rows import LearningTable
 from gateway.learn.runs import LEASE, RunStore
 from gateway.learn.sources import _stretches
-from gateway.predictor import Predictor
-from gateway.settings import Settings
+from gateway.models.predictor import Predictor
 from gateway.store.control import ControlStore
 from gateway.store.store import Store
 from gateway.store.tables import evaluations, leases, router_versions

@@ -21,11 +21,11 @@ from classifier.router import ArtifactRouter
 from classifier.table import TrainingTable
 from classifier.training import fit_router
 from classifier.types import RouterRequest
+from gateway.config.settings import Settings
 from gateway.control.bringing import bring_configuration
 from gateway.control.writes import ControlWriter
 from gateway.ids import uuid7
-from gateway.loading import complete_policies
-from gateway.settings import Settings
+from gateway.models.loader import complete_policies
 from gateway.store.control import ControlStore
 from gateway.store.records import RequestRecord
 from gateway.store.store import Store

@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from redis.asyncio import Redis
 
+from gateway.access.ledger import LocalLedger, Verdict
+from gateway.access.rate_windows import Account, Meter, Want, account_of
+from gateway.access.redis_ledger import RedisLedger
 from gateway.ids import uuid7
-from gateway.rates.ledger import LocalLedger, Verdict
-from gateway.rates.redis_ledger import RedisLedger
-from gateway.rates.windows import Account, Meter, Want, account_of
 
 NOW = datetime.now(UTC)
 

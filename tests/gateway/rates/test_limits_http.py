@@ -15,9 +15,9 @@ import pytest
 
 from backends.errors import BackendUnavailable
 from backends.testing import Script
-from gateway.auth import hash_key, make_key, shown_prefix
+from gateway.access.authenticator import hash_key, make_key, shown_prefix
+from gateway.access.key_limits import read_limits
 from gateway.ids import uuid7
-from gateway.rates.limits import read_limits
 from gateway.store.records import ApiKey
 from tests.gateway.harness import Gateway, assert_error, echo_backends, make_settings, running
 
@@ -194,10 +194,10 @@ async def test_a_redis_that_dies_and_comes_back_empty_loses_no_spending(
 async def test_without_redis_a_gateway_learns_from_the_log_what_another_spent(
     tmp_path: Path, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gateway.rates import rates
-    from gateway.rates.windows import Meter
+    from gateway.access import rate_limiter
+    from gateway.access.rate_windows import Meter
 
-    monkeypatch.setattr(rates, "_RENEW_S", dict.fromkeys(Meter, 0))
+    monkeypatch.setattr(rate_limiter, "_RENEW_S", dict.fromkeys(Meter, 0))
     settings = make_settings(tmp_path, database__url=postgres_url)
     async with running(settings) as one, running(settings) as other:
         headers = await limited(one, budget_usd_per_day="0.0003")

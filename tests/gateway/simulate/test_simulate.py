@@ -17,7 +17,7 @@ from classifier.router import ArtifactRouter
 from classifier.types import RouterRequest
 from gateway.cli import app
 from gateway.commands.simulate import simulation_settings
-from gateway.settings import load_settings
+from gateway.config.settings import load_settings
 from gateway.simulate.accuracy import Accuracy, from_measured
 from gateway.simulate.possible import lowest_costs
 from gateway.simulate.run import Plan, Stretch, simulate, summary

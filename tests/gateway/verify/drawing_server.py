@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 from gateway.bench.echo_server import echo_app, echo_settings
-from gateway.server import make_server
-from gateway.telemetry import configure_logging
+from gateway.edge.server import make_server
+from gateway.observe.telemetry import configure_logging
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()

@@ -8,9 +8,9 @@ import pytest
 import pytest_asyncio
 
 from backends.builtin.tasks.check import check
-from gateway.loading import make_backends
+from gateway.config.settings import load_settings
+from gateway.models.loader import make_backends
 from gateway.outcomes.halves import JUDGING_HALF, draw_half
-from gateway.settings import load_settings
 from tests.gateway.harness import Gateway, running
 from tests.gateway.verify.test_worker import until_done
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from backends.protocol import Finished, FinishReason, GenerateRequest, Message, Priority, SamplingParams
 from backends.testing import EchoBackend, Script
-from gateway.domains import domain_of
+from gateway.answering.domain import domain_of
 from gateway.store.verifications import NOTHING, Spent
 from gateway.verify.check import Meter
 from gateway.verify.combination import Combination, Model, feature, flat_scores

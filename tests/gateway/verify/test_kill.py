@@ -7,7 +7,7 @@ import sys
 from sqlalchemy import func, select
 
 from gateway.bench import durability
-from gateway.store.config import StoreConfig
+from gateway.config.store_section import StoreConfig
 from gateway.store.store import Store
 from gateway.store.tables import requests, verification_texts, verifications
 

@@ -181,7 +181,7 @@ async def test_state_and_spending(store: Store, queue: VerificationQueue) -> Non
 CLAIMER = """
 import asyncio, sys
 from datetime import UTC, datetime
-from gateway.store.config import StoreConfig
+from gateway.config.store_section import StoreConfig
 from gateway.store.store import Store
 from gateway.store.verifications import CheckResult, VerificationQueue
 async def main():

@@ -12,9 +12,9 @@ import pytest
 from sqlalchemy import select
 
 from backends.testing import Script
+from gateway.config.settings import Settings
 from gateway.control.floor import Evidence, FloorFinding, find_floor
 from gateway.control.plane import ControlPlane
-from gateway.settings import Settings
 from gateway.store.monitoring import CheckedRow, Key, MonitorReader, Traffic
 from gateway.store.tables import requests, verifications
 from policies.certificate import FloorStatus

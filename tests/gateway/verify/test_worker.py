@@ -16,9 +16,9 @@ from sqlalchemy import select
 from backends.errors import BackendOverloaded, ContextLengthExceeded
 from backends.protocol import Backend, GenerateRequest, Priority
 from backends.testing import Script
-from gateway.admission import Admission
-from gateway.catalog import Catalog
-from gateway.config_sections import VerificationConfig
+from gateway.access.admission import Admission
+from gateway.config.sections import VerificationConfig
+from gateway.models.catalog import Catalog
 from gateway.store.feedback import FeedbackBook
 from gateway.store.store import Store
 from gateway.store.tables import verification_texts, verifications

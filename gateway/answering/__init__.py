@@ -1,0 +1,1 @@
+"""Carries one admitted request to its row: route, call a tier, escalate, record."""

@@ -1,0 +1,1 @@
+"""Codecs between outside protocols and one internal form of requests and answers."""

@@ -1,0 +1,1 @@
+"""Settings: declared sections, one reader of files and environment, the built-in ladder."""

@@ -1,0 +1,238 @@
+"""The one settings object: defaults, then one TOML file, then the environment, then the command line.
+
+Only this module reads ``os.environ``. Importing it loads no model library. Names: ``[server] port`` in the file is
+``SUFFICE_SERVER__PORT`` in the environment and ``server.port`` in messages; ``SUFFICE_CONFIG`` names the file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from backends.config import DeviceConfig, ModelConfig
+from gateway.config.display import digest, shown_value
+from gateway.config.ladder_tables import (
+    DEFAULT_POLICY,
+    check_references,
+    read_devices,
+    read_ladder,
+    read_models,
+    read_policies,
+)
+from gateway.config.raw_config import Leaf, Table, builtin_table, environment_table, file_table, merge, override_table
+from gateway.config.sections import (
+    AdminConfig,
+    AuthConfig,
+    ControlConfig,
+    LearningConfig,
+    LogConfig,
+    MetricsConfig,
+    MonitorConfig,
+    RedisConfig,
+    RouterConfig,
+    ServerConfig,
+    VerificationConfig,
+)
+from gateway.config.store_section import StoreConfig
+from gateway.config.table_reader import ConfigReader
+from policies.ladder import Ladder
+from policies.policy import Policy
+
+TOP_LEVEL_KEYS = (
+    "data_dir",
+    "server",
+    "auth",
+    "database",
+    "redis",
+    "log",
+    "metrics",
+    "router",
+    "admin",
+    "verification",
+    "control",
+    "monitor",
+    "learning",
+    "policy",
+    "policies",
+    "tiers",
+    "models",
+    "devices",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Everything the gateway was told, checked. Made by :func:`load_settings`.
+
+    Attributes
+    ----------
+    data_dir : where the default database and other state live
+    ladder : the tiers, cheapest first
+    models : served model's name -> how it is served
+    devices : device's name -> what its models share
+    policy : the policy of requests that name none
+    policies : all policies by name, the default one included
+    api_keys : model's name -> the secret its ``api_key_env`` named; never shown
+    values, sources : every setting's dotted path -> its value, and where that was written
+    """
+
+    data_dir: Path
+    server: ServerConfig
+    auth: AuthConfig
+    database: StoreConfig
+    redis: RedisConfig
+    log: LogConfig
+    metrics: MetricsConfig
+    router: RouterConfig
+    admin: AdminConfig
+    verification: VerificationConfig
+    control: ControlConfig
+    monitor: MonitorConfig
+    learning: LearningConfig
+    policy: Policy
+    policies: Mapping[str, Policy]
+    ladder: Ladder
+    models: Mapping[str, ModelConfig]
+    devices: Mapping[str, DeviceConfig] = field(default_factory=dict)
+    config_file: Path | None = None
+    api_keys: Mapping[str, str] = field(default_factory=dict, repr=False)
+    values: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    sources: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def config_hash(self) -> str:
+        """Twelve hex digits that change when any setting does; passwords do not enter."""
+        return digest({path: value for path, value in self.shown().items() if path != "data_dir"})
+
+    def shown(self) -> dict[str, Any]:
+        """Every setting as JSON, passwords in URLs replaced by ``***``."""
+        return {path: shown_value(value) for path, value in self.values.items()}
+
+
+def load_settings(
+    config_file: Path | str | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    need_secrets: bool = True,
+) -> Settings:
+    """Read and check the whole configuration.
+
+    Parameters
+    ----------
+    config_file : TOML file; None takes ``SUFFICE_CONFIG``, and the built-in ladder without one
+    environ : variables, by default the process's
+    overrides : dotted path -> value, stronger than all else; None values are ignored
+    need_secrets : refuse a model whose ``api_key_env`` names a variable that is not set
+
+    Raises
+    ------
+    SettingsError
+        Anything unknown, of the wrong type, out of range or inconsistent; all problems at once.
+    """
+    environ = os.environ if environ is None else environ
+    named = config_file or environ.get("SUFFICE_CONFIG")
+    path = Path(named) if named else None
+    written = file_table(path) if path else {}
+    # A ladder of one's own starts from nothing: no built-in tier, model or router hides in it.
+    below = merge([{} if "tiers" in written else builtin_table(), written])
+    table = merge([below, environment_table(environ, below), override_table(overrides or {}, "command line")])
+    return _settle(table, environ, path, need_secrets)
+
+
+def read_client_key(environ: Mapping[str, str] | None = None) -> str | None:
+    """The key that our own clients send, from ``SUFFICE_API_KEY``."""
+    return (os.environ if environ is None else environ).get("SUFFICE_API_KEY") or None
+
+
+def read_admin_key(environ: Mapping[str, str] | None = None) -> str | None:
+    """The key that ``suffice admin`` sends, from ``SUFFICE_ADMIN_KEY``."""
+    return (os.environ if environ is None else environ).get("SUFFICE_ADMIN_KEY") or None
+
+
+def _settle(table: Table, environ: Mapping[str, str], path: Path | None, need_secrets: bool) -> Settings:
+    reader = ConfigReader()
+    reader.refuse_unknown(table, TOP_LEVEL_KEYS, "")
+    data_dir = _data_dir(reader, table, environ)
+    ladder = read_ladder(reader, table.get("tiers"))
+    models = read_models(reader, table.get("models"))
+    devices = read_devices(reader, table.get("devices"))
+    policies = read_policies(reader, table, ladder)
+    sections = {
+        name: reader.read(cls, table.get(name), name)
+        for name, cls in (
+            ("server", ServerConfig),
+            ("auth", AuthConfig),
+            ("redis", RedisConfig),
+            ("log", LogConfig),
+            ("metrics", MetricsConfig),
+            ("router", RouterConfig),
+            ("admin", AdminConfig),
+            ("verification", VerificationConfig),
+            ("control", ControlConfig),
+            ("monitor", MonitorConfig),
+            ("learning", LearningConfig),
+        )
+    }
+    database = reader.read(StoreConfig, _database(table.get("database"), data_dir), "database")
+    check_references(reader, ladder, models)
+    _check_url(reader, "database.url", ("sqlite", "sqlite+aiosqlite", "postgresql", "postgresql+asyncpg", "postgres"))
+    _check_url(reader, "redis.url", ("redis", "rediss", "unix"))
+    api_keys = _secrets(reader, models, environ) if need_secrets else {}
+    reader.finish()
+    return Settings(
+        data_dir=data_dir,
+        database=database,  # type: ignore[arg-type]  # finish() has raised if any section is None
+        policy=policies[DEFAULT_POLICY],
+        policies=policies,
+        ladder=ladder,
+        models=models,
+        devices=devices,
+        config_file=path,
+        api_keys=api_keys,
+        values=reader.values,
+        sources=reader.sources,
+        **sections,  # type: ignore[arg-type]
+    )
+
+
+def _data_dir(reader: ConfigReader, table: Table, environ: Mapping[str, str]) -> Path:
+    state_home = Path(environ.get("XDG_STATE_HOME") or Path(environ.get("HOME") or "~").expanduser() / ".local/state")
+    standard = state_home / "suffice"
+
+    @dataclass(frozen=True)
+    class TopLevel:
+        data_dir: Path = standard
+
+    top = reader.read(TopLevel, {key: node for key, node in table.items() if key == "data_dir"}, "")
+    return top.data_dir if top else standard
+
+
+def _database(node: Table | Leaf | None, data_dir: Path) -> Table | Leaf:
+    """The section with its URL filled in: a file under ``data_dir`` unless one was written."""
+    url = Leaf(f"sqlite:///{data_dir.absolute() / 'suffice.db'}", "default: in data_dir")
+    return merge([{"url": url}, node]) if isinstance(node, dict) else node or {"url": url}
+
+
+def _check_url(reader: ConfigReader, path: str, schemes: tuple[str, ...]) -> None:
+    url = reader.values.get(path)
+    if url is not None and url.partition("://")[0] not in schemes:
+        reader.note(
+            path, f"is {shown_value(url)!r}; expected a URL that begins with {' or '.join(s + '://' for s in schemes)}"
+        )
+
+
+def _secrets(reader: ConfigReader, models: Mapping[str, ModelConfig], environ: Mapping[str, str]) -> dict[str, str]:
+    secrets: dict[str, str] = {}
+    for name, model in models.items():
+        variable = getattr(model, "api_key_env", None)
+        if variable is None:
+            continue
+        if environ.get(variable):
+            secrets[name] = environ[variable]
+        else:
+            reader.note(f"models.{name}.api_key_env", f"names the variable {variable}, which is not set")
+    return secrets

@@ -1,0 +1,1 @@
+"""HTTP itself: server, heads, bodies, watchdog, responses, the table of errors."""

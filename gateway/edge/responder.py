@@ -1,0 +1,122 @@
+"""The sending half of one response: what was sent so far decides how an error is told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from typing import Any
+
+import orjson
+
+from gateway.api import sse
+from gateway.edge.eager import Eager
+from gateway.edge.error_table import ErrorAnswer
+from gateway.edge.watchdog import Lifeline
+from gateway.errors import ClientStalled
+
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+Whole = Callable[[int, Headers, bytes], bool]
+"""Sends a whole response at once; False where it must be sent piece by piece."""
+
+_EXTENSION = "suffice.whole"
+
+
+def offer_whole(scope: MutableMapping[str, Any], send: Callable[..., Awaitable[None]], whole: Whole) -> None:
+    """Put a server's shorter way into a request's scope, beside the ``send`` that it stands for."""
+    scope.setdefault("extensions", {})[_EXTENSION] = (send, whole)
+
+
+def _offered(scope: Mapping[str, Any], send: Send) -> Whole | None:
+    """The shorter way, unless something between the server and here has put itself around ``send``."""
+    servers, whole = (scope.get("extensions") or {}).get(_EXTENSION, (None, None))
+    return whole if servers == send else None
+
+
+class Responder:
+    """Wraps ASGI's ``send``. ``status`` is None before the first byte.
+
+    Parameters
+    ----------
+    send : the server's; it waits while the client takes nothing
+    scope : of the request, which may hold a shorter way (:func:`offer_whole`)
+    stall_timeout_s : how long the last bytes of a response may wait; before them the lifeline counts
+    """
+
+    def __init__(self, send: Send, scope: Mapping[str, Any], stall_timeout_s: float) -> None:
+        self._send = send
+        self._whole = _offered(scope, send)
+        self._stall_timeout_s = stall_timeout_s
+        self.status: int | None = None
+        self.is_complete = False
+
+    async def whole(self, status: int, headers: Headers, body: bytes) -> None:
+        """Send a whole response.
+
+        Raises
+        ------
+        ClientStalled
+        """
+        headers = [*headers, (b"content-length", b"%d" % len(body))]
+        if self._whole is not None and self._whole(status, headers, body):
+            self.status, self.is_complete = status, True
+            return
+        await self._start(status, headers)
+        await self._finish(body)
+
+    async def begin(self, status: int, headers: Headers, body: bytes) -> None:
+        """Send a whole response but for its end, so that the connection stays until ``finish``."""
+        await self._start(status, [*headers, (b"content-length", b"%d" % len(body))])
+        await self._send({"type": "http.response.body", "body": body, "more_body": True})
+
+    async def finish(self) -> None:
+        """End what ``begin`` began."""
+        await self._finish(b"")
+
+    async def open_stream(self, headers: Headers) -> None:
+        """Send the head of a stream of events."""
+        await self._start(200, [*sse.HEADERS, *headers])
+
+    async def frames(self, frames: bytes, lifeline: Lifeline) -> None:
+        """Send events; while the client does not take them the lifeline counts."""
+        lifeline.sending()
+        await self._send({"type": "http.response.body", "body": frames, "more_body": True})
+        lifeline.sent()
+
+    async def close_stream(self, frames: bytes) -> None:
+        """Send the last events.
+
+        Raises
+        ------
+        ClientStalled
+        """
+        await self._finish(frames)
+
+    async def error(self, answer: ErrorAnswer, headers: Headers) -> None:
+        """Tell of an error: as JSON before the first byte, after it as one event.
+
+        No ``[DONE]`` follows: what was cut off must not look complete.
+        """
+        try:
+            if self.status is None:
+                await self.whole(answer.status, [*answer.headers(), *headers], answer.json())
+            elif not self.is_complete:
+                await self._finish(sse.event(orjson.dumps(answer.body)))
+        except ClientStalled:
+            # Nobody reads it; the connection is closed when the request returns.
+            return
+
+    async def _start(self, status: int, headers: Headers) -> None:
+        self.status = status
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def _finish(self, body: bytes) -> None:
+        self.is_complete = True
+        step = Eager(self._send({"type": "http.response.body", "body": body, "more_body": False}))
+        if step.is_done:
+            return
+        try:
+            async with asyncio.timeout(self._stall_timeout_s):
+                await step.rest()
+        except TimeoutError:
+            raise ClientStalled(self._stall_timeout_s) from None

@@ -1,0 +1,1 @@
+"""The served models and the router, loaded and named."""
