@@ -13,7 +13,7 @@ import ast
 import subprocess
 import sys
 import tomllib
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -195,6 +195,41 @@ def test_there_are_no_import_cycles() -> None:
     for name in graph:
         visit(name, ())
     assert cycles == []
+
+
+def test_rooms_of_the_gateway_form_no_circle() -> None:
+    """First-level groups of ``gateway/``: imports inside functions count, those for types alone do not."""
+    modules = {_module_name(path) for path in source_files()}
+    arrows: dict[str, set[str]] = {}
+    for each in ALL_IMPORTS:
+        name = _module_name(each.path)
+        if each.is_typing or not name.startswith("gateway."):
+            continue
+        for target in (each.module, *(f"{each.module}.{part}" for part in each.names)):
+            if target.startswith("gateway.") and target in modules:
+                arrows.setdefault(_group_of(name), set()).add(_group_of(target))
+    assert len(arrows) > 10, "were the walk blind, nothing would be found"
+    circles = [group for group in arrows if group in _reachable(arrows, arrows[group] - {group})]
+    assert circles == []
+
+
+def _group_of(module: str) -> str:
+    return module.split(".")[1]
+
+
+def _reachable(arrows: Mapping[str, set[str]], start: Iterable[str]) -> set[str]:
+    found: set[str] = set()
+    waiting = list(start)
+    while waiting:
+        group = waiting.pop()
+        if group not in found:
+            found.add(group)
+            waiting += arrows.get(group, set())
+    return found
+
+
+def test_the_gateway_has_rooms_not_a_lobby() -> None:
+    assert len([path for path in (ROOT / "gateway").glob("*.py") if path.name != "__init__.py"]) <= 15
 
 
 def _module_name(path: Path) -> str:

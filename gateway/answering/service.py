@@ -16,8 +16,8 @@ from gateway.answering.exchange import Exchange
 from gateway.answering.recording import Recorder
 from gateway.answering.sessions import Sessions
 from gateway.answering.tier_calls import probe_request, prompt_size
-from gateway.control.routers import RouterSet
-from gateway.control.shadow import Shadow
+from gateway.control.routers import RouterSet, sticky_key
+from gateway.control.shadow import RoutedText, Shadow
 from gateway.control.state import groups_of
 from gateway.edge.error_table import row_of
 from gateway.errors import InvalidRequest, UnsupportedOption
@@ -30,7 +30,7 @@ from gateway.verify.sampler import Sampler
 from policies.decide import decide
 from policies.limits import permitted_tiers
 from policies.policy import Policy
-from policies.types import Overrides, RequestFacts, TierEstimate
+from policies.types import Overrides, RequestFacts, RoutingDecision, TierEstimate
 
 _log = logging.getLogger("suffice.service")
 
@@ -97,7 +97,8 @@ class Service:
         """
         started_s = exchange.clock()
         policy, overrides = self._rule(exchange)
-        slot = self.routers.pick(exchange)
+        key = sticky_key(exchange.caller.tenant, overrides.session_id, exchange.caller.key_id, exchange.request_id)
+        slot = self.routers.pick(key)
         # Thresholds belong to the router they were derived with; nothing is awaited between the two readings.
         policy = slot.policies.get(policy.name, policy)
         estimate = await slot.predictor.predict(exchange.request.turns)
@@ -225,16 +226,40 @@ class Service:
         reason = exchange.answers[0].finish_reason
         version = exchange.router_version
         factor, doubt = self.routers.check_factor(version), self.routers.doubt(version, exchange.created_at)
-        chances = self.sampler.chances(exchange, reason, factor, doubt)
+        request, policy, decision, tier = exchange.request, exchange.policy, exchange.decision, exchange.tier
+        assert policy is not None, "only routed requests are answered"
+        assert decision is not None
+        assert tier is not None
+        chances = self.sampler.chances(
+            request, policy, decision, tier, exchange.sufficiency, reason, factor=factor, doubt=doubt
+        )
         drawn = self.sampler.draw(chances)
         record = self._recorder.row(exchange, reason, 200, None, None if chances is None else chances.logged)
-        job = None if drawn is None else self.sampler.job(exchange, record, drawn)
+        job = None if drawn is None else self.sampler.job(request, policy, exchange.answers[0].text, record, drawn)
         started_s = time.perf_counter()
         await self._rows.record(record, job)
         self.metrics.commit_s.observe(time.perf_counter() - started_s)
-        if self.shadow is not None:
-            self.shadow.show(exchange, is_drawn=job is not None)
+        if self.shadow is not None and self.shadow.wants(version):
+            self._show(self.shadow, exchange, decision, is_drawn=job is not None)
         self._note(record)
+
+    def _show(self, shadow: Shadow, exchange: Exchange, decision: RoutingDecision, *, is_drawn: bool) -> None:
+        """Hand an answered request to the shadow router; pinned and explored ones say nothing new of it."""
+        facts, policy = exchange.facts, exchange.policy
+        assert facts is not None, "only routed requests are answered"
+        assert policy is not None
+        if decision.explored or facts.overrides.tier is not None:
+            return
+        routed = RoutedText(
+            exchange.request_id,
+            exchange.created_at,
+            policy.name,
+            exchange.router_version,
+            exchange.request.turns,
+            facts,
+            decision.tier,
+        )
+        shadow.observe(routed, is_drawn=is_drawn)
 
     async def settle_failure(self, exchange: Exchange, error: Exception, *, is_cancelled: bool) -> None:
         """Commit the row of a request that failed, or that nobody waits for any more.

@@ -10,7 +10,6 @@ from datetime import datetime
 from decimal import Decimal, InvalidOperation
 from typing import Any, TypeVar
 
-from gateway.edge.body import kind_of
 from gateway.errors import InvalidRequest, shorten
 
 _MAX_MOMENT_CHARS = 40
@@ -45,6 +44,18 @@ def open_object(properties: Mapping[str, Schema], *, required: tuple[str, ...]) 
         name: each if name in required else {"anyOf": [each, {"type": "null"}]} for name, each in properties.items()
     }
     return {"type": "object", "properties": optional, "required": list(required)}
+
+
+def kind_of(value: Any) -> str:
+    """A JSON value's type, as messages name it."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "a boolean"
+    for kind, name in ((str, "a string"), (int, "an integer"), (float, "a number"), (list, "an array")):
+        if isinstance(value, kind):
+            return name
+    return "an object"
 
 
 def wrong_type(param: str, expected: str, value: Any) -> InvalidRequest:

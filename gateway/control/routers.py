@@ -9,7 +9,6 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from classifier.types import Router, Sufficiency
-from gateway.answering.exchange import Exchange
 from gateway.models.predictor import Predictor, make_threads
 from gateway.models.prefill import PrefillReader
 from policies.policy import Policy
@@ -89,11 +88,11 @@ class RouterSet:
         router = next((slot.router for slot in slots if slot is not None and slot.version == version), None)
         return doubt_after_drift(router, now)
 
-    def pick(self, exchange: Exchange) -> Slot:
-        """The router that decides this request: always the same for a conversation, else for a key."""
+    def pick(self, sticky_key: str) -> Slot:
+        """Return the router that decides a request: within a rollout stage always the same for equal keys."""
         if self.canary is None or self.canary_share <= 0.0:
             return self.serving
-        return self.canary if takes_new(self.canary.version, sticky_key(exchange), self.canary_share) else self.serving
+        return self.canary if takes_new(self.canary.version, sticky_key, self.canary_share) else self.serving
 
     async def warm_up(self) -> None:
         """Predict once before the first request has to wait for it."""
@@ -108,14 +107,13 @@ class RouterSet:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-def sticky_key(exchange: Exchange) -> str:
-    """What a rollout's share is drawn by: tenant and conversation, else the API key, else the request alone."""
-    session_id = exchange.request.wishes.overrides.session_id
+def sticky_key(tenant: str, session_id: str | None, key_id: str | None, request_id: str) -> str:
+    """Return what a rollout's share is drawn by: tenant and conversation, else the API key, else the request alone."""
     if session_id is not None:
-        return f"session\0{exchange.caller.tenant}\0{session_id}"
-    if exchange.caller.key_id is not None:
-        return f"key\0{exchange.caller.key_id}"
-    return f"request\0{exchange.request_id}"
+        return f"session\0{tenant}\0{session_id}"
+    if key_id is not None:
+        return f"key\0{key_id}"
+    return f"request\0{request_id}"
 
 
 def recovering_since(router: Router | None, now: datetime) -> datetime | None:

@@ -19,7 +19,6 @@ from types import MappingProxyType
 from typing import Protocol
 
 from classifier.types import Router, RouterRequest, Sufficiency
-from gateway.answering.exchange import Exchange
 from gateway.control.routers import Slot
 from gateway.store.control_records import ShadowDecision
 from gateway.store.errors import StoreError
@@ -43,12 +42,13 @@ class ShadowWriter(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
-    """A decided request, as the router in shadow is to see it."""
+class RoutedText:
+    """A request as its router decided it; ``router_version`` is that router's, ``tier`` what it chose."""
 
     request_id: str
     created_at: datetime
     policy_name: str
+    router_version: str
     turns: tuple[tuple[str, str], ...]
     facts: RequestFacts
     tier: int
@@ -80,7 +80,7 @@ class Shadow:
         self._share = share
         self._rng = rng
         self._watching: _Watching | None = None
-        self._seen: asyncio.Queue[_Seen | None] = asyncio.Queue(_MAX_WAITING)
+        self._queue: asyncio.Queue[RoutedText | None] = asyncio.Queue(_MAX_WAITING)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="suffice-shadow")
         self._task: asyncio.Task[None] | None = None
         self.num_left_out = 0
@@ -110,33 +110,31 @@ class Shadow:
         """
         self._watching = None if slot is None else _Watching(slot, 0.0 if serves else self._share, tightened)
 
-    def show(self, exchange: Exchange, *, is_drawn: bool) -> None:
-        """A request that was just answered; pinned and explored ones, and the router's own, say nothing new of it.
+    def wants(self, router_version: str) -> bool:
+        """Whether requests that another router decided are of use now; cheap, asked for every answer."""
+        return self._watching is not None and router_version != self._watching.slot.version
+
+    def observe(self, routed: RoutedText, *, is_drawn: bool) -> None:
+        """Take in a request that was just answered; pinned and explored ones say nothing new of a router.
 
         Parameters
         ----------
         is_drawn : its answer will be checked; no outcome has influenced that
         """
-        watching, facts = self._watching, exchange.facts
-        if watching is None or facts is None or exchange.router_version == watching.slot.version:
+        watching = self._watching
+        if watching is None or routed.router_version == watching.slot.version or not routed.turns:
             return
-        decision, policy = exchange.decision, exchange.policy
-        if decision is None or policy is None or decision.explored or facts.overrides.tier is not None:
+        if not (is_drawn or self._rng.random() < watching.share):
             return
-        if not exchange.request.turns or not (is_drawn or self._rng.random() < watching.share):
-            return
-        seen = _Seen(
-            exchange.request_id, exchange.created_at, policy.name, exchange.request.turns, facts, decision.tier
-        )
         try:
-            self._seen.put_nowait(seen)
+            self._queue.put_nowait(routed)
         except asyncio.QueueFull:
             self.num_left_out += 1
 
     async def settle(self) -> None:
         """Wait until everything shown so far was worked off and kept."""
-        await self._seen.put(None)
-        await self._seen.join()
+        await self._queue.put(None)
+        await self._queue.join()
 
     async def close(self) -> None:
         """Stop; what was not worked off is left out."""
@@ -152,31 +150,31 @@ class Shadow:
             wait_s = max(0.0, written_s + _WRITE_EVERY_S - time.monotonic()) if num_taken else None
             is_awaited = False
             try:
-                seen = await asyncio.wait_for(self._seen.get(), wait_s)
+                routed = await asyncio.wait_for(self._queue.get(), wait_s)
                 num_taken += 1
-                is_awaited = seen is None
-                decided = await self._decide(seen) if seen is not None else None
+                is_awaited = routed is None
+                decided = await self._decide(routed) if routed is not None else None
                 batch += [decided] if decided is not None else []
             except TimeoutError:
                 pass
             if is_awaited or len(batch) >= _MAX_BATCH or time.monotonic() - written_s >= _WRITE_EVERY_S:
                 await self._write(batch)
                 for _ in range(num_taken):
-                    self._seen.task_done()
+                    self._queue.task_done()
                 batch, num_taken, written_s = [], 0, time.monotonic()
 
-    async def _decide(self, seen: _Seen) -> ShadowDecision | None:
+    async def _decide(self, routed: RoutedText) -> ShadowDecision | None:
         watching = self._watching
-        if watching is None or seen.policy_name not in watching.slot.policies:
+        if watching is None or routed.policy_name not in watching.slot.policies:
             return None
         slot, router = watching.slot, watching.slot.router
         if router is None:
             return None
         loop = asyncio.get_running_loop()
         try:
-            request = await slot.predictor.read(RouterRequest(seen.turns))
+            request = await slot.predictor.read(RouterRequest(routed.turns))
             estimate = await loop.run_in_executor(self._thread, _predict, router, request)
-            tier = self._would_be(watching, seen, estimate)
+            tier = self._would_be(watching, routed, estimate)
         except PolicyError:
             return None
         except Exception:
@@ -184,22 +182,22 @@ class Shadow:
             _log.exception("the router in shadow failed")
             return None
         return ShadowDecision(
-            request_id=seen.request_id,
+            request_id=routed.request_id,
             router_version=slot.version,
-            created_at=seen.created_at,
-            policy_name=seen.policy_name,
-            tier=seen.tier,
+            created_at=routed.created_at,
+            policy_name=routed.policy_name,
+            tier=routed.tier,
             shadow_tier=tier,
             sufficiency=tuple((each.tier, each.p_right, each.p_as_good) for each in estimate.tiers),
             novelty=estimate.novelty,
         )
 
-    def _would_be(self, watching: _Watching, seen: _Seen, estimate: Sufficiency) -> int:
+    def _would_be(self, watching: _Watching, routed: RoutedText, estimate: Sufficiency) -> int:
         estimates = tuple(TierEstimate(each.tier, each.p_right, each.p_as_good) for each in estimate.tiers)
         # What is in doubt with the serving router is not with this one: its estimates mean something else.
-        tightened = watching.tightened.get(seen.policy_name, {})
-        facts = replace(seen.facts, estimates=estimates, novelty=estimate.novelty, tightened=tightened)
-        policy = replace(watching.slot.policies[seen.policy_name], exploration_share=0.0)
+        tightened = watching.tightened.get(routed.policy_name, {})
+        facts = replace(routed.facts, estimates=estimates, novelty=estimate.novelty, tightened=tightened)
+        policy = replace(watching.slot.policies[routed.policy_name], exploration_share=0.0)
         return decide(facts, policy, self._ladder, random.Random(0)).tier
 
     async def _write(self, batch: list[ShadowDecision]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 
+from gateway.api.fields import kind_of
 from gateway.edge.eager import Eager
 from gateway.errors import BodyTooLarge, BodyTooSlow, ClientGone, InvalidRequest, MalformedBody
 
@@ -114,15 +115,3 @@ def _depth(value: Any, stop_at: int) -> int:
         children = [child for each in level for child in (each.values() if isinstance(each, dict) else each)]
         level = [child for child in children if isinstance(child, dict | list)]
     return depth
-
-
-def kind_of(value: Any) -> str:
-    """A JSON value's type, as messages name it."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "a boolean"
-    for kind, name in ((str, "a string"), (int, "an integer"), (float, "a number"), (list, "an array")):
-        if isinstance(value, kind):
-            return name
-    return "an object"

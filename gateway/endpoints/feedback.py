@@ -18,7 +18,7 @@ from gateway.edge.head import read_head
 from gateway.endpoints.pages import json_response
 from gateway.errors import InvalidRequest, RequestNotFound
 from gateway.ids import is_uuid, uuid7
-from gateway.outcomes.grading import CHECKERS
+from gateway.outcomes.grading import matches_reference
 from gateway.store.feedback import FeedbackBook, FeedbackKind, FeedbackRecord, GoldLabel, GoldSource, KeptAnswer
 from gateway.store.records import RequestRecord
 from gateway.store.rows import clean_text
@@ -184,7 +184,7 @@ def gold_from(record: FeedbackRecord, answered: RequestRecord, kept_answers: lis
         labels[tier, "feedback"] = float(record.value <= tier)
         labels[int(record.value), "feedback"] = 1.0
     if record.reference is not None:
-        labels |= {(each.tier, "reference"): matches(record.reference, each.text) for each in kept_answers}
+        labels |= {(each.tier, "reference"): matches_reference(record.reference, each.text) for each in kept_answers}
     return [
         GoldLabel(
             request_id=record.request_id,
@@ -196,11 +196,6 @@ def gold_from(record: FeedbackRecord, answered: RequestRecord, kept_answers: lis
         )
         for (tier, source), label in labels.items()
     ]
-
-
-def matches(reference: str, answer: str) -> float:
-    """1 where an answer ends on what the reference says, else 0."""
-    return float(CHECKERS["final_answer"]("", reference, answer))
 
 
 def _shown(record: FeedbackRecord) -> dict[str, Any]:

@@ -147,3 +147,8 @@ CHECKERS: Mapping[str, Checker] = MappingProxyType(
     }
 )
 """Name -> (prompt, reference, answer) -> right or not."""
+
+
+def matches_reference(reference: str, answer: str) -> float:
+    """Return 1 where an answer ends on what the reference says, else 0."""
+    return float(CHECKERS["final_answer"]("", reference, answer))

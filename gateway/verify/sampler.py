@@ -5,15 +5,17 @@ from __future__ import annotations
 import random
 
 from backends.protocol import FinishReason
-from gateway.answering.exchange import Exchange
+from classifier.types import Sufficiency
+from gateway.api.generation_request import ApiRequest
 from gateway.config.sections import Retention
 from gateway.ids import uuid7
 from gateway.store.records import RequestRecord, VerificationJob
 from gateway.verify.texts import is_text, pack_prompt, pack_sampling
 from policies.ladder import Ladder
+from policies.policy import Policy
 from policies.pricing import price_usd
 from policies.sampling import Answered, Chances, Drawn, chances, draw
-from policies.types import ReasonCode
+from policies.types import ReasonCode, RoutingDecision, Tier
 
 _WHOLE = frozenset({FinishReason.STOP, FinishReason.LENGTH})
 # Of a prompt and of an answer, for prices that only say which tier is how much dearer.
@@ -46,19 +48,28 @@ class Sampler:
         self.throttle = 1.0
 
     def chances(
-        self, exchange: Exchange, reason: FinishReason, factor: float = 1.0, doubt: float = 0.0
+        self,
+        request: ApiRequest,
+        policy: Policy,
+        decision: RoutingDecision,
+        tier: Tier,
+        estimate: Sufficiency | None,
+        reason: FinishReason,
+        *,
+        factor: float = 1.0,
+        doubt: float = 0.0,
     ) -> Chances | None:
-        """How likely this answer is to be drawn; None where it cannot be checked or says nothing of the routing.
+        """Return how likely an answer is to be drawn; None where it cannot be checked or says nothing of the routing.
 
-        ``factor`` multiplies the chance upward; ``doubt`` is how much of what its router sends to the top is to be
-        asked below. Checked are whole single answers to a text. An answer of a tier that the request itself named is
+        ``tier`` is the one that answered, ``reason`` how the answer ended. ``factor`` multiplies the upward
+        probability; ``doubt`` is the share of top-tier answers that are also sent below (downward sampling).
+
+        Checked are whole single answers to a text. An answer of a tier that the request itself named is
         left out: its quality was the caller's choice.
         """
-        request, tier, policy = exchange.request, exchange.tier, exchange.policy
-        if not self._is_on or tier is None or policy is None or reason not in _WHOLE or request.num_choices != 1:
+        if not self._is_on or reason not in _WHOLE or request.num_choices != 1:
             return None
-        decision = exchange.decision
-        why = None if decision is None else decision.reason
+        why = decision.reason
         if why is ReasonCode.PINNED or request.echo or not is_text(request.prompts[0]):
             return None
         prices = self._prices
@@ -66,8 +77,8 @@ class Sampler:
             prices = {each.index: prices[each.index] for each in self._ladder if policy.permits(each)}
         answered = Answered(
             tier.index,
-            _confidence(exchange, tier.index),
-            is_explored=decision is not None and decision.explored,
+            _confidence(estimate, tier.index),
+            is_explored=decision.explored,
             doubt=1.0 if why in _DOUBTED else doubt if tier.index == max(prices, default=0) else 0.0,
         )
         return chances(
@@ -84,10 +95,11 @@ class Sampler:
         """Throw the dice for one answer."""
         return None if chosen is None else draw(chosen, self._rng)
 
-    def job(self, exchange: Exchange, record: RequestRecord, drawn: Drawn) -> VerificationJob:
+    def job(
+        self, request: ApiRequest, policy: Policy, answer: str, record: RequestRecord, drawn: Drawn
+    ) -> VerificationJob:
         """The work to be done for a drawn answer."""
         assert record.final_tier is not None, "only answers are drawn"
-        request = exchange.request
         return VerificationJob(
             verification_id=uuid7(),
             request_id=record.request_id,
@@ -98,14 +110,14 @@ class Sampler:
             inclusion_probability=drawn.probability,
             stratum=drawn.stratum,
             prompt=pack_prompt(request.prompts[0]),
-            answer=exchange.answers[0].text,
+            answer=answer,
             sampling=pack_sampling(request.sampling, request.thinking),
             tenant=record.tenant,
             domain=record.domain,
             policy_name=record.policy_name,
             policy_version=record.policy_version,
             router_version=record.router_version,
-            regions=_regions(exchange),
+            regions=_regions(policy, request),
         )
 
     def _barred(self, regions: tuple[str, ...]) -> frozenset[int]:
@@ -115,17 +127,16 @@ class Sampler:
         return frozenset([tier.index for tier in self._ladder if tier.region not in regions])
 
 
-def _regions(exchange: Exchange) -> tuple[str, ...] | None:
-    """Where the prompt may go, by policy and by request; None for anywhere."""
-    assert exchange.policy is not None, "only decided requests are drawn"
-    permitted, asked = exchange.policy.allowed_regions, exchange.request.wishes.overrides.regions
+def _regions(policy: Policy, request: ApiRequest) -> tuple[str, ...] | None:
+    """Return where the prompt may go, by policy and by request; None for anywhere."""
+    permitted, asked = policy.allowed_regions, request.wishes.overrides.regions
     if permitted and asked:
         return tuple([each for each in asked if each in permitted])
     return permitted or asked or None
 
 
-def _confidence(exchange: Exchange, tier: int) -> float | None:
+def _confidence(estimate: Sufficiency | None, tier: int) -> float | None:
     """P(as good as the top tier) of the tier that answered, which after a fallback is not the one decided for."""
-    if exchange.sufficiency is None:
+    if estimate is None:
         return None
-    return next((each.p_as_good for each in exchange.sufficiency.tiers if each.tier == tier), None)
+    return next((each.p_as_good for each in estimate.tiers if each.tier == tier), None)

@@ -19,7 +19,7 @@ from typing import Literal
 
 from backends.errors import BackendError, BackendOverloaded
 from gateway.config.sections import VerificationConfig
-from gateway.endpoints.feedback import matches
+from gateway.outcomes.grading import matches_reference
 from gateway.store.errors import StoreError
 from gateway.store.feedback import FeedbackBook, GoldLabel
 from gateway.store.records import VerificationJob
@@ -333,7 +333,7 @@ class VerificationWorker:
                 request_id=job.request_id,
                 tier=tier,
                 source="reference",
-                label=matches(references[-1], text),
+                label=matches_reference(references[-1], text),
                 created_at=self._now(),
                 note="compared when checked",
             )
