@@ -33,7 +33,7 @@ from gateway.api.chat_decoder import ChatReader
 from gateway.api.chat_encoder import ChatWire
 from gateway.api.completion_decoder import CompletionReader
 from gateway.api.completion_encoder import CompletionWire
-from gateway.api.generation_request import SharedFields
+from gateway.api.shared_fields import SharedFields
 from gateway.control.metrics import ControlMetrics
 from gateway.control.monitor import Monitor
 from gateway.control.opening import set_watch

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gateway.access.authenticator import Authenticator
 from gateway.admin.openapi import document
 from gateway.admin.room import AdminRoom
-from gateway.api.generation_request import SharedFields
+from gateway.api.shared_fields import SharedFields
 from gateway.control.plane import ControlPlane
 from gateway.control.routers import RouterSet
 from gateway.models.catalog import Catalog

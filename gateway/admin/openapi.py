@@ -12,7 +12,7 @@ from gateway.admin.openapi_v1 import v1_paths
 from gateway.admin.operation import Bytes, Fields, Operation
 from gateway.admin.room import PREFIX
 from gateway.api.fields import schema_of
-from gateway.api.generation_request import SharedFields
+from gateway.api.shared_fields import SharedFields
 from gateway.edge.error_table import row_of_class
 from gateway.errors import (
     BodyTooLarge,

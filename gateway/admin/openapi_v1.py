@@ -10,7 +10,7 @@ from gateway.admin import schemas
 from gateway.api.chat_decoder import ChatReader
 from gateway.api.completion_decoder import CompletionReader
 from gateway.api.embedding_decoder import embedding_schema
-from gateway.api.generation_request import SharedFields
+from gateway.api.shared_fields import SharedFields
 from gateway.endpoints.feedback import feedback_schema
 from gateway.errors import (
     AnswerFailed,
@@ -161,7 +161,7 @@ def _success(schema: Mapping[str, Any], stream: Mapping[str, Any] | None = None)
 def _headers(shared: SharedFields) -> list[dict[str, Any]]:
     return [
         {"name": name, "in": "header", "required": False, "schema": schema}
-        for name, schema in shared.wish_headers().items()
+        for name, schema in shared.preference_headers().items()
     ]
 
 

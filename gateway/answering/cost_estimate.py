@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from gateway.answering.tier_calls import prompt_size
-from gateway.api.generation_request import ApiRequest
+from gateway.api.request import InferenceRequest, prompt_size
 from policies.pricing import price_usd, to_nano_usd
 from policies.types import Tier
 
 _CHARS_PER_TOKEN = 4
 
 
-def wanted_tokens(request: ApiRequest, expected_output_tokens: int) -> int:
+def wanted_tokens(request: InferenceRequest, expected_output_tokens: int) -> int:
     """Tokens of all prompts and answers; an answer without ``max_tokens`` counts as long as the policy expects."""
     num_prompt = sum(prompt_size(prompt) // _CHARS_PER_TOKEN + 1 for prompt in request.prompts)
     num_output = request.sampling.max_tokens
@@ -19,7 +18,7 @@ def wanted_tokens(request: ApiRequest, expected_output_tokens: int) -> int:
     )
 
 
-def wanted_nano_usd(request: ApiRequest, tier: Tier, expected_output_tokens: int) -> int:
+def wanted_nano_usd(request: InferenceRequest, tier: Tier, expected_output_tokens: int) -> int:
     """Price of all answers at a tier, each no longer than the policy expects and the request allows."""
     num_output = expected_output_tokens
     if request.sampling.max_tokens is not None:

@@ -14,7 +14,7 @@ from gateway.access.authenticator import Caller
 from gateway.access.rate_limiter import Grant
 from gateway.answering.bill import Bill, add_earlier, make_bill
 from gateway.api.choice import Answer
-from gateway.api.generation_request import ApiRequest
+from gateway.api.request import InferenceRequest
 from gateway.store.records import Attempt
 from policies.policy import Policy
 from policies.types import ReasonCode, RequestFacts, RoutingDecision, Tier
@@ -40,7 +40,7 @@ class Exchange:
 
     request_id: str
     endpoint: str
-    request: ApiRequest
+    request: InferenceRequest
     caller: Caller
     traceparent: str | None
     accepted_s: float

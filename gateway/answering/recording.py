@@ -12,7 +12,7 @@ from gateway.access.authenticator import Caller
 from gateway.answering.domain import domain_of
 from gateway.answering.exchange import Exchange
 from gateway.api.embedding_decoder import EmbeddingRequest
-from gateway.api.generation_request import Prompt
+from gateway.api.request import prompt_text
 from gateway.config.sections import Retention
 from gateway.store.records import RequestRecord
 
@@ -54,12 +54,12 @@ class Recorder:
             error_code=error_code,
             tenant=exchange.caller.tenant,
             key_id=exchange.caller.key_id,
-            session_id=request.wishes.overrides.session_id,
+            session_id=request.preferences.overrides.session_id,
             stream=request.stream,
             num_choices=request.num_choices,
             router_version=exchange.router_version,
             config_hash=self._config_hash,
-            overrides=request.wishes.given,
+            overrides=request.preferences.given,
             attempts=tuple(exchange.attempts),
             ttft_s=exchange.ttft_s,
             itl_s=exchange.itl_s,
@@ -136,13 +136,6 @@ def _add_bill(record: RequestRecord, exchange: Exchange) -> None:
     record.cost_usd = bill.cost_usd
     record.measured_cost_usd = bill.measured_cost_usd
     record.queue_s = exchange.waited_s + bill.queue_s
-
-
-def prompt_text(prompt: Prompt) -> str:
-    """A prompt as one text: roles and contents of a chat, the text itself, or the token ids."""
-    if isinstance(prompt, str):
-        return prompt
-    return "\n".join([str(each) if isinstance(each, int) else f"{each.role}: {each.content}" for each in prompt])
 
 
 def note(exchange: Exchange) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from gateway.answering.domain import domain_of
 from gateway.answering.exchange import Exchange
 from gateway.answering.recording import Recorder
 from gateway.answering.sessions import Sessions
-from gateway.answering.tier_calls import probe_request, prompt_size
+from gateway.answering.tier_calls import probe_request
+from gateway.api.request import prompt_size
 from gateway.control.routers import RouterSet, sticky_key
 from gateway.control.shadow import RoutedText, Shadow
 from gateway.control.state import groups_of
@@ -113,10 +114,10 @@ class Service:
 
     def _rule(self, exchange: Exchange) -> tuple[Policy, Overrides]:
         """The policy in force and what the request asks of it, the model's name included."""
-        wishes, model = exchange.request.wishes, exchange.request.model
+        preferences, model = exchange.request.preferences, exchange.request.model
         target = self.catalog.resolve(model)
-        policy = target.policy if wishes.policy is None else self.catalog.policy(wishes.policy)
-        overrides = wishes.overrides
+        policy = target.policy if preferences.policy is None else self.catalog.policy(preferences.policy)
+        overrides = preferences.overrides
         if target.tier is None:
             return policy, overrides
         if overrides.tier not in (None, target.tier.index):

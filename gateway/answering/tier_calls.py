@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, cast
 
 from backends.errors import (
     BackendError,
@@ -22,7 +22,7 @@ from backends.protocol import Backend, Event, Finished, FinishReason, GenerateRe
 from gateway.answering.exchange import Exchange
 from gateway.answering.stream_merge import merge
 from gateway.api.choice import Answer
-from gateway.api.generation_request import Prompt
+from gateway.api.request import Prompt, Turn, messages_of, prompt_size
 from gateway.edge.error_table import row_of
 from gateway.errors import AnswerFailed
 from gateway.models.catalog import Catalog
@@ -192,34 +192,27 @@ def _generate_requests(exchange: Exchange, backend: Backend) -> list[GenerateReq
             GenerateRequest(
                 exchange.request_id if num_choices == 1 else f"{exchange.request_id}-{index}",
                 sampling=sampling,
-                priority=request.wishes.priority,
+                priority=request.preferences.priority,
                 thinking=thinking,
                 echo=request.echo,
                 on_abandoned=exchange.note_abandoned(index),
                 prediction=exchange.predictions[index] if exchange.predictions else request.prediction,
-                **_prompt_argument(request.prompts[index // request.n]),  # type: ignore[arg-type]
+                **_prompt_argument(request.prompts[index // request.n]),
             )
         )
     return generations
 
 
-def _prompt_argument(prompt: Prompt) -> Mapping[str, Prompt]:
+def _prompt_argument(prompt: Prompt) -> dict[str, Any]:
     if isinstance(prompt, str):
         return {"prompt": prompt}
-    if isinstance(prompt[0], int):
-        return {"prompt_token_ids": prompt}
-    return {"messages": prompt}
+    if isinstance(prompt[0], Turn):
+        return {"messages": messages_of(prompt)}
+    return {"prompt_token_ids": prompt}
 
 
 def probe_request(exchange: Exchange) -> GenerateRequest:
     """The exchange's longest prompt as a request that is only to be counted."""
     prompts = exchange.request.prompts
     longest = prompts[0] if len(prompts) == 1 else max(prompts, key=prompt_size)
-    return GenerateRequest(exchange.request_id, **_prompt_argument(longest))  # type: ignore[arg-type]
-
-
-def prompt_size(prompt: Prompt) -> int:
-    """Characters of text, or number of token ids."""
-    if isinstance(prompt, str):
-        return len(prompt)
-    return sum([1 if isinstance(each, int) else len(each.content) for each in prompt])
+    return GenerateRequest(exchange.request_id, **_prompt_argument(longest))

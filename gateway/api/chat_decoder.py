@@ -1,13 +1,14 @@
-"""``/v1/chat/completions``: JSON object in, :class:`ApiRequest` out."""
+"""``/v1/chat/completions``: JSON object in, :class:`InferenceRequest` out."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from backends.protocol import Message, SamplingParams
+from backends.protocol import SamplingParams
 from gateway.api import fields
-from gateway.api.generation_request import EFFORT, ApiRequest, SharedFields
+from gateway.api.request import InferenceRequest, TextPart, Turn
+from gateway.api.shared_fields import EFFORT, SharedFields
 from gateway.errors import InvalidRequest, UnsupportedOption
 
 # OpenAI renamed the system role; models know the old name.
@@ -24,7 +25,7 @@ class ChatReader:
         self._max_messages = shared.limits.max_messages
         self._top_logprobs = fields.integer(0, shared.limits.max_logprobs)
 
-    def __call__(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> ApiRequest:
+    def __call__(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> InferenceRequest:
         """Check everything the body says.
 
         Raises
@@ -41,16 +42,15 @@ class ChatReader:
         sampling = shared.sampling(body)
         sampling["logprobs"] = self._logprobs(body)
         stream, include_usage = shared.streaming(body)
-        return ApiRequest(
+        return InferenceRequest(
             model=model,
             prompts=(messages,),
-            turns=tuple((message.role, message.content) for message in messages),
             sampling=SamplingParams(**sampling),
             n=shared.n(body),
             stream=stream,
             include_usage=include_usage,
             thinking=shared.thinking(body),
-            wishes=shared.wishes(body, headers),
+            preferences=shared.preferences(body, headers),
             prediction=_prediction(body.get("prediction")),
         )
 
@@ -69,14 +69,14 @@ class ChatReader:
         }
         return fields.open_object(properties, required=("model", "messages"))
 
-    def _messages(self, value: Any) -> tuple[Message, ...]:
+    def _messages(self, value: Any) -> tuple[Turn, ...]:
         if not isinstance(value, list):
             raise fields.wrong_type("messages", "an array", value)
         if not 1 <= len(value) <= self._max_messages:
             raise InvalidRequest(
                 f"'messages' has {len(value)} entries; expected 1 to {self._max_messages}.", param="messages"
             )
-        return tuple([_message(each, place) for place, each in enumerate(value)])
+        return tuple([_turn(each, place) for place, each in enumerate(value)])
 
     def _logprobs(self, body: Mapping[str, Any]) -> int | None:
         wanted, top = body.get("logprobs"), body.get("top_logprobs")
@@ -89,7 +89,7 @@ class ChatReader:
         return count
 
 
-def _message(value: Any, place: int) -> Message:
+def _turn(value: Any, place: int) -> Turn:
     where = f"messages[{place}]"
     if not isinstance(value, dict):
         raise fields.wrong_type(where, "an object", value)
@@ -101,12 +101,11 @@ def _message(value: Any, place: int) -> Message:
     if role not in _ROLES:
         raise fields.wrong_value(f"{where}.role", "one of " + ", ".join(map(repr, _ROLES)), role)
     content = value.get("content")
-    if not isinstance(content, str):
-        content = _flatten(content, f"{where}.content")
+    parts = (TextPart(content),) if isinstance(content, str) else _parts(content, f"{where}.content")
     name = value.get("name")
     if name is not None:
         name = _NAME(name, f"{where}.name")
-    return Message(_ROLES[role], content, name)
+    return Turn(_ROLES[role], parts, name)
 
 
 def _prediction(value: Any) -> str | None:
@@ -117,7 +116,9 @@ def _prediction(value: Any) -> str | None:
     if found.get("type") != "content":
         raise fields.wrong_value("prediction.type", "'content'", found.get("type"))
     content = found.get("content")
-    return content if isinstance(content, str) else _flatten(content, "prediction.content")
+    if isinstance(content, str):
+        return content
+    return "\n".join([part.text for part in _parts(content, "prediction.content")])
 
 
 _NAME = fields.string(_MAX_NAME_CHARS, min_chars=1)
@@ -147,13 +148,13 @@ _PREDICTION = {
 }
 
 
-def _flatten(content: Any, where: str) -> str:
-    """Join the text parts of a structured content."""
+def _parts(content: Any, where: str) -> tuple[TextPart, ...]:
+    """Read the text parts of a structured content."""
     if not isinstance(content, list):
         raise fields.wrong_type(where, "a string or an array of content parts", content)
     if not content:
         raise InvalidRequest(f"'{where}' is an empty array; expected at least one part.", param=where)
-    texts = []
+    parts = []
     for place, part in enumerate(content):
         here = f"{where}[{place}]"
         kind = fields.mapping(part, here).get("type")
@@ -164,5 +165,5 @@ def _flatten(content: Any, where: str) -> str:
         text = part.get(kind)
         if not isinstance(text, str):
             raise fields.wrong_type(f"{here}.{kind}", "a string", text)
-        texts.append(text)
-    return "\n".join(texts)
+        parts.append(TextPart(text, is_refusal=kind == "refusal"))
+    return tuple(parts)

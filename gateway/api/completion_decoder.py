@@ -1,4 +1,4 @@
-"""``/v1/completions``: JSON object in, :class:`ApiRequest` out."""
+"""``/v1/completions``: JSON object in, :class:`InferenceRequest` out."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 
 from backends.protocol import SamplingParams
 from gateway.api import fields
-from gateway.api.generation_request import ApiRequest, Prompt, SharedFields
+from gateway.api.request import InferenceRequest, Prompt
+from gateway.api.shared_fields import SharedFields
 from gateway.errors import InvalidRequest, UnsupportedOption
 
 # OpenAI's own default; without one a base model writes to the end of its context.
@@ -24,7 +25,7 @@ class CompletionReader:
         self._logprobs = fields.integer(0, shared.limits.max_logprobs)
         self._best_of = fields.integer(1, shared.limits.max_n)
 
-    def __call__(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> ApiRequest:
+    def __call__(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> InferenceRequest:
         """Check everything the body says.
 
         Raises
@@ -48,16 +49,15 @@ class CompletionReader:
         n = shared.n(body)
         self._check_best_of(body.get("best_of"), n)
         self._check_choices(len(prompts) * n)
-        return ApiRequest(
+        return InferenceRequest(
             model=model,
             prompts=prompts,
-            turns=tuple(("user", prompt) for prompt in prompts if isinstance(prompt, str)),
             sampling=SamplingParams(**sampling),
             n=n,
             stream=stream,
             include_usage=include_usage,
             echo=echo,
-            wishes=shared.wishes(body, headers),
+            preferences=shared.preferences(body, headers),
         )
 
     def schema(self) -> dict[str, Any]:

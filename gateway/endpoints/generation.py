@@ -23,7 +23,7 @@ from gateway.answering.service import Service
 from gateway.answering.tier_calls import Item
 from gateway.api import sse
 from gateway.api.answer_encoder import Wire, WireHead, usage_json
-from gateway.api.generation_request import ApiRequest
+from gateway.api.request import InferenceRequest
 from gateway.api.stream_encoder import Frames
 from gateway.config.sections import ServerConfig
 from gateway.edge.body import Receive, discard_rest, parse_object, read_body
@@ -41,7 +41,7 @@ _log = logging.getLogger("suffice.http")
 # Frames of one write: a model that never waits must not keep its client waiting.
 _MOST_TOGETHER = 64
 
-Reader = Callable[[Mapping[str, Any], Mapping[str, str]], ApiRequest]
+Reader = Callable[[Mapping[str, Any], Mapping[str, str]], InferenceRequest]
 """Body and ``x-suffice-*`` headers in, checked request out."""
 
 
@@ -103,7 +103,7 @@ class GenerationEndpoint:
                 self._door.admission.leave(exchange.clock() - exchange.entered_s)
         self._service.metrics.http[self._path, str(responder.status or 499)] += 1
 
-    async def _read(self, head: Head, receive: Receive) -> tuple[Caller, ApiRequest, float]:
+    async def _read(self, head: Head, receive: Receive) -> tuple[Caller, InferenceRequest, float]:
         """Everything that can be refused before a place is taken."""
         limits, door = self._door.limits, self._door
         begun_s = time.perf_counter()
@@ -129,7 +129,7 @@ class GenerationEndpoint:
             hangup=hangup,
         ) as lifeline:
             began_s = exchange.clock()
-            await admission.enter(exchange.request.wishes.priority)
+            await admission.enter(exchange.request.preferences.priority)
             exchange.entered_s = exchange.clock()
             exchange.waited_s = exchange.entered_s - began_s
             await self._service.route(exchange)

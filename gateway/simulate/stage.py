@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-from backends.protocol import Finished, FinishReason, Message, SamplingParams, Usage
+from backends.protocol import Finished, FinishReason, SamplingParams, Usage
 from backends.testing import EchoBackend
 from gateway.access.authenticator import Caller
 from gateway.answering.exchange import Exchange
 from gateway.api.choice import Answer
-from gateway.api.generation_request import ApiRequest, Wishes
+from gateway.api.request import InferenceRequest, RoutingPreferences, TextPart, Turn
 from gateway.app import create_app
 from gateway.control.monitor import Monitor
 from gateway.control.rollout import RolloutDriver
@@ -115,12 +115,11 @@ class Stage:
         moment = self.clock()
         service = self._parts.service
         overrides = Overrides(session_id=asked.session_id)
-        request = ApiRequest(
+        request = InferenceRequest(
             model="auto",
-            prompts=((Message("user", asked.text),),),
-            turns=(("user", asked.text),),
+            prompts=((Turn("user", (TextPart(asked.text),)),),),
             sampling=SamplingParams(max_tokens=512),
-            wishes=Wishes(overrides),
+            preferences=RoutingPreferences(overrides),
         )
         exchange = Exchange(
             request_id=uuid7(time_ns=self.clock.time_ns),

@@ -6,11 +6,11 @@ import random
 
 from backends.protocol import FinishReason
 from classifier.types import Sufficiency
-from gateway.api.generation_request import ApiRequest
+from gateway.api.request import InferenceRequest, is_text
 from gateway.config.sections import Retention
 from gateway.ids import uuid7
 from gateway.store.records import RequestRecord, VerificationJob
-from gateway.verify.texts import is_text, pack_prompt, pack_sampling
+from gateway.verify.texts import pack_prompt, pack_sampling
 from policies.ladder import Ladder
 from policies.policy import Policy
 from policies.pricing import price_usd
@@ -49,7 +49,7 @@ class Sampler:
 
     def chances(
         self,
-        request: ApiRequest,
+        request: InferenceRequest,
         policy: Policy,
         decision: RoutingDecision,
         tier: Tier,
@@ -88,7 +88,7 @@ class Sampler:
             prices,
             factor=factor,
             throttle=self.throttle,
-            barred=self._barred(request.wishes.overrides.regions),
+            barred=self._barred(request.preferences.overrides.regions),
         )
 
     def draw(self, chosen: Chances | None) -> Drawn | None:
@@ -96,7 +96,7 @@ class Sampler:
         return None if chosen is None else draw(chosen, self._rng)
 
     def job(
-        self, request: ApiRequest, policy: Policy, answer: str, record: RequestRecord, drawn: Drawn
+        self, request: InferenceRequest, policy: Policy, answer: str, record: RequestRecord, drawn: Drawn
     ) -> VerificationJob:
         """The work to be done for a drawn answer."""
         assert record.final_tier is not None, "only answers are drawn"
@@ -127,9 +127,9 @@ class Sampler:
         return frozenset([tier.index for tier in self._ladder if tier.region not in regions])
 
 
-def _regions(policy: Policy, request: ApiRequest) -> tuple[str, ...] | None:
+def _regions(policy: Policy, request: InferenceRequest) -> tuple[str, ...] | None:
     """Return where the prompt may go, by policy and by request; None for anywhere."""
-    permitted, asked = policy.allowed_regions, request.wishes.overrides.regions
+    permitted, asked = policy.allowed_regions, request.preferences.overrides.regions
     if permitted and asked:
         return tuple([each for each in asked if each in permitted])
     return permitted or asked or None

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from backends.protocol import GenerateRequest, Message, Priority, SamplingParams
-from gateway.api.generation_request import Prompt
+from gateway.api.request import Prompt, Turn
 
 # Token ids mean nothing to another tier's tokenizer; probabilities are asked for by the graders themselves.
 _LEFT_OUT = frozenset({"logit_bias", "stop_token_ids", "logprobs", "prompt_logprobs"})
@@ -17,16 +17,11 @@ _DEFAULTS = SamplingParams()
 _NAMES = tuple(each.name for each in dataclasses.fields(SamplingParams) if each.name not in _LEFT_OUT)
 
 
-def is_text(prompt: Prompt) -> bool:
-    """Whether another tier can read a prompt: messages or text, not token ids."""
-    return isinstance(prompt, str) or (bool(prompt) and isinstance(prompt[0], Message))
-
-
 def pack_prompt(prompt: Prompt) -> str:
     """A prompt as JSON: ``{"messages": [[role, content, name]]}`` or ``{"prompt": text}``."""
     if isinstance(prompt, str):
         return orjson.dumps({"prompt": _mend(prompt)}).decode()
-    turns = [[each.role, _mend(each.content), each.name] for each in prompt if isinstance(each, Message)]
+    turns = [[each.role, _mend(each.text), each.name] for each in prompt if isinstance(each, Turn)]
     return orjson.dumps({"messages": turns}).decode()
 
 

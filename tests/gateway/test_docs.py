@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.api.generation_request import SharedFields
+from gateway.api.shared_fields import SharedFields
 from gateway.config.sections import ServerConfig
 from gateway.edge.error_table import TABLE
 from policies.types import ReasonCode

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from backends.protocol import Finished, FinishReason, GenerateRequest, Message, Priority, SamplingParams
 from backends.testing import EchoBackend, Script
 from gateway.answering.domain import domain_of
+from gateway.api.request import TextPart, Turn, is_text
 from gateway.store.verifications import NOTHING, Spent
 from gateway.verify.check import Meter
 from gateway.verify.combination import Combination, Model, feature, flat_scores
@@ -27,7 +28,7 @@ from gateway.verify.graders.judge import JudgeGrader, expected_points
 from gateway.verify.graders.likelihood import LikelihoodGrader, contrast
 from gateway.verify.pair import Grade, Pair, Party
 from gateway.verify.spending import priced, priced_ending
-from gateway.verify.texts import is_text, pack_prompt, pack_sampling, question_of, unpack_request
+from gateway.verify.texts import pack_prompt, pack_sampling, question_of, unpack_request
 from policies.types import Tier
 
 ASKED = Message("user", "How many legs has a spider?")
@@ -296,7 +297,8 @@ def test_a_request_comes_back_as_another_tier_can_take_it(
     turns: list[tuple[str, str]], sampling: SamplingParams, thinking: bool | None
 ) -> None:
     messages = tuple(Message(role, content) for role, content in turns)
-    found = unpack_request("v", pack_prompt(messages), pack_sampling(sampling, thinking))
+    conversation = tuple(Turn(role, (TextPart(content),)) for role, content in turns)
+    found = unpack_request("v", pack_prompt(conversation), pack_sampling(sampling, thinking))
     assert (found.messages, found.thinking, found.priority) == (messages, thinking, Priority.BACKGROUND)
     assert (found.sampling.temperature, found.sampling.stop) == (sampling.temperature, sampling.stop)
     assert (found.sampling.seed, found.sampling.max_tokens) == (sampling.seed, sampling.max_tokens)

@@ -1,74 +1,20 @@
-"""What every generating endpoint understands: one frozen request, and the readers of the fields they share."""
+"""Reads the fields that chat and plain completions share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
-from backends.protocol import Message, Priority, SamplingParams
+from backends.protocol import Priority
 from gateway.api import fields
 from gateway.api.fields import Check
+from gateway.api.request import NO_PREFERENCES, RoutingPreferences
 from gateway.api.routing_preferences import from_header, overrides_of, read_cost_limit, read_regions
 from gateway.config.sections import ServerConfig
 from gateway.errors import InvalidRequest, UnsupportedOption
-from policies.types import Overrides
-
-Prompt = tuple[Message, ...] | str | tuple[int, ...]
 
 _MAX_NAME_CHARS = 256
 _MAX_OUTPUT_TOKENS = 2**31 - 1
-
-
-@dataclass(frozen=True, slots=True)
-class Wishes:
-    """What a request asks of the routing: the ``suffice`` object and the ``x-suffice-*`` headers.
-
-    ``given`` holds only what was said, for the log.
-    """
-
-    overrides: Overrides = field(default_factory=Overrides)
-    policy: str | None = None
-    priority: Priority = Priority.LIVE
-    given: Mapping[str, Any] = field(default_factory=dict)
-
-
-NO_WISHES = Wishes()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApiRequest:
-    """A validated request for text, whichever endpoint it came through.
-
-    Parameters
-    ----------
-    model : the body's ``model``
-    prompts : what is to be answered; several only for ``/v1/completions``. Messages, text, or token ids
-    turns : the same as (role, text), for the router; empty when only token ids are known
-    n : answers per prompt
-    sampling : of one answer; ``seed`` is that of the first
-    include_usage : a stream carries a usage chunk
-    thinking : None leaves it to the tier
-    echo : the answer repeats the prompt
-    wishes : what is asked of the routing
-    prediction : text that the answer may turn out to be
-    """
-
-    model: str
-    prompts: tuple[Prompt, ...]
-    turns: tuple[tuple[str, str], ...]
-    sampling: SamplingParams
-    n: int = 1
-    stream: bool = False
-    include_usage: bool = False
-    thinking: bool | None = None
-    echo: bool = False
-    wishes: Wishes = NO_WISHES
-    prediction: str | None = None
-
-    @property
-    def num_choices(self) -> int:
-        return len(self.prompts) * self.n
 
 
 class SharedFields:
@@ -77,7 +23,7 @@ class SharedFields:
     Parameters
     ----------
     limits : the server's
-    tier_numbers : tier's name -> its number; wishes may use either
+    tier_numbers : tier's name -> its number; preferences may use either
     """
 
     def __init__(self, limits: ServerConfig, tier_numbers: Mapping[str, int]) -> None:
@@ -88,7 +34,7 @@ class SharedFields:
         self._sampling = _sampling_checks(limits)
         # An empty answer makes sense where the prompt can be echoed with its probabilities.
         self._sampling_of_text = self._sampling | {"max_tokens": ("max_tokens", fields.integer(0, _MAX_OUTPUT_TOKENS))}
-        self._wishes: Mapping[str, Check] = {
+        self._preferences: Mapping[str, Check] = {
             "tier": self._tier,
             "min_tier": self._tier,
             "max_tier": self._tier,
@@ -152,24 +98,26 @@ class SharedFields:
             return None
         return EFFORT(effort, "reasoning_effort") not in ("none", "minimal")
 
-    def wishes(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> Wishes:
+    def preferences(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> RoutingPreferences:
         """The ``suffice`` object over the ``x-suffice-*`` headers: what both say, the body decides."""
         own = body.get("suffice")
         flex = body.get("service_tier") == "flex"
         if own is None and not headers and not flex:
-            return NO_WISHES
+            return NO_PREFERENCES
         given: dict[str, Any] = {"priority": "background"} if flex else {}
         for key, text in headers.items():
-            given[key] = self._wishes[key](from_header(key, text), f"x-suffice-{key.replace('_', '-')}")
+            given[key] = self._preferences[key](from_header(key, text), f"x-suffice-{key.replace('_', '-')}")
         for key, value in fields.mapping({} if own is None else own, "suffice").items():
-            if key not in self._wishes:
-                known = ", ".join(self._wishes)
+            if key not in self._preferences:
+                known = ", ".join(self._preferences)
                 raise InvalidRequest(
                     f"'suffice' has no option {key[:80]!r}; it has {known}.", param=f"suffice.{key[:80]}"
                 )
             if value is not None:
-                given[key] = self._wishes[key](value, f"suffice.{key}")
-        return Wishes(overrides_of(given), given.get("policy"), Priority(given.get("priority", "live")), given)
+                given[key] = self._preferences[key](value, f"suffice.{key}")
+        return RoutingPreferences(
+            overrides_of(given), given.get("policy"), Priority(given.get("priority", "live")), given
+        )
 
     def refuse_unsupported(self, body: Mapping[str, Any]) -> None:
         """Refuse what would change the answer's meaning and cannot be done; what changes nothing is tolerated."""
@@ -184,20 +132,22 @@ class SharedFields:
     def properties(self, *, may_be_empty: bool = False) -> dict[str, fields.Schema]:
         """The JSON Schema of every field that is read here, by name."""
         checks = self._sampling_of_text if may_be_empty else self._sampling
-        wishes = {name: fields.schema_of(check) for name, check in self._wishes.items()}
+        preferences = {name: fields.schema_of(check) for name, check in self._preferences.items()}
         described: dict[str, fields.Schema] = {
             "model": fields.schema_of(self._model),
             "n": fields.schema_of(self._n),
             "stream": fields.schema_of(fields.boolean),
             "stream_options": {"type": "object", "properties": {"include_usage": fields.schema_of(fields.boolean)}},
-            "suffice": {"type": "object", "properties": wishes, "additionalProperties": False},
+            "suffice": {"type": "object", "properties": preferences, "additionalProperties": False},
         }
         described |= {name: fields.schema_of(check) for name, (_, check) in checks.items()}
         return described | {name: fields.schema_of(check) for name, check in _WITHOUT_EFFECT.items()}
 
-    def wish_headers(self) -> dict[str, fields.Schema]:
+    def preference_headers(self) -> dict[str, fields.Schema]:
         """The JSON Schema of every ``x-suffice-*`` request header."""
-        return {f"x-suffice-{name.replace('_', '-')}": fields.schema_of(check) for name, check in self._wishes.items()}
+        return {
+            f"x-suffice-{name.replace('_', '-')}": fields.schema_of(check) for name, check in self._preferences.items()
+        }
 
     @fields.lets_through({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string"}]})
     def _tier(self, value: Any, param: str) -> int:
