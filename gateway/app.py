@@ -22,26 +22,27 @@ from backends.protocol import Backend
 from classifier.types import Router
 from gateway.access.admission import Admission
 from gateway.access.authenticator import Authenticator
-from gateway.access.rate_limiter_factory import make_rates
+from gateway.access.rate_limiter_factory import make_rate_limiter
 from gateway.admin.openapi import document
 from gateway.admin.operation import Operation
 from gateway.admin.room import AdminRoom
-from gateway.answering.recording import Recorder
-from gateway.answering.service import Service
+from gateway.answering.recorder import AnswerRecorder
+from gateway.answering.request_router import RequestRouter
 from gateway.answering.sessions import Sessions
-from gateway.api.chat_decoder import ChatReader
-from gateway.api.chat_encoder import ChatWire
-from gateway.api.completion_decoder import CompletionReader
-from gateway.api.completion_encoder import CompletionWire
+from gateway.api.chat_decoder import ChatDecoder
+from gateway.api.chat_encoder import ChatEncoder
+from gateway.api.completion_decoder import CompletionDecoder
+from gateway.api.completion_encoder import CompletionEncoder
 from gateway.api.shared_fields import SharedFields
 from gateway.control.metrics import ControlMetrics
 from gateway.control.monitor import Monitor
 from gateway.control.opening import set_watch
 from gateway.control.plane import ControlPlane
 from gateway.control.routers import RouterSet
+from gateway.edge.gate import RequestGate
 from gateway.endpoints.embeddings import EmbeddingEndpoint
 from gateway.endpoints.feedback import FeedbackEndpoint
-from gateway.endpoints.generation import Door, GenerationEndpoint
+from gateway.endpoints.generation import GenerationEndpoint
 from gateway.endpoints.pages import Pages, error_response, fixed, guarded
 from gateway.errors import MethodNotAllowed, RouteNotFound
 from gateway.ids import uuid7
@@ -151,7 +152,7 @@ class _Parts:
         self.monitor: Monitor | None = None
         self.retraining: RetrainSchedule | None = None
         self._routers: RouterSet | None = None
-        self.rates = make_rates(settings, self.store)
+        self.rates = make_rate_limiter(settings, self.store)
         self.verifier: VerificationWorker | None = None
         self.metrics = Metrics()
         self.admission = Admission(settings.server.max_concurrency, settings.server.queue_limit)
@@ -168,7 +169,7 @@ class _Parts:
         await loader.start_backends(self.backends, progress)
         self._assemble()
         assert self.control is not None, "assembled just now"
-        await self.service.routers.warm_up()
+        await self.request_router.routers.warm_up()
         await self.control.start()
         if self.verifier is not None:
             self.verifier.start(works=settings.verification.worker)
@@ -178,7 +179,6 @@ class _Parts:
         ladder = loader.fit_ladder(settings.ladder, self.backends)
         policies = loader.complete_policies(settings.policies, self._router)
         self.catalog = Catalog(ladder, policies[settings.policy.name], policies, self.backends)
-        recorder = self.recorder = Recorder(settings.config_hash, settings.log.prompts, self.store.digest)
         sampler = Sampler(ladder, settings.log.prompts, self._rng, enabled=settings.verification.enabled)
         routers = self._routers = RouterSet(
             self._router,
@@ -188,11 +188,20 @@ class _Parts:
         )
         sessions = Sessions(self.store)
         request_log = RequestLog(settings.log)
-        self.service = Service(
-            self.catalog, routers, recorder, sampler, self.store, sessions, self.metrics, request_log, self._rng
+        self.request_router = RequestRouter(self.catalog, routers, sessions, self._rng)
+        self.recorder = AnswerRecorder(
+            settings.config_hash,
+            settings.log.prompts,
+            self.store,
+            self.catalog,
+            routers,
+            sampler,
+            sessions,
+            self.metrics,
+            request_log,
         )
-        control = ControlPlane(settings, self.store, self.catalog, routers, self.service, self._rng)
-        self.control, self.service.shadow = control, control.shadow
+        control = ControlPlane(settings, self.store, self.catalog, routers, self.request_router, self._rng)
+        self.control, self.recorder.shadow = control, control.shadow
         self.retraining = RetrainSchedule(settings, self.store, control.writer)
         self.retraining.join(control.leader)
         self.monitor = set_watch(control, settings, self.store)
@@ -212,23 +221,22 @@ class _Parts:
         settings = self._settings
         server = settings.server
         authenticator = Authenticator(settings.auth, server.host, self.store, cors_origins=server.cors_origins)
-        door = Door(server, authenticator, self.admission, self.rates)
+        gate = RequestGate(server, authenticator, self.admission, self.rates)
         shared = SharedFields(server, self.catalog.tier_numbers)
-        fingerprint = f"fp_{settings.config_hash}"
-        chat = GenerationEndpoint("/v1/chat/completions", ChatReader(shared), ChatWire, self.service, door, fingerprint)
-        completions = GenerationEndpoint(
-            "/v1/completions", CompletionReader(shared), CompletionWire, self.service, door, fingerprint
-        )
+        parts = (gate, self.request_router, self.recorder, self.metrics, f"fp_{settings.config_hash}")
+        chat = GenerationEndpoint("/v1/chat/completions", ChatDecoder(shared), ChatEncoder, *parts)
+        completions = GenerationEndpoint("/v1/completions", CompletionDecoder(shared), CompletionEncoder, *parts)
+        embeddings = EmbeddingEndpoint(gate, self.catalog, self.recorder, self.metrics)
         readiness = Readiness(self.catalog, settings.metrics.readiness_ttl_s)
         book = FeedbackBook(self.store)
-        feedback = FeedbackEndpoint(server, authenticator, self.store, book, len(self.catalog.ladder))
+        feedback = FeedbackEndpoint(gate, self.store, book, len(self.catalog.ladder))
         assert self.control is not None, "opened before"
         control = self.control.status
-        pages = Pages(self.catalog, authenticator, self.store, readiness, self.admission, self.metrics, control)
+        pages = Pages(self.catalog, gate, self.store, readiness, self.admission, self.metrics, control)
         routes = [
             Route("/v1/chat/completions", chat, methods=["POST"]),
             Route("/v1/completions", completions, methods=["POST"]),
-            Route("/v1/embeddings", EmbeddingEndpoint(self.service, door, self.recorder), methods=["POST"]),
+            Route("/v1/embeddings", embeddings, methods=["POST"]),
             Route("/v1/feedback", guarded(feedback), methods=["POST"]),
             Route("/v1/models", guarded(pages.models)),
             Route("/v1/models/{model:path}", guarded(pages.model)),

@@ -57,7 +57,8 @@ class Admission:
         if self.is_draining:
             raise Draining
         if self.num_running < self._max_running:
-            self._take()
+            self.num_running += 1
+            self._idle.clear()
             return
         if self.num_waiting >= self._max_waiting and not self._make_room(priority):
             raise self._full()
@@ -85,10 +86,6 @@ class Admission:
         if turn in self._waiting[priority]:
             self._waiting[priority].remove(turn)
 
-    def _take(self) -> None:
-        self.num_running += 1
-        self._idle.clear()
-
     def leave(self, held_s: float | None = None) -> None:
         """Give a place back to whoever is next; ``held_s`` is how long it was held."""
         if held_s is not None:
@@ -98,7 +95,7 @@ class Admission:
             while queue:
                 turn = queue.popleft()
                 if not turn.done():
-                    self._take()
+                    self.num_running += 1
                     turn.set_result(None)
                     return
         if self.num_running == 0:

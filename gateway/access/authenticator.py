@@ -43,6 +43,11 @@ class Caller:
     limits: KeyLimits = NO_LIMITS
     scope: str = USE
 
+    @property
+    def is_limited(self) -> bool:
+        """Whether anything bounds what the key may use."""
+        return self.limits is not NO_LIMITS and self.limits != NO_LIMITS
+
 
 ANONYMOUS = Caller()
 

@@ -53,7 +53,7 @@ class Sums(Protocol):
 
 
 @dataclass(slots=True)
-class Grant:
+class Reservation:
     """What is held for one request. ``headers`` tell its caller what is left."""
 
     hold_id: str
@@ -62,7 +62,7 @@ class Grant:
     headers: Headers = field(default_factory=list)
 
 
-class Rates:
+class RateLimiter:
     """The limits of all keys, and the budgets of all policies.
 
     Parameters
@@ -94,7 +94,7 @@ class Rates:
         self._own_confirmed: set[Account] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def admit(self, hold_id: str, caller: Caller, num_tokens: int) -> Grant:
+    async def admit(self, hold_id: str, caller: Caller, num_tokens: int) -> Reservation:
         """Reserve a request and its tokens of the minute.
 
         Raises
@@ -103,20 +103,20 @@ class Rates:
         StoreUnavailable
             The key's use cannot be looked up.
         """
-        grant = Grant(hold_id, caller)
+        reservation = Reservation(hold_id, caller)
         assert caller.key_id is not None, "only keys have limits"
         wants = list(rate_wants(caller.key_id, caller.limits, self._clock(), num_tokens))
         if wants:
-            verdict = await self._reserve(grant, wants)
-            grant.headers = rate_headers(wants, verdict.spent, self._clock())
+            verdict = await self._reserve(reservation, wants)
+            reservation.headers = rate_headers(wants, verdict.spent, self._clock())
             if verdict.refused is not None:
                 want = wants[verdict.refused]
                 raise RateLimited(
-                    want.account.meter.value, want.limit, want.amount, self._left_s(want.account), grant.headers
+                    want.account.meter.value, want.limit, want.amount, self._left_s(want.account), reservation.headers
                 )
-        return grant
+        return reservation
 
-    async def afford(self, grant: Grant, policy: Policy, cost_nano_usd: int) -> None:
+    async def afford(self, reservation: Reservation, policy: Policy, cost_nano_usd: int) -> None:
         """Reserve what the request is expected to cost, of the key's budgets and then of its policy's.
 
         Raises
@@ -124,37 +124,39 @@ class Rates:
         QuotaExhausted
         StoreUnavailable
         """
-        caller, now = grant.caller, self._clock()
+        caller, now = reservation.caller, self._clock()
         if caller.key_id is not None:
-            await self._spend(grant, list(budget_wants(caller.key_id, caller.limits, now, cost_nano_usd)), "this key")
+            await self._spend(
+                reservation, list(budget_wants(caller.key_id, caller.limits, now, cost_nano_usd)), "this key"
+            )
         # One after the other: in a cluster the books of a key and of a policy need not lie on one machine.
-        await self._spend(grant, list(policy_wants(policy, now, cost_nano_usd)), f"policy {policy.name!r}")
+        await self._spend(reservation, list(policy_wants(policy, now, cost_nano_usd)), f"policy {policy.name!r}")
 
-    async def _spend(self, grant: Grant, wants: Sequence[Want], whose: str) -> None:
+    async def _spend(self, reservation: Reservation, wants: Sequence[Want], whose: str) -> None:
         if not wants:
             return
-        verdict = await self._reserve(grant, wants)
+        verdict = await self._reserve(reservation, wants)
         if verdict.refused is not None:
             want = wants[verdict.refused]
             window = "month" if want.account.meter is Meter.MONTH else "day"
             raise QuotaExhausted(whose, window, want.limit, self._left_s(want.account))
 
-    def settle(self, grant: Grant, *, num_requests: int, num_tokens: int, cost_nano_usd: int) -> None:
+    def settle(self, reservation: Reservation, *, num_requests: int, num_tokens: int, cost_nano_usd: int) -> None:
         """Replace what was held by what was used; all zero releases it. Returns at once."""
-        if not grant.wants:
+        if not reservation.wants:
             return
         used = {Meter.REQUESTS: num_requests, Meter.TOKENS: num_tokens}
         own: dict[Account, int] = {}
         shared: dict[str, dict[Account, int]] = {}
-        for want, is_shared in grant.wants:
+        for want, is_shared in reservation.wants:
             account = want.account
             books = shared.setdefault(account.owner, {}) if is_shared else own
             books[account] = used.get(account.meter, cost_nano_usd)
-        grant.wants = []
-        self._local.settle(grant.hold_id, own)
+        reservation.wants = []
+        self._local.settle(reservation.hold_id, own)
         if self._shared is not None:
             for books in shared.values():
-                self._spawn(self._settle_shared(self._shared, grant.hold_id, books))
+                self._spawn(self._settle_shared(self._shared, reservation.hold_id, books))
 
     async def close(self) -> None:
         """Let settlements that are under way end."""
@@ -167,13 +169,13 @@ class Rates:
         # Where it fails the hold lapses by itself, and the row is in the log that the books are raised to.
         await self._try_shared(ledger.settle(hold_id, actual))
 
-    async def _reserve(self, grant: Grant, wants: Sequence[Want]) -> Verdict:
-        verdict = await self._reserve_shared(grant.hold_id, wants)
+    async def _reserve(self, reservation: Reservation, wants: Sequence[Want]) -> Verdict:
+        verdict = await self._reserve_shared(reservation.hold_id, wants)
         is_shared = verdict is not None
         if verdict is None:
-            verdict = await self._reserve_own(grant.hold_id, wants)
+            verdict = await self._reserve_own(reservation.hold_id, wants)
         if verdict.refused is None:
-            grant.wants += [(want, is_shared) for want in wants]
+            reservation.wants += [(want, is_shared) for want in wants]
         return verdict
 
     async def _reserve_shared(self, hold_id: str, wants: Sequence[Want]) -> Verdict | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gateway.access.rate_limiter import Rates
+from gateway.access.rate_limiter import RateLimiter
 from gateway.store.key_sums import KeySums
 from gateway.store.store import Store
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _LAPSE_SLACK_S = 60.0
 
 
-def make_rates(settings: Settings, store: Store) -> Rates:
+def make_rate_limiter(settings: Settings, store: Store) -> RateLimiter:
     """Nothing is connected yet: Redis is asked when the first limited key calls."""
     shared: RedisLedger | None = None
     if settings.redis.url is not None:
@@ -31,4 +31,4 @@ def make_rates(settings: Settings, store: Store) -> Rates:
         client = Redis.from_url(settings.redis.url, socket_timeout=1.0, socket_connect_timeout=1.0, retry=never)
         shared = RedisLedger(client, lapse_s=settings.server.request_timeout_s + _LAPSE_SLACK_S)
     # A SQLite log has one writing gateway: its own books are complete.
-    return Rates(KeySums(store), shared, renews=store.dialect == "postgresql")
+    return RateLimiter(KeySums(store), shared, renews=store.dialect == "postgresql")

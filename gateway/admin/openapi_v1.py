@@ -7,8 +7,8 @@ from typing import Any
 
 from backends import errors as backends
 from gateway.admin import schemas
-from gateway.api.chat_decoder import ChatReader
-from gateway.api.completion_decoder import CompletionReader
+from gateway.api.chat_decoder import ChatDecoder
+from gateway.api.completion_decoder import CompletionDecoder
 from gateway.api.embedding_decoder import embedding_schema
 from gateway.api.shared_fields import SharedFields
 from gateway.endpoints.feedback import feedback_schema
@@ -110,9 +110,9 @@ def v1_paths(shared: SharedFields, error_responses: ErrorResponses, *, with_metr
     }
     found: dict[str, Any] = {
         "/v1/chat/completions": generation(
-            "create_chat_completion", "Answer a conversation, whole or as a stream.", ChatReader(shared).schema()
+            "create_chat_completion", "Answer a conversation, whole or as a stream.", ChatDecoder(shared).schema()
         ),
-        "/v1/completions": generation("create_completion", "Continue a text.", CompletionReader(shared).schema()),
+        "/v1/completions": generation("create_completion", "Continue a text.", CompletionDecoder(shared).schema()),
         "/v1/embeddings": {"post": embeddings},
         "/v1/feedback": {"post": feedback},
         "/v1/models": reading("list_models", "What `model` may name.", schemas.listing(_MODEL)),

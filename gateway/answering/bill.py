@@ -13,7 +13,7 @@ from policies.types import Tier
 _NANO_USD = Decimal("0.000000001")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Bill:
     """Sums over the choices of a request.
 
@@ -35,6 +35,20 @@ class Bill:
     queue_s: float = 0.0
 
 
+def make_single_bill(tier: Tier, ending: Finished) -> Bill:
+    """Return what a request's only choice used at the tier that answered it."""
+    usage = ending.usage
+    compute_s = ending.compute_s if ending.compute_measured else None
+    return Bill(
+        usage,
+        usage,
+        _whole_nano(price_usd(tier, usage.prompt_tokens, usage.completion_tokens)),
+        compute_s,
+        None if compute_s is None else _whole_nano(measured_cost_usd(tier, compute_s)),
+        ending.timings.queue_s,
+    )
+
+
 def make_bill(tier: Tier, endings: Sequence[Finished], answers_per_prompt: int) -> Bill:
     """Sum what the choices of a request used at the tier that answered it.
 
@@ -45,18 +59,12 @@ def make_bill(tier: Tier, endings: Sequence[Finished], answers_per_prompt: int) 
     answers_per_prompt : the request's ``n``
     """
     compute_s = sum(each.compute_s for each in endings) if all(each.compute_measured for each in endings) else None
-    if len(endings) == 1:
-        usage = shown = endings[0].usage
-        cost_usd = price_usd(tier, usage.prompt_tokens, usage.completion_tokens)
-    else:
-        usage = _sum([each.usage for each in endings])
-        shown = _shown(usage, [each.usage for each in endings[::answers_per_prompt]])
-        prices = [price_usd(tier, each.usage.prompt_tokens, each.usage.completion_tokens) for each in endings]
-        cost_usd = sum(prices, Decimal(0))
+    usage = _sum([each.usage for each in endings])
+    prices = [price_usd(tier, each.usage.prompt_tokens, each.usage.completion_tokens) for each in endings]
     return Bill(
         usage=usage,
-        shown_usage=shown,
-        cost_usd=_whole_nano(cost_usd),
+        shown_usage=_shown(usage, [each.usage for each in endings[::answers_per_prompt]]),
+        cost_usd=_whole_nano(sum(prices, Decimal(0))),
         compute_s=compute_s,
         measured_cost_usd=None if compute_s is None else _whole_nano(measured_cost_usd(tier, compute_s)),
         queue_s=max([each.timings.queue_s for each in endings]),

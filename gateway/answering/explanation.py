@@ -1,13 +1,65 @@
-"""Why a request went where it went, and what other tiers would have cost: what ``GET /v1/requests/{id}`` answers."""
+"""Tells callers why a request went where it went: headers, the ``suffice`` object, ``GET /v1/requests/{id}``."""
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
+from gateway.answering.phases import AdmittedRequest, Answer
 from gateway.store.records import RequestRecord
 from policies.ladder import Ladder
 from policies.pricing import from_nano_usd, price_usd
 from policies.types import Tier
+
+
+def answer_note(answer: Answer, tier: Tier) -> dict[str, Any]:
+    """Return the ``suffice`` object at the end of an answer: what the headers say, and the cost at its end."""
+    routed = answer.routed
+    basis = routed.basis
+    bill = answer.bill()
+    measured = bill.measured_cost_usd
+    return {
+        "request_id": routed.admitted.request_id,
+        "tier": tier.index,
+        "tier_name": tier.name,
+        "model": tier.model,
+        "reason": answer.reason,
+        "confidence": routed.decision.confidence,
+        "cost_usd": format(bill.cost_usd, "f"),
+        "measured_cost_usd": None if measured is None else format(measured, "f"),
+        "router_version": basis.router_version,
+        "policy": basis.policy.name,
+        "policy_version": basis.policy.version,
+    }
+
+
+def answer_headers(admitted: AdmittedRequest, answer: Answer | None, *, with_cost: bool) -> list[tuple[bytes, bytes]]:
+    """Return the ``x-suffice-*`` response headers; the cost of a stream is known only at its end."""
+    request_id = admitted.request_id.encode()
+    # OpenAI's clients read the second name and show it with every error.
+    found: list[tuple[bytes, bytes]] = [(b"x-suffice-request-id", request_id), (b"x-request-id", request_id)]
+    overhead_s = max(0.0, admitted.clock() - admitted.accepted_s - admitted.waited_s)
+    if answer is not None:
+        basis, confidence, overhead_s = answer.routed.basis, answer.routed.decision.confidence, answer.overhead_s
+        if (tier := answer.tier) is not None:
+            found += ((b"x-suffice-tier", b"%d" % tier.index), (b"x-suffice-model", _latin(tier.model)))
+        found.append((b"x-suffice-reason", answer.reason.encode()))
+        if confidence is not None:
+            found.append((b"x-suffice-confidence", b"%.4f" % confidence))
+        found.append((b"x-suffice-router-version", _latin(basis.router_version)))
+        found.append((b"x-suffice-policy-version", _latin(f"{basis.policy.name}@{basis.policy.version}")))
+        if with_cost:
+            found.append((b"x-suffice-cost", format(answer.bill().cost_usd, "f").encode()))
+    if admitted.reservation is not None:
+        found += admitted.reservation.headers
+    found.append((b"x-suffice-overhead-ms", b"%.3f" % (overhead_s * 1e3)))
+    return found
+
+
+@lru_cache(1024)
+def _latin(text: str) -> bytes:
+    """Names from a configuration file may hold anything; a header may not."""
+    return text.encode("ascii", "backslashreplace").replace(b"\n", b" ").replace(b"\r", b" ")
 
 
 def explain(record: RequestRecord, ladder: Ladder) -> dict[str, Any]:

@@ -14,14 +14,14 @@ import orjson
 
 from backends.protocol import FinishReason, TokenDelta, TokenLogprob, Usage
 from gateway.api import sse
-from gateway.api.choice import Answer
+from gateway.api.choice import AnswerChoice
 
 # OpenAI writes this for "not among the likeliest"; JSON has no minus infinity.
 _LEAST_LOGPROB = -9999.0
 
 
-@dataclass(frozen=True, slots=True)
-class WireHead:
+@dataclass(slots=True)
+class ResponseHead:
     """What every frame of one response repeats."""
 
     request_id: str
@@ -30,7 +30,7 @@ class WireHead:
     fingerprint: str
 
 
-class Wire:
+class AnswerEncoder:
     """Formats one response. Subclasses say how a choice looks.
 
     ``holds_back``: a stream's choice is sent in one piece when it has ended, because what belongs at its beginning is
@@ -41,12 +41,16 @@ class Wire:
     object_name: ClassVar[str]
     chunk_object_name: ClassVar[str]
 
-    def __init__(self, head: WireHead, *, include_usage: bool = False, holds_back: bool = False) -> None:
+    def __init__(self, head: ResponseHead, *, include_usage: bool = False, holds_back: bool = False) -> None:
         self._head = head
         self.holds_back = holds_back
+        self._before = b""
+        self._after = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
+
+    def start_stream(self) -> None:
+        """Encode what every frame repeats; before the first one."""
         fields = orjson.dumps(self._fields(self.chunk_object_name))[:-1]
         self._before = b"data: " + fields + b',"choices":['
-        self._after = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
 
     def _fields(self, object_name: str) -> dict[str, Any]:
         head = self._head
@@ -70,11 +74,11 @@ class Wire:
         """The frame that ends a choice."""
         raise NotImplementedError
 
-    def held(self, answer: Answer) -> bytes:
+    def held(self, answer: AnswerChoice) -> bytes:
         """The frame of a finished choice that was held back."""
         raise NotImplementedError
 
-    def choice(self, answer: Answer) -> dict[str, Any]:
+    def choice(self, answer: AnswerChoice) -> dict[str, Any]:
         """A finished choice of a response that is not streamed."""
         raise NotImplementedError
 
@@ -85,7 +89,9 @@ class Wire:
 
     def body(self, choices: Sequence[Mapping[str, Any]], usage: Mapping[str, Any], note: Mapping[str, Any]) -> bytes:
         """The whole response at once."""
-        return orjson.dumps(self._fields(self.object_name) | {"choices": choices, "usage": usage, "suffice": note})
+        body = self._fields(self.object_name)
+        body["choices"], body["usage"], body["suffice"] = choices, usage, note
+        return orjson.dumps(body)
 
 
 def usage_json(usage: Usage) -> dict[str, Any]:

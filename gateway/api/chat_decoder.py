@@ -17,7 +17,7 @@ _UNSUPPORTED_ROLES = ("tool", "function")
 _MAX_NAME_CHARS = 64
 
 
-class ChatReader:
+class ChatDecoder:
     """Reads chat bodies under the limits in force."""
 
     def __init__(self, shared: SharedFields) -> None:

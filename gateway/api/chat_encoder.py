@@ -7,11 +7,11 @@ from typing import Any
 import orjson
 
 from backends.protocol import FinishReason, TokenDelta
-from gateway.api.answer_encoder import Wire, logprob_json
-from gateway.api.choice import Answer
+from gateway.api.answer_encoder import AnswerEncoder, logprob_json
+from gateway.api.choice import AnswerChoice
 
 
-class ChatWire(Wire):
+class ChatEncoder(AnswerEncoder):
     id_prefix = "chatcmpl"
     object_name = "chat.completion"
     chunk_object_name = "chat.completion.chunk"
@@ -43,7 +43,7 @@ class ChatWire(Wire):
         choice = b'{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b}' % (index, delta, logprobs, reason)
         return self._before + choice + self._after
 
-    def choice(self, answer: Answer) -> dict[str, Any]:
+    def choice(self, answer: AnswerChoice) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
         if answer.reasonings:
             message["reasoning_content"] = answer.reasoning

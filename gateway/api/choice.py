@@ -8,7 +8,7 @@ from backends.protocol import Finished, FinishReason, TokenDelta, TokenLogprob
 
 
 @dataclass(slots=True)
-class Answer:
+class AnswerChoice:
     """One choice. ``finished`` is None while it runs; what was sent is what ``texts`` and ``reasonings`` join to.
 
     ``scored`` are the log-probabilities of the answer's own tokens, kept where its tier's confidence is asked for.

@@ -17,7 +17,7 @@ _MAX_PROMPTS = 128
 _MAX_PROMPT_IDS = 2**20
 
 
-class CompletionReader:
+class CompletionDecoder:
     """Reads plain completion bodies under the limits in force."""
 
     def __init__(self, shared: SharedFields) -> None:

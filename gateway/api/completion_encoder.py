@@ -8,16 +8,16 @@ from typing import Any
 import orjson
 
 from backends.protocol import FinishReason, TokenDelta, TokenLogprob
-from gateway.api.answer_encoder import Wire, WireHead, finite
-from gateway.api.choice import Answer
+from gateway.api.answer_encoder import AnswerEncoder, ResponseHead, finite
+from gateway.api.choice import AnswerChoice
 
 
-class CompletionWire(Wire):
+class CompletionEncoder(AnswerEncoder):
     id_prefix = "cmpl"
     object_name = "text_completion"
     chunk_object_name = "text_completion"
 
-    def __init__(self, head: WireHead, *, include_usage: bool = False, holds_back: bool = False) -> None:
+    def __init__(self, head: ResponseHead, *, include_usage: bool = False, holds_back: bool = False) -> None:
         super().__init__(head, include_usage=include_usage, holds_back=holds_back)
         self._offsets: dict[int, int] = {}
 
@@ -40,11 +40,11 @@ class CompletionWire(Wire):
         choice = b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b}' % (index, text, logprobs, reason)
         return self._before + choice + self._after
 
-    def held(self, answer: Answer) -> bytes:
+    def held(self, answer: AnswerChoice) -> bytes:
         logprobs = _logprobs_json(_entries(answer), 0)
         return self._frame(answer.index, orjson.dumps(answer.text), orjson.dumps(logprobs))
 
-    def choice(self, answer: Answer) -> dict[str, Any]:
+    def choice(self, answer: AnswerChoice) -> dict[str, Any]:
         entries = _entries(answer)
         return {
             "index": answer.index,
@@ -54,7 +54,7 @@ class CompletionWire(Wire):
         }
 
 
-def _entries(answer: Answer) -> Sequence[TokenLogprob | None]:
+def _entries(answer: AnswerChoice) -> Sequence[TokenLogprob | None]:
     """The tokens of an echoed prompt, then the answer's own."""
     assert answer.finished is not None, "only finished answers are shown whole"
     return [*(answer.finished.prompt_logprobs or ()), *answer.logprobs]

@@ -17,14 +17,15 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from gateway.access.authenticator import Authenticator
-from gateway.answering import recording, service
-from gateway.answering.recording import Recorder
-from gateway.answering.service import Service
-from gateway.api.answer_encoder import Wire
-from gateway.edge import http_protocol
+from gateway.answering import request_router
+from gateway.answering.recorder import AnswerRecorder
+from gateway.answering.request_router import RequestRouter
+from gateway.api.answer_encoder import AnswerEncoder
+from gateway.api.chat_decoder import ChatDecoder
+from gateway.edge.gate import RequestGate
 from gateway.edge.responder import Responder
 from gateway.endpoints import generation
-from gateway.endpoints.generation import GenerationEndpoint
+from gateway.endpoints.generation import GenerationEndpoint, GenerationRun
 from gateway.models.predictor import Predictor
 from gateway.store import store
 from gateway.store.committer import GroupCommitter
@@ -33,28 +34,28 @@ from gateway.verify.sampler import Sampler
 _PARTS: tuple[tuple[Any, str, str], ...] = (
     (HttpToolsProtocol, "data_received", "parse HTTP"),
     (GenerationEndpoint, "__call__", "endpoint"),
-    (GenerationEndpoint, "_read", "parse request"),
+    (RequestGate, "open", "parse request"),
+    (ChatDecoder, "__call__", "parse request"),
     (Authenticator, "check", "auth"),
-    (GenerationEndpoint, "_admit", "limits"),
-    (Service, "route", "route"),
+    (GenerationRun, "run", "limits"),
+    (RequestRouter, "route", "route"),
     (Predictor, "_answer_waiting", "estimate"),
-    (service, "decide", "decide"),
-    (generation, "begin_surely", "generate"),
-    (GenerationEndpoint, "_whole", "generate"),
-    (Service, "settle", "settle"),
+    (request_router, "decide", "decide"),
+    (generation, "start_answer", "generate"),
+    (GenerationRun, "_whole", "generate"),
+    (AnswerRecorder, "settle", "settle"),
     (Sampler, "chances", "sampling"),
     (Sampler, "draw", "sampling"),
-    (Recorder, "row", "log row"),
+    (AnswerRecorder, "_row", "log row"),
     (store, "encode_record", "encode row"),
     (GroupCommitter, "commit", "commit"),
     (GroupCommitter, "_commit", "commit"),
-    (Service, "_note", "metrics and log line"),
-    (GenerationEndpoint, "_make_wire", "response"),
-    (Wire, "body", "response"),
-    (recording, "headers", "response"),
+    (AnswerRecorder, "_note", "metrics and log line"),
+    (GenerationRun, "_make_encoder", "response"),
+    (AnswerEncoder, "body", "response"),
+    (generation, "answer_headers", "response"),
     (Responder, "whole", "response"),
     (RequestResponseCycle, "send", "write HTTP"),
-    (http_protocol, "answer_whole", "write HTTP"),
 )
 # Entered once for each request.
 _ONCE = "decide"

@@ -27,7 +27,7 @@ _REMEMBERED = 100
 
 @dataclass(frozen=True, slots=True)
 class DriftRule:
-    """Rates in true terms: ``in_order`` is no cause for alarm, ``risen`` is to be noticed."""
+    """RateLimiter in true terms: ``in_order`` is no cause for alarm, ``risen`` is to be noticed."""
 
     in_order: float = 0.1
     risen: float = 0.2

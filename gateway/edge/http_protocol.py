@@ -9,39 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from functools import partial
+from http import HTTPStatus
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.edge.error_table import answer_to
-from gateway.edge.responder import Headers, offer_whole
-from gateway.edge.watchdog import Hangup
+from gateway.edge.watchdog import DisconnectSignal
 from gateway.errors import GatewayError, HeadTooLarge, HeadTooSlow, NotHttp
 from gateway.ids import uuid7
-
-
-def answer_whole(cycle: RequestResponseCycle, status: int, headers: Headers, body: bytes) -> bool:
-    """Write a whole response at once, ``content-length`` among its headers.
-
-    The same bytes as by ASGI's two messages, which take several times longer over a dozen headers. False where that way
-    must be taken: something was sent before, the client is gone or takes nothing, or a header holds a line break.
-    """
-    if cycle.response_started or cycle.disconnected or cycle.flow.write_paused:
-        return False
-    lines = [b"%s: %s\r\n" % header for header in cycle.default_headers + headers]
-    if not cycle.keep_alive:
-        lines.append(b"connection: close\r\n")
-    head = b"".join(lines)
-    if head.count(b"\n") != len(lines) or head.count(b"\r") != len(lines):
-        return False
-    cycle.response_started = cycle.response_complete = True
-    cycle.transport.write(b"".join((STATUS_LINE[status], head, b"\r\n", body)))
-    cycle.message_event.set()
-    if not cycle.keep_alive:
-        cycle.transport.close()
-    cycle.on_response()
-    return True
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
@@ -57,7 +33,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._hangup = Hangup()
+        self._disconnect = DisconnectSignal()
         self._is_head_whole = False
         self._num_head_bytes = 0
         self._head_timer: asyncio.TimerHandle | None = None
@@ -75,7 +51,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         super().connection_lost(exc)
-        self._hangup.tell()
+        self._disconnect.tell()
 
     def data_received(self, data: bytes) -> None:
         if not self._is_head_whole:
@@ -94,11 +70,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._num_head_bytes = 0
         self._stop_timer()
         scope: Any = self.scope
-        self._hangup.offer(scope)
+        self._disconnect.offer(scope)
         super().on_headers_complete()
-        if self.cycle is not None:
-            # The application is not begun before the next turn of the loop.
-            offer_whole(scope, self.cycle.send, partial(answer_whole, self.cycle))
 
     def on_message_complete(self) -> None:
         # The next byte belongs to the head of another request.
@@ -134,5 +107,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             body = answer.json()
             headers = [*answer.headers(), (b"content-length", b"%d" % len(body)), (b"connection", b"close")]
             lines = b"".join(b"%s: %s\r\n" % header for header in headers)
-            self.transport.write(STATUS_LINE[answer.status] + lines + b"\r\n" + body)
+            status = HTTPStatus(answer.status)
+            line = b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.encode())
+            self.transport.write(line + lines + b"\r\n" + body)
         self.transport.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 import orjson
@@ -11,26 +11,11 @@ import orjson
 from gateway.api import sse
 from gateway.edge.eager import Eager
 from gateway.edge.error_table import ErrorAnswer
-from gateway.edge.watchdog import Lifeline
+from gateway.edge.watchdog import Watchdog
 from gateway.errors import ClientStalled
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
-Whole = Callable[[int, Headers, bytes], bool]
-"""Sends a whole response at once; False where it must be sent piece by piece."""
-
-_EXTENSION = "suffice.whole"
-
-
-def offer_whole(scope: MutableMapping[str, Any], send: Callable[..., Awaitable[None]], whole: Whole) -> None:
-    """Put a server's shorter way into a request's scope, beside the ``send`` that it stands for."""
-    scope.setdefault("extensions", {})[_EXTENSION] = (send, whole)
-
-
-def _offered(scope: Mapping[str, Any], send: Send) -> Whole | None:
-    """The shorter way, unless something between the server and here has put itself around ``send``."""
-    servers, whole = (scope.get("extensions") or {}).get(_EXTENSION, (None, None))
-    return whole if servers == send else None
 
 
 class Responder:
@@ -39,13 +24,11 @@ class Responder:
     Parameters
     ----------
     send : the server's; it waits while the client takes nothing
-    scope : of the request, which may hold a shorter way (:func:`offer_whole`)
-    stall_timeout_s : how long the last bytes of a response may wait; before them the lifeline counts
+    stall_timeout_s : how long the last bytes of a response may wait; before them the watchdog counts
     """
 
-    def __init__(self, send: Send, scope: Mapping[str, Any], stall_timeout_s: float) -> None:
+    def __init__(self, send: Send, stall_timeout_s: float) -> None:
         self._send = send
-        self._whole = _offered(scope, send)
         self._stall_timeout_s = stall_timeout_s
         self.status: int | None = None
         self.is_complete = False
@@ -57,11 +40,7 @@ class Responder:
         ------
         ClientStalled
         """
-        headers = [*headers, (b"content-length", b"%d" % len(body))]
-        if self._whole is not None and self._whole(status, headers, body):
-            self.status, self.is_complete = status, True
-            return
-        await self._start(status, headers)
+        await self._start(status, [*headers, (b"content-length", b"%d" % len(body))])
         await self._finish(body)
 
     async def begin(self, status: int, headers: Headers, body: bytes) -> None:
@@ -77,11 +56,11 @@ class Responder:
         """Send the head of a stream of events."""
         await self._start(200, [*sse.HEADERS, *headers])
 
-    async def frames(self, frames: bytes, lifeline: Lifeline) -> None:
-        """Send events; while the client does not take them the lifeline counts."""
-        lifeline.sending()
+    async def frames(self, frames: bytes, watchdog: Watchdog) -> None:
+        """Send events; while the client does not take them the watchdog counts."""
+        watchdog.sending()
         await self._send({"type": "http.response.body", "body": frames, "more_body": True})
-        lifeline.sent()
+        watchdog.sent()
 
     async def close_stream(self, frames: bytes) -> None:
         """Send the last events.

@@ -1,8 +1,8 @@
 """Ends a request's own task when its client is gone, stops reading, or its time is up.
 
-One timer per request, and no task: the connection itself tells when it is closed (:class:`Hangup`). Under a server
-that cannot, a task listens for it, from :data:`FIRST_LOOK_S` on. The mechanism is ``asyncio.timeout``'s: the task is
-cancelled, and on the way out the cancellation becomes a typed error.
+One timer per request, and no task: the connection itself tells when it is closed (:class:`DisconnectSignal`).
+Under a server that cannot, a task listens for it, from :data:`FIRST_LOOK_S` on. The mechanism is
+``asyncio.timeout``'s: the task is cancelled, and on the way out the cancellation becomes a typed error.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from gateway.edge.body import Receive
 from gateway.errors import ClientGone, ClientStalled, DeadlineExceeded, GatewayError
 
 FIRST_LOOK_S = 0.005
-_EXTENSION = "suffice.hangup"
+_EXTENSION = "suffice.disconnect"
 
 
-class Hangup:
+class DisconnectSignal:
     """The end of a connection, told to the one who listens: its requests are answered one by one."""
 
     __slots__ = ("is_over", "listener")
@@ -39,28 +39,28 @@ class Hangup:
         scope.setdefault("extensions", {})[_EXTENSION] = self
 
     @staticmethod
-    def of(scope: Mapping[str, Any]) -> Hangup | None:
+    def of(scope: Mapping[str, Any]) -> DisconnectSignal | None:
         """That of a request's connection, where the server offers it."""
-        found: Hangup | None = (scope.get("extensions") or {}).get(_EXTENSION)
+        found: DisconnectSignal | None = (scope.get("extensions") or {}).get(_EXTENSION)
         return found
 
 
-class Lifeline:
-    """Use as ``async with``; raises :class:`ClientGone`, :class:`ClientStalled` or :class:`DeadlineExceeded`.
+class Watchdog:
+    """Use as ``with``; raises :class:`ClientGone`, :class:`ClientStalled` or :class:`DeadlineExceeded`.
 
     Parameters
     ----------
     receive : the server's; it must have given the whole body
     timeout_s : the request's longest life
     stall_timeout_s : longest time between ``sending`` and ``sent``
-    hangup : of the connection; None where only ``receive`` tells of its end
+    disconnect : of the connection; None where only ``receive`` tells of its end
     """
 
     def __init__(
-        self, receive: Receive, *, timeout_s: float, stall_timeout_s: float, hangup: Hangup | None = None
+        self, receive: Receive, *, timeout_s: float, stall_timeout_s: float, disconnect: DisconnectSignal | None = None
     ) -> None:
         self._receive = receive
-        self._hangup = hangup
+        self._disconnect = disconnect
         self._timeout_s = timeout_s
         self._stall_timeout_s = stall_timeout_s
         self._loop = asyncio.get_running_loop()
@@ -72,20 +72,20 @@ class Lifeline:
         self._error: GatewayError | None = None
         self._cancelling = 0
 
-    async def __aenter__(self) -> Self:
+    def __enter__(self) -> Self:
         self._task = asyncio.current_task()
         assert self._task is not None, "a request is answered in a task"
         self._cancelling = self._task.cancelling()
-        if self._hangup is None:
+        if self._disconnect is None:
             self._timer = self._loop.call_later(FIRST_LOOK_S, self._look)
             return self
-        if self._hangup.is_over:
+        if self._disconnect.is_over:
             raise _gone()
         self._timer = self._loop.call_later(min(self._timeout_s, self._stall_timeout_s / 4), self._look)
-        self._hangup.listener = self._on_gone
+        self._disconnect.listener = self._on_gone
         return self
 
-    async def __aexit__(
+    def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.let_go()
@@ -99,8 +99,8 @@ class Lifeline:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._hangup is not None and self._hangup.listener == self._on_gone:
-            self._hangup.listener = None
+        if self._disconnect is not None and self._disconnect.listener == self._on_gone:
+            self._disconnect.listener = None
         if self._watcher is not None:
             self._watcher.cancel()
             self._watcher = None
@@ -115,7 +115,7 @@ class Lifeline:
 
     def _look(self) -> None:
         now_s = self._loop.time()
-        if self._watcher is None and self._hangup is None:
+        if self._watcher is None and self._disconnect is None:
             self._watcher = self._loop.create_task(self._watch())
         if now_s - self._started_s >= self._timeout_s:
             self._interrupt(DeadlineExceeded(self._timeout_s))

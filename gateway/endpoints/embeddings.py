@@ -14,94 +14,87 @@ from typing import Any
 import orjson
 
 from backends.protocol import EmbedResult, FinishReason, Priority
-from gateway.access.authenticator import Caller
-from gateway.access.rate_limiter import Grant
-from gateway.answering.recording import Recorder
-from gateway.answering.service import Service
+from gateway.access.rate_limiter import Reservation
+from gateway.answering.recorder import AnswerRecorder
 from gateway.api.embedding_decoder import EmbeddingRequest, read_embedding_request
-from gateway.edge.body import Receive, parse_object, read_body
+from gateway.edge.body import Receive, parse_object
 from gateway.edge.error_table import answer_to
-from gateway.edge.head import read_head
+from gateway.edge.gate import RequestGate
 from gateway.edge.responder import Responder, Send
-from gateway.edge.watchdog import Lifeline
-from gateway.endpoints.generation import Door, refuse
+from gateway.endpoints.generation import refuse
 from gateway.errors import ClientGone, ClientStalled, UnsupportedOption
 from gateway.ids import uuid7
+from gateway.models.catalog import Catalog
+from gateway.observe.metrics import Metrics
 
 _PATH = "/v1/embeddings"
 _CHARS_PER_TOKEN = 4
 
 
 class EmbeddingEndpoint:
-    """Vectors need no routing decision; their row says who asked, for what, and how many tokens it took."""
+    """Answers with vectors. They need no routing; their row says who asked, for what, and how many tokens it took."""
 
-    def __init__(self, service: Service, door: Door, recorder: Recorder) -> None:
-        self._service = service
-        self._door = door
+    def __init__(self, gate: RequestGate, catalog: Catalog, recorder: AnswerRecorder, metrics: Metrics) -> None:
+        self._gate = gate
+        self._catalog = catalog
         self._recorder = recorder
+        self._metrics = metrics
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         request_id, created_at = uuid7(), datetime.now(UTC)
-        responder = Responder(send, scope, self._door.limits.slow_client_timeout_s)
-        accepted_s = time.perf_counter()
-        grant: Grant | None = None
+        responder = Responder(send, self._gate.limits.slow_client_timeout_s)
+        reservation: Reservation | None = None
         num_tokens, num_requests = 0, 0
         try:
-            caller, request = await self._read(scope, receive)
-            if caller.limits:
-                grant = await self._door.rates.admit(request_id, caller, _wanted_tokens(request))
-            model, result = await self._embed(request, receive)
+            opened = await self._gate.open(scope, receive)
+            body = parse_object(opened.body, self._gate.limits.max_json_depth)
+            request, caller = read_embedding_request(body, opened.head.suffice), opened.caller
+            if caller.is_limited:
+                reservation = await self._gate.rate_limiter.admit(request_id, caller, _wanted_tokens(request))
+            model, result = await self._embed(request, scope, receive)
             vectors = _shown(_fit(request, result), request.as_base64)
             num_tokens = result.usage.prompt_tokens
-            record = self._recorder.embedding_row(
+            await self._recorder.settle_embedding(
                 request_id,
                 request,
                 caller,
                 created_at,
                 model_served=model,
                 prompt_tokens=num_tokens,
-                total_s=time.perf_counter() - accepted_s,
+                total_s=time.perf_counter() - opened.accepted_s,
                 finish_reason=FinishReason.STOP,
                 status_code=200,
             )
-            await self._service.settle_embedding(record)
             num_requests = 1
         except (ClientGone, ClientStalled):
             return
         except Exception as error:
-            await refuse(error, request_id, _PATH, responder, receive, self._service.metrics.reject)
-            self._service.metrics.http[_PATH, str(answer_to(error, request_id).status)] += 1
+            await refuse(error, request_id, _PATH, responder, receive, self._metrics.reject)
+            self._metrics.http[_PATH, str(answer_to(error, request_id).status)] += 1
             return
         finally:
-            if grant is not None:
+            if reservation is not None:
                 used = num_tokens if num_requests else 0
-                self._door.rates.settle(grant, num_requests=num_requests, num_tokens=used, cost_nano_usd=0)
-        body = {
+                self._gate.rate_limiter.settle(reservation, num_requests=num_requests, num_tokens=used, cost_nano_usd=0)
+        answer = {
             "object": "list",
             "data": [{"object": "embedding", "index": place, "embedding": each} for place, each in enumerate(vectors)],
             "model": model,
             "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
         }
         headers = [(b"content-type", b"application/json"), (b"x-suffice-request-id", request_id.encode())]
-        if grant is not None:
-            headers += grant.headers
+        if reservation is not None:
+            headers += reservation.headers
         with suppress(ClientStalled):
-            await responder.whole(200, headers, orjson.dumps(body))
-        self._service.metrics.http[_PATH, "200"] += 1
+            await responder.whole(200, headers, orjson.dumps(answer))
+        self._metrics.http[_PATH, "200"] += 1
 
-    async def _read(self, scope: MutableMapping[str, Any], receive: Receive) -> tuple[Caller, EmbeddingRequest]:
-        head = read_head(scope["headers"])
-        limits = self._door.limits
-        self._door.authenticator.check_origin(head.origin)
-        caller = await self._door.authenticator.check(head.authorization)
-        self._door.admission.check()
-        body = await read_body(receive, head.content_length, limits.max_body_bytes, limits.slow_client_timeout_s)
-        return caller, read_embedding_request(parse_object(body, limits.max_json_depth), head.suffice)
-
-    async def _embed(self, request: EmbeddingRequest, receive: Receive) -> tuple[str, EmbedResult]:
-        model, backend = self._service.catalog.embedder(request.model, request.regions)
-        limits, admission = self._door.limits, self._door.admission
-        async with Lifeline(receive, timeout_s=limits.request_timeout_s, stall_timeout_s=limits.slow_client_timeout_s):
+    async def _embed(
+        self, request: EmbeddingRequest, scope: MutableMapping[str, Any], receive: Receive
+    ) -> tuple[str, EmbedResult]:
+        model, backend = self._catalog.embedder(request.model, request.regions)
+        admission = self._gate.admission
+        with self._gate.watchdog(scope, receive):
             await admission.enter(Priority.LIVE)
             entered_s = time.perf_counter()
             try:

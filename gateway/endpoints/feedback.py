@@ -10,11 +10,10 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.access.authenticator import Authenticator, Caller
+from gateway.access.authenticator import Caller
 from gateway.api import fields
-from gateway.config.sections import ServerConfig
-from gateway.edge.body import parse_object, read_body
-from gateway.edge.head import read_head
+from gateway.edge.body import parse_object
+from gateway.edge.gate import RequestGate
 from gateway.endpoints.pages import json_response
 from gateway.errors import InvalidRequest, RequestNotFound
 from gateway.ids import is_uuid, uuid7
@@ -60,8 +59,7 @@ class FeedbackEndpoint:
 
     Parameters
     ----------
-    limits : the server's
-    authenticator : who calls
+    gate : who calls, and the bounds of a body
     rows : the log
     book : where reports are kept
     num_tiers : of the ladder in force
@@ -70,16 +68,14 @@ class FeedbackEndpoint:
 
     def __init__(
         self,
-        limits: ServerConfig,
-        authenticator: Authenticator,
+        gate: RequestGate,
         rows: RowReader,
         book: FeedbackBook,
         num_tiers: int,
         *,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        self._limits = limits
-        self._authenticator = authenticator
+        self._gate = gate
         self._rows = rows
         self._book = book
         self._tier = fields.integer(1, num_tiers)
@@ -92,12 +88,8 @@ class FeedbackEndpoint:
         ------
         InvalidRequest, Unauthenticated, RequestNotFound, IdempotencyKeyReused
         """
-        head = read_head(request.scope["headers"])
-        self._authenticator.check_origin(head.origin)
-        caller = await self._authenticator.check(head.authorization)
-        limits = self._limits
-        raw = await read_body(request.receive, head.content_length, limits.max_body_bytes, limits.slow_client_timeout_s)
-        body = parse_object(raw, limits.max_json_depth)
+        opened = await self._gate.open(request.scope, request.receive, takes_place=False)
+        caller, body = opened.caller, parse_object(opened.body, self._gate.limits.max_json_depth)
         record = self._read(body, request.headers.get("idempotency-key"), caller)
         answered = await self._rows.get_request(record.request_id) if is_uuid(record.request_id) else None
         if answered is None or answered.tenant != caller.tenant:

@@ -11,10 +11,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.access.admission import Admission
-from gateway.access.authenticator import Authenticator, Caller
+from gateway.access.authenticator import Caller
 from gateway.answering.explanation import explain
 from gateway.edge.error_table import answer_to
-from gateway.edge.head import read_head
+from gateway.edge.gate import RequestGate
 from gateway.errors import RequestNotFound
 from gateway.ids import is_uuid, uuid7
 from gateway.models.catalog import Catalog
@@ -71,7 +71,7 @@ class Pages:
     def __init__(
         self,
         catalog: Catalog,
-        authenticator: Authenticator,
+        gate: RequestGate,
         rows: RowReader,
         readiness: Readiness,
         admission: Admission,
@@ -79,7 +79,7 @@ class Pages:
         control: Callable[[], dict[str, Any]],
     ) -> None:
         self._catalog = catalog
-        self._authenticator = authenticator
+        self._gate = gate
         self._rows = rows
         self._readiness = readiness
         self._admission = admission
@@ -88,16 +88,16 @@ class Pages:
         self._started_s = int(time.time())
 
     async def models(self, request: Request) -> Response:
-        await self._caller(request)
+        await self._gate.identify(request.scope)
         return json_response({"object": "list", "data": self._catalog.listing(self._started_s)})
 
     async def model(self, request: Request) -> Response:
-        await self._caller(request)
+        await self._gate.identify(request.scope)
         return json_response(self._catalog.entry(request.path_params["model"], self._started_s))
 
     async def request(self, request: Request) -> Response:
         """One's own requests only: another's looks like none at all."""
-        caller = await self._caller(request)
+        caller = await self._gate.identify(request.scope)
         request_id = request.path_params["request_id"]
         # The body's `id` is this id behind a prefix; both lead here.
         bare_id = request_id.removeprefix("chatcmpl-").removeprefix("cmpl-")
@@ -119,11 +119,6 @@ class Pages:
 
     async def metrics(self, request: Request) -> Response:
         return Response(self._metrics.render(), headers={"content-type": CONTENT_TYPE})
-
-    async def _caller(self, request: Request) -> Caller:
-        head = read_head(request.scope["headers"])
-        self._authenticator.check_origin(head.origin)
-        return await self._authenticator.check(head.authorization)
 
 
 def _may_see(caller: Caller, record: RequestRecord) -> bool:

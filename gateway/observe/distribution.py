@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 # Seconds: gateway work is microseconds, tokens are milliseconds, answers are minutes.
 FAST_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
@@ -33,3 +33,11 @@ class Distribution:
             seen += count
             buckets.append((bound, float(seen)))
         return buckets
+
+
+def observe_each(values: Iterable[tuple[Distribution, float | None]]) -> None:
+    """Count one value in each distribution; None is not counted. One call for what each request adds."""
+    for distribution, value in values:
+        if value is not None:
+            distribution.counts[bisect_left(distribution.bounds, value)] += 1
+            distribution.total += value

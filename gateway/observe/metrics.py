@@ -16,7 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from backends.protocol import Load
-from gateway.observe.distribution import ANSWER_S, FAST_S, TOKEN_S, TOKENS, Distribution
+from gateway.observe.distribution import ANSWER_S, FAST_S, TOKEN_S, TOKENS, Distribution, observe_each
 from gateway.store.records import RequestRecord
 from policies.pricing import NANO_USD_PER_USD, to_nano_usd
 
@@ -46,14 +46,16 @@ class ModelMetrics:
         self.measured_cost_nano_usd = 0
 
     def observe(self, record: RequestRecord) -> None:
-        self.e2e_s.observe(record.total_s)
-        self.queue_s.observe(record.queue_s)
-        if record.ttft_s is not None:
-            self.ttft_s.observe(record.ttft_s)
-        if record.itl_s is not None:
-            self.itl_s.observe(record.itl_s)
-        self.input_tokens.observe(record.prompt_tokens)
-        self.output_tokens.observe(record.completion_tokens)
+        observe_each(
+            (
+                (self.e2e_s, record.total_s),
+                (self.queue_s, record.queue_s),
+                (self.ttft_s, record.ttft_s),
+                (self.itl_s, record.itl_s),
+                (self.input_tokens, record.prompt_tokens),
+                (self.output_tokens, record.completion_tokens),
+            )
+        )
         self.endings[record.finish_reason.value] += 1
         self.cached_tokens += record.cached_tokens
         self.reasoning_tokens += record.reasoning_tokens

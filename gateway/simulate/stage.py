@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from backends.protocol import Finished, FinishReason, SamplingParams, Usage
 from backends.testing import EchoBackend
 from gateway.access.authenticator import Caller
-from gateway.answering.exchange import Exchange
-from gateway.api.choice import Answer
+from gateway.answering.phases import AdmittedRequest, Answer
+from gateway.api.choice import AnswerChoice
 from gateway.api.request import InferenceRequest, RoutingPreferences, TextPart, Turn
 from gateway.app import create_app
 from gateway.control.monitor import Monitor
@@ -96,7 +96,7 @@ class Stage:
             checker,  # type: ignore[arg-type]
             LiveLoad(None, (), 0),
             VerificationMetrics(),
-            sampler=parts.service.sampler,
+            sampler=parts.recorder.sampler,
             now=clock,
         )
 
@@ -113,7 +113,6 @@ class Stage:
     async def serve(self, asked: Asked) -> Served:
         """Route, answer with what the truth says, and commit the row, with its job where one was drawn."""
         moment = self.clock()
-        service = self._parts.service
         overrides = Overrides(session_id=asked.session_id)
         request = InferenceRequest(
             model="auto",
@@ -121,7 +120,7 @@ class Stage:
             sampling=SamplingParams(max_tokens=512),
             preferences=RoutingPreferences(overrides),
         )
-        exchange = Exchange(
+        admitted = AdmittedRequest(
             request_id=uuid7(time_ns=self.clock.time_ns),
             endpoint="/v1/chat/completions",
             request=request,
@@ -131,15 +130,14 @@ class Stage:
             created_at=moment,
             clock=lambda: 0.0,
         )
-        self.truth[exchange.request_id] = asked
-        await service.route(exchange)
-        tier = self._tier(exchange.decision.tier)  # type: ignore[union-attr]
-        self._answer(exchange, tier, asked)
-        await service.settle(exchange)
+        self.truth[admitted.request_id] = asked
+        routed = await self._parts.request_router.route(admitted)
+        tier = self._tier(routed.decision.tier)
+        answer = self._answer(Answer(routed, request), tier, asked)
+        await self._parts.recorder.settle(answer)
         if self._gold_rng.random() < _GOLD_SHARE:
-            await self._tell_truth(exchange.request_id, tier.index, asked)
-        cost = exchange.bill().cost_usd
-        return Served(asked, tier.index, cost, exchange.router_version, exchange.reason)
+            await self._tell_truth(admitted.request_id, tier.index, asked)
+        return Served(asked, tier.index, answer.bill().cost_usd, routed.basis.router_version, answer.reason)
 
     def _tier(self, number: int) -> Tier:
         """The tier at the prices of the moment."""
@@ -157,15 +155,17 @@ class Stage:
             )
         self.conditions = conditions
 
-    def _answer(self, exchange: Exchange, tier: Tier, asked: Asked) -> None:
+    def _answer(self, answer: Answer, tier: Tier, asked: Asked) -> Answer:
+        """Fill in what a tier says, by the truth."""
         tokens = _ANSWER_TOKENS + (_THINKING_TOKENS if tier.index == self.top else 0)
         usage = Usage(prompt_tokens=len(asked.text) // _TOKEN_CHARS + 1, completion_tokens=tokens)
-        answer = Answer(0, texts=["right" if asked.right[tier.index - 1] else "wrong"])
-        answer.num_tokens = tokens
-        answer.finished = Finished(FinishReason.STOP, usage)
-        exchange.asked_tier = exchange.tier = tier
-        exchange.answers = [answer]
-        exchange.attempts.append(Attempt(tier.index, tier.model, 0.0))
+        choice = AnswerChoice(0, texts=["right" if asked.right[tier.index - 1] else "wrong"])
+        choice.num_tokens = tokens
+        choice.finished = Finished(FinishReason.STOP, usage)
+        answer.asked_tier = answer.tier = tier
+        answer.choices = [choice]
+        answer.attempts.append(Attempt(tier.index, tier.model, 0.0))
+        return answer
 
     async def _tell_truth(self, request_id: str, tier: int, asked: Asked) -> None:
         """A caller says whether the answer was right, as some do."""

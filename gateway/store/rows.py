@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import ROUND_HALF_EVEN, Decimal
+from functools import lru_cache
 from typing import Any
 
 import orjson
@@ -111,19 +112,19 @@ def _request_row(record: RequestRecord, encode_time: EncodeTime) -> Row:
         r.policy_version,
         r.router_version,
         r.config_hash,
-        to_json(r.features),
-        to_json([[s.tier, s.p_right, s.p_as_good] for s in r.sufficiency]),
+        to_json(r.features) if r.features else "{}",
+        to_json([[s.tier, s.p_right, s.p_as_good] for s in r.sufficiency]) if r.sufficiency else "[]",
         r.novelty,
         r.decided_tier,
         r.final_tier,
         r.model_served,
-        to_json(r.ladder),
+        _ladder_json(r.ladder),
         r.propensity,
         to_json(r.propensities),
         str(r.reason),
         r.explored,
         r.confidence,
-        to_json(r.overrides),
+        to_json(r.overrides) if r.overrides else "{}",
         to_json([_attempt_row(attempt) for attempt in r.attempts]),
         r.prompt_tokens,
         r.completion_tokens,
@@ -195,6 +196,12 @@ def _read_attempt(
 ) -> Attempt:
     known = None if confidence is None else float(confidence)
     return Attempt(tier, model, _float(duration_s), error, known, cost_nano_usd)
+
+
+@lru_cache(1024)
+def _ladder_json(ladder: tuple[int, ...]) -> str:
+    """Encode an order of tiers; there are few."""
+    return to_json(ladder)
 
 
 def _optional(text: str | None) -> str | None:

@@ -48,8 +48,8 @@ def test_no_documented_code_is_made_up(errors_page: str) -> None:
 def test_every_reason_and_override_is_documented() -> None:
     page = (DOCS / "api.md").read_text()
     assert [reason.value for reason in ReasonCode if f"`{reason.value}`" not in page] == []
-    wishes = SharedFields(ServerConfig(), {"one": 1})._wishes
-    assert [name for name in wishes if f"`x-suffice-{name.replace('_', '-')}`" not in page] == []
+    preferences = SharedFields(ServerConfig(), {"one": 1})._preferences
+    assert [name for name in preferences if f"`x-suffice-{name.replace('_', '-')}`" not in page] == []
 
 
 def test_every_setting_named_exists() -> None:

@@ -17,8 +17,7 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 
 from gateway.bench.echo_server import echo_app, echo_settings
-from gateway.edge import http_protocol
-from gateway.edge.http_protocol import BoundedHttpProtocol, answer_whole
+from gateway.edge.http_protocol import BoundedHttpProtocol
 from gateway.edge.responder import Responder
 from tests.gateway.live import LiveServer
 
@@ -160,27 +159,6 @@ async def test_any_bytes_get_a_refusal_or_a_closed_connection(port: int, content
     assert answer == b"" or 400 <= int(answer[9:12]) < 500
 
 
-def head_of(answer: bytes) -> list[bytes]:
-    """The status line and the names of the headers; a body as long as they say."""
-    head, _, body = answer.partition(b"\r\n\r\n")
-    assert b"content-length: %d\r\n" % len(body) in head
-    return [line.partition(b":")[0] for line in head.split(b"\r\n")]
-
-
-async def test_a_whole_answer_is_what_asgi_would_write(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    written = []
-
-    def watched(cycle: Any, status: int, headers: Any, body: bytes) -> bool:
-        written.append(answer_whole(cycle, status, headers, body))
-        return written[-1]
-
-    monkeypatch.setattr(http_protocol, "answer_whole", watched)
-    short = head_of(await talk(port, [REQUEST]))
-    assert written == [True]
-    monkeypatch.setattr(http_protocol, "answer_whole", lambda *_: False)
-    assert head_of(await talk(port, [REQUEST])) == short
-
-
 async def test_requests_sent_together_are_answered_in_turn(port: int) -> None:
     bodies = [BODY.replace(b"hello", b"word " * count) for count in (1, 2, 3)]
     requests = [HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body for body in bodies]
@@ -202,7 +180,7 @@ class TwoLines:
     """An endpoint that lets a line break into a header."""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        await Responder(send, scope, 5.0).whole(200, [(b"x-model", b"a\r\nx-made-up: b")], b"answer")
+        await Responder(send, 5.0).whole(200, [(b"x-model", b"a\r\nx-made-up: b")], b"answer")
 
 
 async def test_a_line_break_in_a_header_makes_no_header(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Small parts alone: ids, headers, eager awaiting, merging, distributions, the lifeline."""
+"""Small parts alone: ids, headers, eager awaiting, merging, distributions, the watchdog."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gateway.answering.stream_merge import merge
 from gateway.edge.body import parse_object
 from gateway.edge.eager import Eager
 from gateway.edge.head import read_head
-from gateway.edge.watchdog import FIRST_LOOK_S, Hangup, Lifeline
+from gateway.edge.watchdog import FIRST_LOOK_S, DisconnectSignal, Watchdog
 from gateway.errors import ClientGone, ClientStalled, DeadlineExceeded, InvalidRequest, MalformedBody
 from gateway.ids import is_uuid, uuid7
 from gateway.observe.distribution import ANSWER_S, Distribution
@@ -177,12 +177,12 @@ class Connection:
 
 async def hold(connection: Connection, *, timeout_s: float = 5, stall_timeout_s: float = 5) -> None:
     """A request that would go on for long, its client slow to take what is sent."""
-    async with Lifeline(connection.receive, timeout_s=timeout_s, stall_timeout_s=stall_timeout_s) as lifeline:
-        lifeline.sending()
+    with Watchdog(connection.receive, timeout_s=timeout_s, stall_timeout_s=stall_timeout_s) as watchdog:
+        watchdog.sending()
         await asyncio.sleep(10)
 
 
-async def test_the_lifeline_tells_why_it_cut() -> None:
+async def test_the_watchdog_tells_why_it_cut() -> None:
     connection = Connection()
     asyncio.get_running_loop().call_later(0.02, connection.gone.set)
     with pytest.raises(ClientGone):
@@ -193,9 +193,9 @@ async def test_the_lifeline_tells_why_it_cut() -> None:
         await hold(Connection(), stall_timeout_s=0.03)
 
 
-async def hold_beside(hangup: Hangup, *, timeout_s: float = 5) -> None:
+async def hold_beside(disconnect: DisconnectSignal, *, timeout_s: float = 5) -> None:
     """A request that would go on for long, on a connection that tells of its end."""
-    async with Lifeline(Connection().receive, timeout_s=timeout_s, stall_timeout_s=5, hangup=hangup):
+    with Watchdog(Connection().receive, timeout_s=timeout_s, stall_timeout_s=5, disconnect=disconnect):
         assert len(asyncio.all_tasks()) == 1
         await asyncio.sleep(FIRST_LOOK_S * 2)
         assert len(asyncio.all_tasks()) == 1
@@ -203,22 +203,22 @@ async def hold_beside(hangup: Hangup, *, timeout_s: float = 5) -> None:
 
 
 async def test_a_connection_that_tells_of_its_end_needs_no_task() -> None:
-    hangup = Hangup()
-    asyncio.get_running_loop().call_later(0.02, hangup.tell)
+    disconnect = DisconnectSignal()
+    asyncio.get_running_loop().call_later(0.02, disconnect.tell)
     with pytest.raises(ClientGone):
-        await hold_beside(hangup)
+        await hold_beside(disconnect)
     with pytest.raises(ClientGone):
-        await hold_beside(hangup)
-    assert hangup.listener is None
+        await hold_beside(disconnect)
+    assert disconnect.listener is None
     with pytest.raises(DeadlineExceeded):
-        await hold_beside(Hangup(), timeout_s=0.03)
+        await hold_beside(DisconnectSignal(), timeout_s=0.03)
 
 
-async def test_the_lifeline_leaves_no_trace() -> None:
+async def test_the_watchdog_leaves_no_trace() -> None:
     connection = Connection()
-    async with Lifeline(connection.receive, timeout_s=5, stall_timeout_s=5) as lifeline:
+    with Watchdog(connection.receive, timeout_s=5, stall_timeout_s=5) as watchdog:
         await asyncio.sleep(FIRST_LOOK_S * 2)
-        lifeline.let_go()
+        watchdog.let_go()
         connection.gone.set()
         await asyncio.sleep(0.01)
     task = asyncio.current_task()
@@ -229,7 +229,7 @@ async def test_the_lifeline_leaves_no_trace() -> None:
 
 async def test_a_cancellation_from_outside_stays_one() -> None:
     async def work() -> None:
-        async with Lifeline(Connection().receive, timeout_s=5, stall_timeout_s=5):
+        with Watchdog(Connection().receive, timeout_s=5, stall_timeout_s=5):
             await asyncio.sleep(5)
 
     task = asyncio.create_task(work())

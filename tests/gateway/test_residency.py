@@ -128,7 +128,7 @@ async def test_no_doubt_escalates_beyond_the_region(tmp_path: Path) -> None:
 
 async def test_the_kill_switch_goes_to_the_top_of_the_region(tmp_path: Path) -> None:
     async with running(placed(tmp_path, **EU), watched()) as gateway:
-        gateway.parts.service.kill_switch = True
+        gateway.parts.request_router.kill_switch = True
         response = await gateway.chat()
         assert response.headers["x-suffice-model"] == "small"
         assert_unseen(gateway)
@@ -181,7 +181,7 @@ def test_what_cannot_stand_is_refused_at_start(tmp_path: Path, options: dict[str
 
 async def test_a_policy_is_edited_and_checked_by_the_admin_api(tmp_path: Path) -> None:
     async with administered(tmp_path, **PLACED) as admin:
-        body = to_body(admin.gateway.parts.service.catalog.default_policy)
+        body = to_body(admin.gateway.parts.catalog.default_policy)
         assert body["allowed_regions"] == []
         refused = await admin("PUT", "/policies/local", json=body | {"allowed_regions": ["uk"]}, headers=NEW)
         assert_error(refused, 400, "invalid_value", "allowed_regions")

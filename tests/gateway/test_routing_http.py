@@ -83,7 +83,7 @@ async def test_a_conversation_stays_where_it_is_even_after_a_restart(tmp_path: P
 
 async def test_the_kill_switch_sends_all_to_the_top(tmp_path: Path) -> None:
     async with running(make_settings(tmp_path), router=SURE) as gateway:
-        gateway.parts.service.kill_switch = True
+        gateway.parts.request_router.kill_switch = True
         response = await gateway.chat("hi")
         assert response.headers["x-suffice-tier"] == "2"
         assert response.headers["x-suffice-reason"] == "kill_switch"

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from backends.protocol import FinishReason
 from classifier.types import TierSufficiency
-from gateway.answering.domain import DOMAINS
+from gateway.answering.request_router import DOMAINS
 from gateway.commands.database import prune
 from gateway.config.store_section import StoreConfig
 from gateway.failure_report import CommandError

@@ -96,7 +96,7 @@ async def test_a_kill_switch_does_not_wait_for_a_router_that_loads(
         await elsewhere.promote_router(router.version, by="ada")
         await until(lambda: control._lock.locked())
         await elsewhere.set_kill_switch(True, "fire", by="ada")
-        await until(lambda: gateway.parts.service.kill_switch)
+        await until(lambda: gateway.parts.request_router.kill_switch)
         assert (await gateway.chat()).headers["x-suffice-reason"] == "kill_switch"
         assert control.routers.version != router.version
         go_on.set()

@@ -168,7 +168,7 @@ async def test_without_the_database_the_last_state_stays(tmp_path: Path, private
         told = (await gateway.client.get("/readyz")).json()["control"]
         assert told["kill_switch"]
         assert "last state" in told["problem"]
-        assert gateway.parts.service.kill_switch
+        assert gateway.parts.request_router.kill_switch
         await until(lambda: control.leader.lease is None)
         metrics = (await gateway.client.get("/metrics")).text
         assert "suffice_control_problem 1.0" in metrics
@@ -176,5 +176,5 @@ async def test_without_the_database_the_last_state_stays(tmp_path: Path, private
         await until(lambda: not control.problem)
         await control.writer.set_kill_switch(False, "", by="ada")
         assert (await gateway.chat()).status_code == 200
-        assert not gateway.parts.service.kill_switch
+        assert not gateway.parts.request_router.kill_switch
         await until(lambda: control.leader.lease is not None)

@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 from sqlalchemy import update
 
-from backends.protocol import Message
 from classifier.embedding import PrefillEmbedder
 from classifier.errors import EmbeddingError
 from classifier.metrics import roc_auc
 from classifier.types import RouterRequest
-from gateway.answering.recording import prompt_text
+from gateway.api.request import TextPart, Turn, prompt_text
 from gateway.config.settings import Settings
 from gateway.control.loading import read_router
 from gateway.learn.candidate import fit_candidate
@@ -43,7 +42,7 @@ STRANGE = ("easy", "oaks", "owls")
     ],
 )
 def test_a_stored_prompt_is_read_back_as_its_turns(turns: tuple[tuple[str, str], ...]) -> None:
-    assert request_of(prompt_text(tuple(Message(*turn) for turn in turns))) == RouterRequest(turns)
+    assert request_of(prompt_text(tuple(Turn(role, (TextPart(text),)) for role, text in turns))) == RouterRequest(turns)
 
 
 def test_a_plain_prompt_is_one_turn() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from backends.protocol import Finished, FinishReason, GenerateRequest, Message, Priority, SamplingParams
 from backends.testing import EchoBackend, Script
-from gateway.answering.domain import domain_of
+from gateway.answering.request_router import domain_of
 from gateway.api.request import TextPart, Turn, is_text
 from gateway.store.verifications import NOTHING, Spent
 from gateway.verify.check import Meter

@@ -1,0 +1,169 @@
+"""The phases of one request: admitted, routed, answered. What a phase knows is there; nothing is "not yet known".
+
+::
+
+    AdmittedRequest ─► RoutedRequest ─► Answer ─► row
+    who asks for what   which tier, why   what tiers gave, when, at what cost
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from backends.protocol import Finished, FinishReason, Usage
+from classifier.confidence import AnswerConfidence
+from classifier.types import Sufficiency
+from gateway.access.authenticator import Caller
+from gateway.access.rate_limiter import Reservation
+from gateway.answering.bill import Bill, add_earlier, make_bill, make_single_bill
+from gateway.api.choice import AnswerChoice
+from gateway.api.request import InferenceRequest
+from gateway.store.records import Attempt
+from policies.policy import Policy
+from policies.types import ReasonCode, RequestFacts, RoutingDecision, Tier
+
+Clock = Callable[[], float]
+
+UNCALIBRATED = AnswerConfidence()
+
+
+@dataclass(slots=True, eq=False)
+class RoutingBasis:
+    """What a decision rests on besides the state of the tiers; known even where no tier could be chosen."""
+
+    policy: Policy
+    router_version: str
+    turns: tuple[tuple[str, str], ...]
+    estimate: Sufficiency | None
+    domain: str
+
+
+@dataclass(slots=True, eq=False)
+class AdmittedRequest:
+    """A request that was read and may be answered.
+
+    Times are of ``clock``, in seconds; ``created_at`` is the wall clock's. ``waited_s`` is the wait for a place;
+    ``reservation`` what is held of the budgets of its key and policy, where these have any; ``basis`` is kept for the
+    row of a request that no tier could be chosen for. ``is_settled`` says that its one ending was taken: whoever comes
+    second has nothing left to do.
+    """
+
+    request_id: str
+    endpoint: str
+    request: InferenceRequest
+    caller: Caller
+    traceparent: str | None
+    accepted_s: float
+    created_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+    clock: Clock = time.perf_counter
+    waited_s: float = 0.0
+    reservation: Reservation | None = None
+    basis: RoutingBasis | None = None
+    is_settled: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class RoutedRequest:
+    """A request with its decision, and what the decision rests on.
+
+    ``confidence`` says what a tier's own log-probabilities are worth as a sign that its answer is right.
+    """
+
+    admitted: AdmittedRequest
+    basis: RoutingBasis
+    facts: RequestFacts
+    decision: RoutingDecision
+    confidence: AnswerConfidence = UNCALIBRATED
+
+
+@dataclass(slots=True, eq=False)
+class Answer:
+    """What tiers gave for a routed request, as it comes.
+
+    Attributes
+    ----------
+    attempts : every tier asked, in order
+    asked_s, asked_tier : when the first one was asked; who was asked last
+    tier : whose answer this is, from its first event on: no other can take over then, unless the answer is held
+        (:mod:`gateway.answering.escalation`)
+    choices, abandoned : the choices so far, and how generations that were cut off ended
+    is_scored : the next tier is asked for log-probabilities, to judge its answer by
+    predictions : one a choice, what a tier of low confidence had answered
+    earlier_bills : of answers that are not sent
+    is_escalated : the answer took the place of one of low confidence
+    """
+
+    routed: RoutedRequest
+    request: InferenceRequest
+    attempts: list[Attempt] = field(default_factory=list)
+    asked_s: float | None = None
+    asked_tier: Tier | None = None
+    tier: Tier | None = None
+    choices: list[AnswerChoice] = field(default_factory=list)
+    abandoned: dict[int, Finished] = field(default_factory=dict)
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+    is_scored: bool = False
+    predictions: tuple[str, ...] = ()
+    earlier_bills: list[Bill] = field(default_factory=list)
+    is_escalated: bool = False
+    settled_bill: Bill | None = None
+
+    def note_abandoned(self, index: int) -> Callable[[Finished], None]:
+        """Make a listener for what a cut-off generation used; it belongs to the tier asked now."""
+        abandoned = self.abandoned
+
+        def note(finished: Finished) -> None:
+            abandoned[index] = finished
+
+        return note
+
+    @property
+    def overhead_s(self) -> float:
+        """The gateway's own time before a tier was asked; waiting for a place is not its own."""
+        admitted = self.routed.admitted
+        return max(0.0, (self.asked_s or admitted.clock()) - admitted.accepted_s - admitted.waited_s)
+
+    @property
+    def reason(self) -> str:
+        """Why this tier answered, as ``x-suffice-reason`` says it."""
+        decision = self.routed.decision
+        if self.is_escalated:
+            return ReasonCode.ESCALATED.value
+        fell_back = self.tier is not None and self.tier.index != decision.tier
+        return (ReasonCode.FALLBACK if fell_back else decision.reason).value
+
+    @property
+    def itl_s(self) -> float | None:
+        """Mean gap between tokens over all choices; None with fewer than two."""
+        choices = self.choices
+        num_gaps = (choices[0].num_tokens if len(choices) == 1 else sum([each.num_tokens for each in choices])) - 1
+        if num_gaps < 1 or self.first_token_s is None or self.last_token_s is None:
+            return None
+        return (self.last_token_s - self.first_token_s) / num_gaps
+
+    def bill(self) -> Bill:
+        """Return what was used and what it costs; settled with the first call, which comes after the last event."""
+        if self.settled_bill is None:
+            own = Bill() if self.tier is None else self.bill_at(self.tier)
+            self.settled_bill = add_earlier(own, self.earlier_bills) if self.earlier_bills else own
+        return self.settled_bill
+
+    def bill_at(self, tier: Tier) -> Bill:
+        """Return what the present choices used and cost at the tier that gives them."""
+        choices = self.choices
+        if len(choices) == 1:
+            return make_single_bill(tier, choices[0].finished or self.ending(choices[0]))
+        return make_bill(tier, [self.ending(choice) for choice in choices], self.request.n)
+
+    def ending(self, choice: AnswerChoice) -> Finished:
+        """Return how one choice ended, or what is known of it if it was cut off."""
+        if choice.finished is not None:
+            return choice.finished
+        if (abandoned := self.abandoned.get(choice.index)) is not None:
+            return abandoned
+        # The backend cannot tell: what was seen is the least it can have been.
+        return Finished(FinishReason.CANCELLED, Usage(completion_tokens=choice.num_tokens))

@@ -1,0 +1,280 @@
+"""Ends requests: makes the row, draws the check, commits both, and tells metrics, sessions and the shadow router."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import replace
+from datetime import datetime
+from typing import Any, Protocol
+
+from backends.protocol import FinishReason
+from gateway.access.authenticator import Caller
+from gateway.answering.bill import Bill
+from gateway.answering.phases import AdmittedRequest, Answer
+from gateway.answering.request_router import count_prompt_tokens
+from gateway.answering.sessions import Sessions
+from gateway.api.embedding_decoder import EmbeddingRequest
+from gateway.api.request import prompt_text
+from gateway.config.sections import Retention
+from gateway.control.routers import RouterSet
+from gateway.control.shadow import RoutedText, Shadow
+from gateway.edge.error_table import row_of
+from gateway.models.catalog import Catalog
+from gateway.observe.metrics import Metrics
+from gateway.observe.request_log import RequestLog
+from gateway.store.errors import StoreError
+from gateway.store.records import RequestRecord, VerificationJob
+from gateway.verify.sampler import Sampler
+
+_log = logging.getLogger("suffice.service")
+
+_NO_BILL = Bill()
+
+
+class RowWriter(Protocol):
+    """The part of the store that is needed here; ``digest`` is a keyed hash of a text."""
+
+    async def record(self, record: RequestRecord, job: VerificationJob | None = None) -> None: ...
+
+    def digest(self, content: str) -> str: ...
+
+
+class AnswerRecorder:
+    """Takes the one ending of every request.
+
+    Parameters
+    ----------
+    config_hash : of the active settings
+    retention : what is kept of prompts and answers
+    rows : where they are committed
+
+    Attributes
+    ----------
+    sampler : draws answers for checks
+    shadow : shown every answered request once its row is there
+    """
+
+    def __init__(
+        self,
+        config_hash: str,
+        retention: Retention,
+        rows: RowWriter,
+        catalog: Catalog,
+        routers: RouterSet,
+        sampler: Sampler,
+        sessions: Sessions,
+        metrics: Metrics,
+        request_log: RequestLog,
+    ) -> None:
+        self.sampler = sampler
+        self.shadow: Shadow | None = None
+        self._config_hash = config_hash
+        self._retention = retention
+        self._rows = rows
+        self._catalog = catalog
+        self._routers = routers
+        self._sessions = sessions
+        self._metrics = metrics
+        self._request_log = request_log
+
+    async def settle(self, answer: Answer) -> None:
+        """Commit the row of a request that was answered; until this returns no last byte may leave.
+
+        Raises
+        ------
+        StoreError
+            The row is not committed, so the answer must not be completed.
+        """
+        routed, first = answer.routed, answer.choices[0]
+        reason = first.finish_reason
+        admitted, basis, decision, tier = routed.admitted, routed.basis, routed.decision, answer.tier
+        assert not admitted.is_settled, "a request ends once"
+        admitted.is_settled = True
+        assert tier is not None, "an answer has a tier"
+        chances = self.sampler.chances(
+            admitted.request,
+            basis.policy,
+            decision,
+            tier,
+            basis.estimate,
+            reason,
+            factor=self._routers.check_factor(basis.router_version),
+            doubt=self._routers.doubt(basis.router_version, admitted.created_at),
+        )
+        record = self._row(admitted, answer, reason, 200, None)
+        job = None
+        if chances is not None:
+            record.verify_probability = chances.logged
+            if (drawn := self.sampler.draw(chances)) is not None:
+                job = self.sampler.job(admitted.request, basis.policy, first.text, record, drawn)
+        started_s = time.perf_counter()
+        await self._rows.record(record, job)
+        self._metrics.commit_s.observe(time.perf_counter() - started_s)
+        if self.shadow is not None and self.shadow.wants(basis.router_version):
+            self._show(self.shadow, answer, is_drawn=job is not None)
+        self._note(record)
+
+    async def settle_failure(
+        self, admitted: AdmittedRequest, answer: Answer | None, error: Exception, *, is_cancelled: bool
+    ) -> None:
+        """Commit the row of a request that failed, or that nobody waits for any more.
+
+        What the log cannot take here is only reported: the caller is told of the failure in any case.
+        """
+        if admitted.is_settled:
+            return
+        admitted.is_settled = True
+        if answer is not None and is_cancelled:
+            await self._count_prompt(answer)
+        row = row_of(error)
+        reason = FinishReason.CANCELLED if is_cancelled else FinishReason.ERROR
+        record = self._row(admitted, answer, reason, row.status, getattr(error, "code", None) or row.code)
+        try:
+            await self._rows.record(record)
+        except StoreError as problem:
+            _log.error("the row of request %s is lost: %s", admitted.request_id, problem)
+        self._note(record)
+
+    async def settle_embedding(
+        self, request_id: str, request: EmbeddingRequest, caller: Caller, created_at: datetime, **known: Any
+    ) -> None:
+        """Commit the row of a request for vectors; until this returns they must not leave.
+
+        It needed no decision, so the row has no tier and nothing a router said.
+
+        Raises
+        ------
+        StoreError
+        """
+        record = RequestRecord(
+            request_id=request_id,
+            created_at=created_at,
+            endpoint="/v1/embeddings",
+            model_requested=request.model,
+            tenant=caller.tenant,
+            key_id=caller.key_id,
+            config_hash=self._config_hash,
+            **known,
+        )
+        if self._retention != "none":
+            self._keep(record, "\n".join(request.texts), None)
+        await self._rows.record(record)
+        self._note(record)
+
+    def _row(
+        self, admitted: AdmittedRequest, answer: Answer | None, reason: FinishReason, status: int, code: str | None
+    ) -> RequestRecord:
+        """Make the row of a request that has ended, as far as it came."""
+        request, caller = admitted.request, admitted.caller
+        ended_s = admitted.clock()
+        record = RequestRecord(
+            request_id=admitted.request_id,
+            created_at=admitted.created_at,
+            endpoint=admitted.endpoint,
+            model_requested=request.model,
+            finish_reason=reason,
+            status_code=status,
+            error_code=code,
+            tenant=caller.tenant,
+            key_id=caller.key_id,
+            session_id=request.preferences.overrides.session_id,
+            stream=request.stream,
+            num_choices=request.num_choices,
+            config_hash=self._config_hash,
+            overrides=request.preferences.given,
+            queue_s=admitted.waited_s,
+            total_s=ended_s - admitted.accepted_s,
+            overhead_s=max(0.0, ended_s - admitted.accepted_s - admitted.waited_s),
+            traceparent=admitted.traceparent,
+        )
+        if (basis := admitted.basis) is not None:
+            record.policy_name, record.policy_version = basis.policy.name, basis.policy.version
+            record.router_version = basis.router_version
+            if (estimate := basis.estimate) is not None:
+                record.features, record.sufficiency = estimate.features, estimate.tiers
+                record.novelty, record.domain = estimate.novelty, basis.domain
+        if answer is not None:
+            _add_answer(record, answer)
+        if self._retention != "none":
+            prompt = "\n".join([prompt_text(each) for each in request.prompts])
+            self._keep(record, prompt, "\n".join([choice.text for choice in answer.choices]) if answer else "")
+        return record
+
+    def _keep(self, record: RequestRecord, prompt: str, answer: str | None) -> None:
+        """Keep digests and texts, as far as retention allows."""
+        record.prompt_digest = self._rows.digest(prompt)
+        record.answer_digest = None if answer is None else self._rows.digest(answer)
+        if self._retention == "full":
+            record.prompt_text, record.answer_text = prompt, answer
+
+    def _show(self, shadow: Shadow, answer: Answer, *, is_drawn: bool) -> None:
+        """Hand an answered request to the shadow router; pinned and explored ones say nothing new of it."""
+        routed = answer.routed
+        admitted, basis, decision = routed.admitted, routed.basis, routed.decision
+        if decision.explored or routed.facts.overrides.tier is not None:
+            return
+        text = RoutedText(
+            admitted.request_id,
+            admitted.created_at,
+            basis.policy.name,
+            basis.router_version,
+            basis.turns,
+            routed.facts,
+            decision.tier,
+        )
+        shadow.observe(text, is_drawn=is_drawn)
+
+    async def _count_prompt(self, answer: Answer) -> None:
+        """Bill the prompt of a cut-off request whose backend could not say what it used."""
+        if answer.tier is None and answer.abandoned:
+            # Cut off before the first token, but not before the tier had worked for it.
+            answer.tier = answer.asked_tier
+        if answer.tier is None:
+            return
+        backend = self._catalog.backend(answer.tier)
+        for choice in answer.choices:
+            if choice.finished is None and choice.index not in answer.abandoned:
+                num_tokens = await count_prompt_tokens(answer.routed.admitted, backend) or 0
+                ending = answer.ending(choice)
+                usage = replace(ending.usage, prompt_tokens=num_tokens)
+                answer.abandoned[choice.index] = replace(ending, usage=usage)
+
+    def _note(self, record: RequestRecord) -> None:
+        self._metrics.observe(record)
+        if record.session_id is not None:
+            self._sessions.note(record)
+        self._request_log.write(record)
+
+
+def _add_answer(record: RequestRecord, answer: Answer) -> None:
+    """Add the decision, who answered, and the bill."""
+    routed = answer.routed
+    admitted, decision = routed.admitted, routed.decision
+    record.decided_tier = decision.tier
+    record.ladder = decision.ladder
+    record.propensity = decision.propensity
+    record.propensities = decision.propensities
+    record.reason = decision.reason.value
+    record.explored = decision.explored
+    record.confidence = decision.confidence
+    record.barred = decision.barred
+    record.attempts = tuple(answer.attempts)
+    if answer.tier is not None:
+        record.final_tier, record.model_served = answer.tier.index, answer.tier.model
+    if answer.first_token_s is not None:
+        record.ttft_s = answer.first_token_s - admitted.accepted_s
+        record.itl_s = answer.itl_s
+    record.overhead_s = answer.overhead_s
+    bill = answer.bill()
+    usage = bill.usage
+    record.prompt_tokens = usage.prompt_tokens
+    record.completion_tokens = usage.completion_tokens
+    record.cached_tokens = usage.cached_tokens
+    record.reasoning_tokens = usage.reasoning_tokens
+    record.draft_tokens = usage.draft_tokens
+    record.accepted_draft_tokens = usage.accepted_draft_tokens
+    record.compute_s = bill.compute_s
+    record.cost_usd = bill.cost_usd
+    record.measured_cost_usd = bill.measured_cost_usd
+    record.queue_s = admitted.waited_s + bill.queue_s

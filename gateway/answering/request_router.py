@@ -1,0 +1,212 @@
+"""Routes one request: estimate, facts, decision."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from backends.protocol import Backend, GenerateRequest
+from classifier.types import Sufficiency
+from gateway.answering.phases import UNCALIBRATED, AdmittedRequest, RoutedRequest, RoutingBasis
+from gateway.answering.sessions import Sessions
+from gateway.api.request import InferenceRequest, Prompt, Turn, messages_of, prompt_size
+from gateway.control.routers import RouterSet, sticky_key
+from gateway.control.state import groups_of
+from gateway.errors import InvalidRequest, UnsupportedOption
+from gateway.models.catalog import Catalog
+from policies.decide import decide
+from policies.limits import permitted_tiers
+from policies.policy import Policy
+from policies.types import Overrides, RequestFacts, TierEstimate
+
+# Bytes of text bound tokens from above; a chat template adds its own few per message.
+_TEMPLATE_TOKENS_PER_TURN = 16
+_CHARS_PER_TOKEN = 4
+_NO_QUARANTINE: Mapping[int, float] = {}
+_ALL_ABLE: frozenset[int] = frozenset()
+_NO_WAITS: Mapping[int, float] = {}
+
+# The router's word groups that name a subject; the others say how a prompt is put.
+DOMAINS = ("math", "code", "science", "medicine", "law", "finance", "history", "writing", "calendar", "unit")
+_GROUPS = tuple((f"group_{name}", name) for name in DOMAINS)
+
+
+class RequestRouter:
+    """Decides which tier answers.
+
+    Attributes
+    ----------
+    kill_switch : all traffic goes to the top tier
+    tightened : (policy's name, router's version) -> quarantined tier -> P(as good) it must reach
+    tightened_groups : likewise -> tenant or domain -> quarantined tier -> P(as good) it must reach
+    unavailable : tiers that cannot be asked now, by number
+    """
+
+    def __init__(self, catalog: Catalog, routers: RouterSet, sessions: Sessions, rng: random.Random) -> None:
+        self.catalog = catalog
+        self.routers = routers
+        self.kill_switch = False
+        self.tightened: Mapping[tuple[str, str], Mapping[int, float]] = {}
+        self.tightened_groups: Mapping[tuple[str, str], Mapping[str, Mapping[int, float]]] = {}
+        self.unavailable: frozenset[int] = frozenset()
+        self._sessions = sessions
+        self._rng = rng
+        contexts = [tier.context_length for tier in catalog.ladder if tier.context_length is not None]
+        self._shortest_context = min(contexts) if len(contexts) == len(catalog.ladder) else None
+
+    async def route(self, admitted: AdmittedRequest) -> RoutedRequest:
+        """Estimate and decide.
+
+        Raises
+        ------
+        UnknownModel, InvalidRequest, UnsupportedOption, PolicyError
+        """
+        request, caller = admitted.request, admitted.caller
+        policy, overrides = self._rule(request)
+        key = sticky_key(caller.tenant, overrides.session_id, caller.key_id, admitted.request_id)
+        slot = self.routers.pick(key)
+        # Thresholds belong to the router they were derived with; nothing is awaited between the two readings.
+        policy = slot.policies.get(policy.name, policy)
+        version, turns = slot.version, request.turns
+        estimate = await slot.predictor.predict(turns)
+        domain = domain_of(estimate.features) if estimate is not None else ""
+        basis = admitted.basis = RoutingBasis(policy, version, turns, estimate, domain)
+        size = max([prompt_size(prompt) for prompt in request.prompts])
+        session = None
+        if overrides.session_id is not None:
+            session = await self._sessions.get(caller.tenant, overrides.session_id)
+        facts = RequestFacts(
+            num_prompt_tokens=await self._num_prompt_tokens(admitted, len(turns), policy, overrides, size),
+            max_tokens=request.sampling.max_tokens,
+            estimates=_tier_estimates(estimate),
+            overrides=overrides,
+            session=session,
+            unavailable=self.unavailable | self._unable(request, overrides),
+            expected_wait_s=self._waits(policy),
+            kill_switch=self.kill_switch,
+            novelty=estimate.novelty if estimate is not None else 0.0,
+            tightened=self._quarantine((policy.name, version), caller.tenant, domain),
+            guessed_prompt_tokens=_guess_tokens(size),
+            num_answers=request.num_choices,
+        )
+        decision = decide(facts, policy, self.catalog.ladder, self._rng)
+        confidence = getattr(slot.router, "confidence", UNCALIBRATED) if decision.way_up else UNCALIBRATED
+        return RoutedRequest(admitted, basis, facts, decision, confidence)
+
+    def _rule(self, request: InferenceRequest) -> tuple[Policy, Overrides]:
+        """Return the active policy and what the request asks of it, the model's name included."""
+        preferences, model = request.preferences, request.model
+        target = self.catalog.resolve(model)
+        policy = target.policy if preferences.policy is None else self.catalog.policy(preferences.policy)
+        overrides = preferences.overrides
+        if target.tier is None:
+            return policy, overrides
+        if overrides.tier not in (None, target.tier.index):
+            raise InvalidRequest(
+                f"'model' {model!r} is tier {target.tier.index}, 'suffice.tier' asks for tier {overrides.tier}.",
+                param="suffice.tier",
+                code="conflicting_limits",
+            )
+        return policy, replace(overrides, tier=target.tier.index)
+
+    def _quarantine(self, key: tuple[str, str], tenant: str, domain: str) -> Mapping[int, float]:
+        """Return the most that policy, tenant and domain ask of each quarantined tier."""
+        # Nearly always nothing is quarantined, and nothing to look up.
+        if not self.tightened and not self.tightened_groups:
+            return _NO_QUARANTINE
+        asked = self.tightened.get(key, _NO_QUARANTINE)
+        groups = self.tightened_groups.get(key)
+        if not groups:
+            return asked
+        most = dict(asked)
+        for group in groups_of(tenant, domain):
+            for tier, least in groups.get(group, _NO_QUARANTINE).items():
+                most[tier] = max(most.get(tier, 0.0), least)
+        return most
+
+    async def _num_prompt_tokens(
+        self, admitted: AdmittedRequest, num_turns: int, policy: Policy, overrides: Overrides, size: int
+    ) -> int | None:
+        """Guess where any guess fits every context, else ask the highest tier that may see the prompt.
+
+        Raises
+        ------
+        PolicyError
+            No tier may.
+        """
+        if not num_turns:
+            return size
+        if self._shortest_context is not None:
+            # A character is at most 4 bytes of UTF-8, and a token at least one byte.
+            template = _TEMPLATE_TOKENS_PER_TURN * (num_turns + 1)
+            if 4 * size + template + (admitted.request.sampling.max_tokens or 1) <= self._shortest_context:
+                return _guess_tokens(size)
+        tier = permitted_tiers(overrides, policy, self.catalog.ladder)[-1]
+        return await count_prompt_tokens(admitted, self.catalog.backend(tier))
+
+    def _unable(self, request: InferenceRequest, overrides: Overrides) -> frozenset[int]:
+        """Return the tiers whose model lacks what this request needs.
+
+        Raises
+        ------
+        UnsupportedOption
+            The tier asked for lacks it, or every tier does.
+        """
+        needs: list[tuple[str, str]] = []
+        prompt = request.prompts[0]
+        if not isinstance(prompt, str) and isinstance(prompt[0], int):
+            needs.append(("prompt_token_ids", "prompt"))
+        if request.sampling.logprobs is not None:
+            needs.append(("logprobs", "logprobs"))
+        unable = _ALL_ABLE
+        for capability, param in needs:
+            lacking = {t.index for t in self.catalog.ladder if capability not in self.catalog.backend(t).capabilities}
+            if overrides.tier in lacking or len(lacking) == len(self.catalog.ladder):
+                raise UnsupportedOption(f"'{param}' in this form is not supported by the model asked for.", param=param)
+            unable |= lacking
+        return unable
+
+    def _waits(self, policy: Policy) -> Mapping[int, float]:
+        """Return the expected waiting per tier, read only for a policy that prices or limits it."""
+        if policy.max_wait_s is None and not policy.wait_cost_per_s_usd:
+            return _NO_WAITS
+        loads = {tier.index: self.catalog.backend(tier).load() for tier in self.catalog.ladder}
+        return {index: load.predicted_wait_s for index, load in loads.items() if load.predicted_wait_s is not None}
+
+
+async def count_prompt_tokens(admitted: AdmittedRequest, backend: Backend) -> int | None:
+    """Return the length of the longest prompt in a backend's tokens; None where it cannot know."""
+    prompts = admitted.request.prompts
+    longest = prompts[0] if len(prompts) == 1 else max(prompts, key=prompt_size)
+    return await backend.count_tokens(GenerateRequest(admitted.request_id, **prompt_argument(longest)))
+
+
+def prompt_argument(prompt: Prompt) -> dict[str, Any]:
+    """Return a prompt as the one argument of :class:`GenerateRequest` that holds its kind."""
+    if isinstance(prompt, str):
+        return {"prompt": prompt}
+    if isinstance(prompt[0], Turn):
+        return {"messages": messages_of(prompt)}
+    return {"prompt_token_ids": prompt}
+
+
+def domain_of(features: Mapping[str, float]) -> str:
+    """Return the subject whose words a prompt uses most; empty without any."""
+    most, found = 0.0, ""
+    for feature, name in _GROUPS:
+        count = features.get(feature, 0.0)
+        if count > most:
+            most, found = count, name
+    return found
+
+
+def _tier_estimates(estimate: Sufficiency | None) -> tuple[TierEstimate, ...]:
+    if estimate is None:
+        return ()
+    return tuple([TierEstimate(each.tier, each.p_right, each.p_as_good) for each in estimate.tiers])
+
+
+def _guess_tokens(num_chars: int) -> int:
+    return num_chars // _CHARS_PER_TOKEN + 1

@@ -1,0 +1,222 @@
+"""From a decision to tokens: asks the chosen tier, and falls back while no token has come."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import cast
+
+from backends.errors import (
+    BackendError,
+    BackendFailure,
+    BackendOverloaded,
+    BackendTimeout,
+    BackendUnavailable,
+    ContextLengthExceeded,
+    RequestRejected,
+    UnsupportedByBackend,
+)
+from backends.protocol import Backend, Event, Finished, FinishReason, GenerateRequest, TokenDelta
+from gateway.answering.phases import Answer
+from gateway.answering.request_router import prompt_argument
+from gateway.answering.stream_merge import merge
+from gateway.api.choice import AnswerChoice
+from gateway.edge.error_table import row_of
+from gateway.errors import AnswerFailed
+from gateway.models.catalog import Catalog
+from gateway.store.records import Attempt
+from policies.fallback import Outcome, fallback_flow
+from policies.types import Tier
+
+_log = logging.getLogger("suffice.serving")
+
+Item = tuple[AnswerChoice, TokenDelta]
+
+# Most specific first: an overloaded backend is also an unavailable one.
+_OUTCOMES: tuple[tuple[type[BackendError], Outcome], ...] = (
+    (BackendOverloaded, Outcome.OVERLOADED),
+    (BackendUnavailable, Outcome.UNAVAILABLE),
+    (BackendTimeout, Outcome.TIMED_OUT),
+    (ContextLengthExceeded, Outcome.TOO_LONG),
+    (UnsupportedByBackend, Outcome.REJECTED),
+    (RequestRejected, Outcome.REJECTED),
+)
+
+
+@dataclass(slots=True, eq=False)
+class StartedAnswer:
+    """The tier that answers, what came first (None where the answer is empty), and the rest."""
+
+    tier: Tier
+    first: Item | None
+    rest: AsyncGenerator[Item, None]
+
+
+async def start_answer(answer: Answer, catalog: Catalog) -> StartedAnswer:
+    """Ask tier after tier until one begins to answer.
+
+    Raises
+    ------
+    BackendError
+        Every tier tried failed before its first token; of all failures the one the caller can do most about.
+    """
+    decision = answer.routed.decision
+    try:
+        return await call_tier(answer, catalog, catalog.ladder[decision.tier - 1])
+    except BackendError as error:
+        failures = [error]
+    flow = fallback_flow(decision)
+    next(flow)
+    while True:
+        try:
+            attempt = flow.send(_outcome(failures[-1]))
+        except StopIteration as end:
+            raise failures[end.value.decisive] from None
+        try:
+            return await call_tier(answer, catalog, catalog.ladder[attempt.tier - 1])
+        except BackendError as error:
+            failures.append(error)
+
+
+async def call_tier(answer: Answer, catalog: Catalog, tier: Tier) -> StartedAnswer:
+    """Ask one tier, and wait until it begins to answer; the attempt is noted however it ends.
+
+    Raises
+    ------
+    BackendError
+        It failed before its first token.
+    """
+    clock = answer.routed.admitted.clock
+    asked_s = clock()
+    if answer.asked_s is None:
+        answer.asked_s = asked_s
+    answer.asked_tier = tier
+    rest = _items(answer, tier, catalog.backend(tier))
+    try:
+        first = await anext(rest, None)
+    except BackendError as error:
+        failure = error
+    except Exception as error:
+        # Whatever breaks inside a tier, the others may still answer.
+        _log.exception("tier %d failed outside its contract", tier.index)
+        failure = BackendFailure(f"Model {tier.model!r} failed: {type(error).__name__}.")
+    else:
+        answer.attempts.append(Attempt(tier.index, tier.model, clock() - asked_s))
+        return StartedAnswer(tier, first, rest)
+    answer.attempts.append(Attempt(tier.index, tier.model, clock() - asked_s, error=row_of(failure).code))
+    raise failure
+
+
+def _outcome(failure: BackendError) -> Outcome:
+    for kind, outcome in _OUTCOMES:
+        if isinstance(failure, kind):
+            return outcome
+    return Outcome.FAILED
+
+
+async def _items(answer: Answer, tier: Tier, backend: Backend) -> AsyncGenerator[Item, None]:
+    """Yield new text of every choice until all have ended well; the first event fixes the tier.
+
+    Raises
+    ------
+    BackendError
+        Before the first event.
+    AnswerFailed
+        After it.
+    """
+    choices = answer.choices = [
+        AnswerChoice(index, scored=[] if answer.is_scored else None) for index in range(answer.request.num_choices)
+    ]
+    answer.abandoned = {}
+    requests = _generate_requests(answer, backend)
+    clock = answer.routed.admitted.clock
+    if len(requests) > 1:
+        async with aclosing(merge([_stream(backend, request) for request in requests])) as merged:
+            async for index, event in merged:
+                choice = choices[index]
+                if isinstance(event, Finished):
+                    _take_ending(answer, tier, choice, event)
+                else:
+                    yield choice, _take_delta(answer, tier, choice, event, clock())
+        return
+    # The same for one choice, without a merge's tasks: nearly every request.
+    choice = choices[0]
+    async with aclosing(_stream(backend, requests[0])) as events:
+        async for event in events:
+            if isinstance(event, Finished):
+                _take_ending(answer, tier, choice, event)
+            else:
+                yield choice, _take_delta(answer, tier, choice, event, clock())
+
+
+def _stream(backend: Backend, request: GenerateRequest) -> AsyncGenerator[Event, None]:
+    # The protocol says "iterator" and "closing it frees everything": what can be closed is a generator.
+    return cast("AsyncGenerator[Event, None]", backend.generate(request))
+
+
+def _take_delta(answer: Answer, tier: Tier, choice: AnswerChoice, delta: TokenDelta, now_s: float) -> TokenDelta:
+    """Note new tokens; return what of them is to be shown."""
+    answer.tier = tier
+    answer.last_token_s = now_s
+    if answer.first_token_s is None:
+        answer.first_token_s = now_s
+    if choice.scored is not None:
+        delta = choice.score(delta, is_wanted=answer.request.sampling.logprobs is not None)
+    choice.add(delta)
+    return delta
+
+
+def _take_ending(answer: Answer, tier: Tier, choice: AnswerChoice, ending: Finished) -> None:
+    """Note how a choice ended.
+
+    Raises
+    ------
+    BackendFailure
+        It failed and nothing had come.
+    AnswerFailed
+        It failed after its first token.
+    """
+    is_failure = ending.reason in (FinishReason.ERROR, FinishReason.CANCELLED)
+    if is_failure and answer.tier is None:
+        raise BackendFailure(ending.error or f"Model {tier.model!r} ended before its first token.")
+    answer.tier = tier
+    choice.finished = ending
+    if is_failure:
+        raise AnswerFailed(_what_failed(ending))
+
+
+def _what_failed(ending: Finished) -> str:
+    if ending.reason is FinishReason.CANCELLED:
+        return "The model was stopped before the answer was complete."
+    return f"The model failed before the answer was complete: {ending.error or 'no reason given'}."
+
+
+def _generate_requests(answer: Answer, backend: Backend) -> list[GenerateRequest]:
+    """Make one generation per choice; each seed is the first one's plus the choice's place, so choices differ."""
+    request, request_id = answer.request, answer.routed.admitted.request_id
+    thinking = request.thinking
+    if thinking is not None and "thinking" not in backend.capabilities:
+        thinking = None
+    num_choices = request.num_choices
+    sampling = request.sampling
+    if answer.is_scored and sampling.logprobs is None and "logprobs" in backend.capabilities:
+        sampling = replace(sampling, logprobs=0)
+    generations = []
+    for index in range(num_choices):
+        if index and sampling.seed is not None and request.sampling.seed is not None:
+            sampling = replace(sampling, seed=request.sampling.seed + index % request.n)
+        generations.append(
+            GenerateRequest(
+                request_id if num_choices == 1 else f"{request_id}-{index}",
+                sampling=sampling,
+                priority=request.preferences.priority,
+                thinking=thinking,
+                echo=request.echo,
+                on_abandoned=answer.note_abandoned(index),
+                prediction=answer.predictions[index] if answer.predictions else request.prediction,
+                **prompt_argument(request.prompts[index // request.n]),
+            )
+        )
+    return generations
