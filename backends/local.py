@@ -237,17 +237,6 @@ class LocalBackend:
         vectors = [_unit(result.ending.pooled or ()) for result in results]
         return EmbedResult(tuple(vectors), Usage(prompt_tokens=sum(r.ending.num_prompt_tokens for r in results)))
 
-    async def prefill_state(self, request: GenerateRequest) -> tuple[float, ...]:
-        """Mean of the last hidden states over a request's whole prompt, as a router may read it.
-
-        The prompt's keys and values stay in the prefix cache, so generating from it here afterwards reads them there.
-        """
-        engine, prompts = self._ready()
-        prompt_ids = await prompts.encode(request)
-        inner = prompts.to_engine(request, prompt_ids, context_length=engine.context_length, stop_check=None)
-        inner = dataclasses.replace(inner, sampling=_NOTHING, score_from=None, pooled=True)
-        return (await self._run(engine, inner)).ending.pooled or ()
-
     async def health(self) -> Health:
         """Make one token by the path of any request."""
         began_s = time.perf_counter()

@@ -1,5 +1,5 @@
-"""Sentence embeddings as a further feature block: from a sentence-transformers model, from one that was fine-tuned and
-travels with the router (:mod:`classifier.tuned`), or from tier 1's own prefill.
+"""Sentence embeddings as a further feature block: from a sentence-transformers model, or from one that was fine-tuned
+and travels with the router (:mod:`classifier.tuned`).
 
 A router may do without (the shipped one does, see docs/router.md for the measurement). The library is imported when a
 model is asked for, not before.
@@ -19,7 +19,6 @@ from classifier.errors import EmbeddingError
 from classifier.text import clip
 from classifier.types import RouterRequest
 
-PREFILL = "prefill"
 SENTENCE_TRANSFORMERS = "sentence-transformers"
 TUNED = "fine-tuned encoder"
 
@@ -27,8 +26,7 @@ TUNED = "fine-tuned encoder"
 class Embedder(Protocol):
     """A source of one vector a request.
 
-    ``source`` and ``model`` go into the artifact, so that serving uses what training used; ``model`` is empty where the
-    vectors come with the requests.
+    ``source`` and ``model`` go into the artifact, so that serving uses what training used.
     """
 
     @property
@@ -45,31 +43,6 @@ class Embedder(Protocol):
     def arrays(self) -> Mapping[str, NDArray[Any]]:
         """What of it travels in the artifact."""
         ...
-
-
-class PrefillEmbedder:
-    """Tier 1's pooled prefill states, which come with the requests: free for traffic that stays on tier 1."""
-
-    source = PREFILL
-    model = ""
-    arrays: Mapping[str, NDArray[Any]] = MappingProxyType({})
-
-    def embed(self, requests: Sequence[RouterRequest]) -> NDArray[np.float32]:
-        """The requests' own states.
-
-        Raises
-        ------
-        EmbeddingError
-            A request has none, or they differ in length.
-        """
-        states = [request.prefill_state for request in requests]
-        lengths = {len(state) if state is not None else 0 for state in states}
-        if len(lengths) != 1 or 0 in lengths:
-            raise EmbeddingError(
-                f"This router reads tier 1's prefill state, and the requests carry states of lengths "
-                f"{sorted(lengths)}; pass RouterRequest.prefill_state, or use a router fitted without it."
-            )
-        return unit_rows(np.array(states, dtype=np.float32))
 
 
 class SentenceTransformerEmbedder:
@@ -154,13 +127,11 @@ def embedder_for(source: str, model: str, arrays: Mapping[str, NDArray[Any]] = M
     """
     if source == "none":
         return None
-    if source == PREFILL:
-        return PrefillEmbedder()
     if source == SENTENCE_TRANSFORMERS:
         return SentenceTransformerEmbedder(model)
     if source == TUNED:
         from classifier.tuned import TunedEncoder
 
         return TunedEncoder(arrays, model)
-    known = ", ".join(("none", PREFILL, SENTENCE_TRANSFORMERS, TUNED))
+    known = ", ".join(("none", SENTENCE_TRANSFORMERS, TUNED))
     raise EmbeddingError(f"Unknown embedding source {source!r}; expected one of {known}.")

@@ -31,6 +31,8 @@ _Estimate = tuple[list[float], list[float], float, dict[str, float]]
 
 # Requests whose trees are walked together: more would leave the caches.
 _TOGETHER = 256
+# Routers that earlier versions fitted may name it.
+_REMOVED_SOURCE = "prefill"
 BUILTIN = Path(__file__).parent / "builtin" / "router.npz"
 
 
@@ -73,7 +75,7 @@ class ArtifactRouter:
     Raises
     ------
     ArtifactUnsupported
-        Its features are not those this version computes.
+        Its features are not those this version computes, or it reads tier 1's prefill states.
     ArtifactCorrupt
         Arrays are missing or their shapes disagree.
     EmbeddingError
@@ -89,6 +91,7 @@ class ArtifactRouter:
             self._estimator, self._seen, self._scale = _unpack(artifact)
             self._calibrators = _calibrators(artifact)
             check_shapes(artifact)
+            _check_source(artifact, path)
             self._adjustment = Adjustment.from_arrays(artifact.arrays, self.space, artifact.num_tiers - 1)
             self.confidence = AnswerConfidence.from_json(artifact.metadata.get("confidence", {}))
         except (KeyError, ValueError, IndexError, TypeError) as error:
@@ -248,6 +251,15 @@ def _check_schema(artifact: RouterArtifact, path: Path | str) -> None:
     if artifact.metadata.get("features") != expected:
         raise ArtifactUnsupported(
             path, "it was fitted on other features than this version computes; fit it again with `suffice bootstrap`."
+        )
+
+
+def _check_source(artifact: RouterArtifact, path: Path | str) -> None:
+    if artifact.metadata["embedding"]["source"] == _REMOVED_SOURCE:
+        raise ArtifactUnsupported(
+            path,
+            "it reads tier 1's prefill states, which this version does not compute; serve another router, or fit one "
+            "anew with `suffice bootstrap`.",
         )
 
 

@@ -9,13 +9,12 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class RouterRequest:
-    """What the router sees: the conversation as (role, text) turns, and optionally tier 1's pooled prefill state.
+    """Holds what the router reads: the conversation as (role, text) turns.
 
     ``history`` is per-tier success history for the tenant or session: tier -> (number right, number seen).
     """
 
     turns: tuple[tuple[str, str], ...]
-    prefill_state: Sequence[float] | None = None
     history: Mapping[int, tuple[float, float]] = field(default_factory=dict)
 
     @property

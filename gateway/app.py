@@ -49,7 +49,6 @@ from gateway.ids import uuid7
 from gateway.learn.schedule import RetrainSchedule
 from gateway.models import loader
 from gateway.models.catalog import Catalog
-from gateway.models.prefill import PrefillReader
 from gateway.models.readiness import Readiness
 from gateway.observe.metrics import Gauges, Metrics
 from gateway.observe.request_log import RequestLog
@@ -184,7 +183,6 @@ class _Parts:
             self._router,
             timeout_s=settings.router.timeout_s,
             canary_checks=settings.control.rollout_checks,
-            reader=PrefillReader.of(ladder, self.backends),
         )
         sessions = Sessions(self.store)
         request_log = RequestLog(settings.log)

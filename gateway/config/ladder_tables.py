@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from backends.config import MODEL_KINDS, DeviceConfig, LocalModelConfig, ModelConfig, device_key
+from backends.config import MODEL_KINDS, DeviceConfig, ModelConfig, device_key
 from gateway.config.display import digest, shown_value
 from gateway.config.errors import Problem
 from gateway.config.raw_config import Leaf, Table
@@ -163,10 +163,6 @@ def _number(reader: ConfigReader, tier: Any, path: str, source: str, numbers: Ma
 
 
 def check_references(reader: ConfigReader, ladder: Ladder, models: Mapping[str, ModelConfig]) -> None:
-    if reader.values.get("learning.prefill_probe") and ladder:
-        first = models.get(ladder[0].model)
-        if first is not None and not isinstance(first, LocalModelConfig):
-            reader.note("learning.prefill_probe", f"needs a local model as tier 1, and {ladder[0].model!r} is none")
     known = ", ".join(map(repr, models)) or "none"
     for tier in ladder:
         if tier.model not in models and f"models.{tier.model}.kind" not in reader.values:

@@ -233,11 +233,6 @@ class LearningConfig:
     )
     max_checked_rows: int = _option(100_000, "Checked requests read; beyond that a sample of them.", at_least=100)
     max_unchecked_rows: int = _option(30_000, "Other requests read; beyond that a sample of them.", at_least=100)
-    prefill_probe: bool = _option(
-        False,
-        "Whether a router fitted anew from kept texts may rest on tier 1's states as well; tier 1 then reads every "
-        "request before it is routed. Needs a local tier 1.",
-    )
     encoder: str = _option(
         "",
         "A sentence-transformers model, by folder or id, that routers fitted anew from kept texts may read as well: as "

@@ -12,7 +12,6 @@ from gateway.control.errors import RouterRefused
 from gateway.control.routers import NO_ROUTER, RouterSet, Slot
 from gateway.models.loader import complete_policies
 from gateway.models.predictor import Predictor
-from gateway.models.prefill import needs_state
 from gateway.store.control import ControlStore
 from policies.errors import PolicyError
 from policies.policy import Policy
@@ -67,8 +66,6 @@ class RouterLoader:
         router = await asyncio.to_thread(read_router, version, content)
         if router.num_tiers != self._num_tiers:
             raise RouterRefused(version, f"it estimates {router.num_tiers} tiers, the ladder has {self._num_tiers}.")
-        if needs_state(router) and self._routers.reader is None:
-            raise RouterRefused(version, "it rests on tier 1's states, which only a local model gives.")
         predictor = self._routers.make_predictor(router)
         await predictor.warm_up()
         return predictor

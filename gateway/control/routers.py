@@ -10,7 +10,6 @@ from typing import Any
 
 from classifier.types import Router, Sufficiency
 from gateway.models.predictor import Predictor, make_threads
-from gateway.models.prefill import PrefillReader
 from policies.policy import Policy
 from policies.rollout import takes_new
 
@@ -44,7 +43,6 @@ class RouterSet:
     serving : the router of most requests
     timeout_s : a prediction later than this counts as missing
     canary_checks : checks of a router on its way, over those that all traffic has
-    reader : of tier 1's states, where they can be had
     """
 
     def __init__(
@@ -53,9 +51,7 @@ class RouterSet:
         *,
         timeout_s: float,
         canary_checks: float = 1.0,
-        reader: PrefillReader | None = None,
     ) -> None:
-        self.reader = reader
         self._timeout_s = timeout_s
         self._canary_checks = canary_checks
         self._threads: ThreadPoolExecutor = make_threads()
@@ -65,7 +61,7 @@ class RouterSet:
 
     def make_predictor(self, router: Router | None) -> Predictor:
         """A predictor on the threads that all routers share."""
-        return Predictor(router, timeout_s=self._timeout_s, threads=self._threads, reader=self.reader)
+        return Predictor(router, timeout_s=self._timeout_s, threads=self._threads)
 
     def replace(self, serving: Slot, canary: Slot | None, canary_share: float) -> None:
         """Use these from now on. Predictions under way end with the router they began with."""

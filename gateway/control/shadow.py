@@ -172,8 +172,7 @@ class Shadow:
             return None
         loop = asyncio.get_running_loop()
         try:
-            request = await slot.predictor.read(RouterRequest(routed.turns))
-            estimate = await loop.run_in_executor(self._thread, _predict, router, request)
+            estimate = await loop.run_in_executor(self._thread, _predict, router, RouterRequest(routed.turns))
             tier = self._would_be(watching, routed, estimate)
         except PolicyError:
             return None

@@ -35,7 +35,7 @@ from gateway.learn.scene import Scene, read_scene
 from gateway.learn.sources import sources_of
 from gateway.learn.split import split_rows
 from gateway.learn.table import TableSpec, read_table
-from gateway.learn.texts import with_requests, with_states
+from gateway.learn.texts import with_requests
 from gateway.models.loader import complete_policies
 from gateway.store.control import ControlStore
 from gateway.store.control_records import Lease, RouterVersion
@@ -199,9 +199,6 @@ async def _work(settings: Settings, store: Store, wish: Wish, report: Report, no
     table = await read_table(store, spec, lambda done: report("read the log", 0.35 * done))
     if settings.log.prompts == "full":
         table = await with_requests(store, table)
-        if config.prefill_probe and table.has_text.any():
-            report("read the prompts", 0.35)
-            table = await with_states(settings, table)
     return await asyncio.to_thread(_fit_and_judge, settings, scene, table, wish, report)
 
 

@@ -1,4 +1,4 @@
-"""What a refit may rest on besides the words: tier 1's states, a text encoder as it is, or one that the checks taught.
+"""Opens what a refit may rest on besides the words: a text encoder as it is, or one that the checks taught.
 
 A source that learns from checked answers must not be judged, mixed or calibrated on those. So it takes the older part
 of them, looks at the next to know when to stop, and leaves the newest untouched: the router's own heads, its
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from classifier.embedding import Embedder, PrefillEmbedder, SentenceTransformerEmbedder
+from classifier.embedding import Embedder, SentenceTransformerEmbedder
 from classifier.errors import EmbeddingError
 from gateway.learn.rows import Ints, LearningTable
 
@@ -64,10 +64,9 @@ def fine_tuned(model: str, options: TuningOptions) -> Source:
 
 def sources_of(config: LearningConfig) -> list[Source]:
     """What the settings name."""
-    found = [as_it_is(PrefillEmbedder)] if config.prefill_probe else []
     if not config.encoder:
-        return found
-    found.append(as_it_is(partial(SentenceTransformerEmbedder, config.encoder, device=config.encoder_device)))
+        return []
+    found = [as_it_is(partial(SentenceTransformerEmbedder, config.encoder, device=config.encoder_device))]
     if config.encoder_tuning_s > 0:
         from classifier.tuning import TuningOptions
 

@@ -9,21 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from backends.protocol import Priority
 from classifier.features import TEXT_FEATURES
 from classifier.types import RouterRequest
 from gateway.learn.rows import LearningTable
 from gateway.learn.table import read_texts
-from gateway.models.loader import make_backends
-from gateway.models.prefill import PrefillReader, ReadsPrompts
 from gateway.store.store import Store
-
-if TYPE_CHECKING:
-    from gateway.config.settings import Settings
 
 MAX_TEXTS = 20_000
 """Texts beyond the newest so many are left out: what they hold in memory is then bounded by some 100 MB."""
@@ -58,24 +51,6 @@ async def with_requests(store: Store, table: LearningTable) -> LearningTable:
         if request is not None and _agrees(request, table.views.dense[row]):
             found[row] = request
     return replace(table, requests=tuple(found))
-
-
-async def with_states(settings: Settings, table: LearningTable) -> LearningTable:
-    """The same table, its prompts with tier 1's states, from a copy of tier 1's model of this process's own.
-
-    Raises
-    ------
-    BackendError
-        The model cannot be loaded, or cannot read a prompt.
-    """
-    backend = make_backends(settings)[settings.ladder[0].model]
-    assert isinstance(backend, ReadsPrompts), "settings ask for a local tier 1"
-    await backend.start()
-    try:
-        read = await PrefillReader(backend, Priority.BACKGROUND).read_all(table.requests or ())
-    finally:
-        await backend.close()
-    return replace(table, requests=read)
 
 
 def _agrees(request: RouterRequest, dense: Sequence[float] | np.ndarray) -> bool:

@@ -8,10 +8,8 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from backends.config import LocalModelConfig
 from backends.protocol import Backend
 from classifier.types import Router
-from gateway.models.prefill import needs_state
 from policies.derived import apply_derived
 from policies.ladder import Ladder
 from policies.policy import Policy
@@ -77,8 +75,6 @@ def load_router(settings: Settings) -> Router | None:
     router = ArtifactRouter.load(path)
     if router.num_tiers != len(settings.ladder):
         raise ArtifactUnsupported(path, f"estimates {router.num_tiers} tiers; the ladder has {len(settings.ladder)}.")
-    if needs_state(router) and not isinstance(settings.models[settings.ladder[0].model], LocalModelConfig):
-        raise ArtifactUnsupported(path, "rests on tier 1's states, which only a local model gives.")
     return router
 
 

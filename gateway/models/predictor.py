@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from classifier.types import Router, RouterRequest, Sufficiency
-from gateway.models.prefill import PrefillReader, needs_state
 
 _log = logging.getLogger("suffice.router")
 
@@ -43,7 +42,6 @@ class Predictor:
     router : what estimates
     timeout_s : a prediction in a thread that takes longer counts as missing
     threads : shared with other routers, which then outlive this one; its own when not given
-    reader : of tier 1's states, for a router that rests on them
     """
 
     def __init__(
@@ -52,13 +50,11 @@ class Predictor:
         *,
         timeout_s: float,
         threads: ThreadPoolExecutor | None = None,
-        reader: PrefillReader | None = None,
     ) -> None:
         self.router = router
         self._timeout_s = timeout_s
         self._mean_cpu_s = 0.0
         self._threads = threads or make_threads()
-        self._reader = reader if needs_state(router) else None
         self._waiting: list[tuple[RouterRequest, asyncio.Future[Sufficiency | None]]] = []
 
     @property
@@ -71,21 +67,10 @@ class Predictor:
             return
         loop = asyncio.get_running_loop()
         try:
-            sample = await self.read(_SAMPLE)
-            await loop.run_in_executor(self._threads, self._timed, self.router, [sample])
-            _, self._mean_cpu_s = await loop.run_in_executor(self._threads, self._timed, self.router, [sample])
+            await loop.run_in_executor(self._threads, self._timed, self.router, [_SAMPLE])
+            _, self._mean_cpu_s = await loop.run_in_executor(self._threads, self._timed, self.router, [_SAMPLE])
         except Exception:
             _log.exception("the router failed on a sample; requests it fails on are routed without an estimate")
-
-    async def read(self, request: RouterRequest) -> RouterRequest:
-        """The request with all that the router rests on.
-
-        Raises
-        ------
-        BackendError
-            Tier 1 cannot read it.
-        """
-        return request if self._reader is None else await self._reader.read(request)
 
     async def predict(self, turns: tuple[tuple[str, str], ...]) -> Sufficiency | None:
         """Calibrated estimates for one request, or None: no router, no text, too slow, or it failed."""
@@ -93,12 +78,6 @@ class Predictor:
         if router is None or not turns:
             return None
         request = RouterRequest(turns)
-        if self._reader is not None:
-            try:
-                request = await asyncio.wait_for(self.read(request), self._timeout_s)
-            except Exception:
-                _log.exception("tier 1's state could not be had; the policy plays safe")
-                return None
         loop = asyncio.get_running_loop()
         if self._mean_cpu_s < _INLINE_CPU_S and sum([len(text) for _, text in turns]) < _INLINE_CHARS:
             answer: asyncio.Future[Sufficiency | None] = loop.create_future()

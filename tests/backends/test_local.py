@@ -172,18 +172,15 @@ async def test_embeddings_are_unit_vectors_and_depend_on_the_text(backend: Local
     assert result.usage.prompt_tokens > 0
 
 
-async def test_a_prefill_state_is_the_prompts_and_pays_for_the_generation(backend: LocalBackend, folder: Path) -> None:
+async def test_an_embedding_is_the_mean_of_transformers_last_hidden_states(backend: LocalBackend, folder: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     words = "The quick brown fox jumps over the lazy dog, sort the numbers"
-    request = GenerateRequest("r", messages=(Message("user", words),), sampling=GREEDY)
-    state = await backend.prefill_state(request)
-    ids = torch.tensor([backend._prompts.tokenizer.encode_chat([{"role": "user", "content": words}], thinking=False)])
+    (vector,) = (await backend.embed([words])).vectors
+    ids = torch.tensor([backend._prompts.encode_input(words)])
     with torch.no_grad():
         hidden = AutoModelForCausalLM.from_pretrained(folder).model(ids).last_hidden_state[0].mean(0)
-    assert state == pytest.approx(hidden.tolist(), abs=1e-4)
-    _, ending = await collect(backend, request)
-    assert ending.usage.cached_tokens == (ids.shape[1] - 1) // 16 * 16 > 0
+    assert vector == pytest.approx((hidden / hidden.norm()).tolist(), abs=1e-4)
 
 
 async def test_thinking_is_returned_apart_and_closed_by_its_budget(backend: LocalBackend) -> None:

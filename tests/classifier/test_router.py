@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
-from classifier.embedding import PrefillEmbedder, SentenceTransformerEmbedder, embedder_for
-from classifier.errors import EmbeddingError
+from classifier.embedding import SentenceTransformerEmbedder, embedder_for, unit_rows
+from classifier.errors import ArtifactUnsupported, EmbeddingError
 from classifier.router import ArtifactRouter
 from classifier.table import TrainingTable
 from classifier.training import Fitted, fit_router
@@ -88,34 +92,50 @@ assert not heavy, heavy
     subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[2])
 
 
-def with_states(table: TrainingTable, informative: bool) -> TrainingTable:
-    """The table with prefill states that know the outcome of tier 2, or know nothing."""
-    rng = np.random.default_rng(0)
-    states = rng.normal(size=(len(table.requests), 12))
-    if informative:
-        states[:, 3] += 6 * (table.scores[:, 1] - 0.5)
-    requests = [
-        RouterRequest(request.turns, prefill_state=tuple(state))
-        for request, state in zip(table.requests, states.tolist(), strict=True)
-    ]
-    return TrainingTable.build(requests, table.scores)
+class NotedEmbedder:
+    """Gives each text the vector that was noted for it."""
+
+    source = "notes"
+    model = ""
+    arrays: Mapping[str, NDArray[Any]] = MappingProxyType({})
+
+    def __init__(self, vectors: Mapping[str, NDArray[np.float32]]) -> None:
+        self.vectors = dict(vectors)
+
+    def embed(self, requests: Sequence[RouterRequest]) -> NDArray[np.float32]:
+        return unit_rows(np.stack([self.vectors[request.text] for request in requests]))
 
 
-def test_prefill_states_add_what_they_know(table: TrainingTable) -> None:
+def noted(table: TrainingTable, is_informative: bool) -> NotedEmbedder:
+    """Vectors that know the outcome of tier 2, or know nothing."""
+    vectors = np.random.default_rng(0).normal(size=(len(table.requests), 12)).astype(np.float32)
+    if is_informative:
+        vectors[:, 3] += 6 * (table.scores[:, 1] - 0.5)
+    return NotedEmbedder({request.text: vector for request, vector in zip(table.requests, vectors, strict=True)})
+
+
+def test_embeddings_add_what_they_know(table: TrainingTable) -> None:
     part = TrainingTable.build(table.requests[:500], table.scores[:500])
     losses = {}
-    for informative in (True, False):
-        found = fit_router(with_states(part, informative), seed=0, options=SMALL, embedder=PrefillEmbedder())
-        losses[informative] = float(np.mean((found.p_right[:, 1] - part.scores[:, 1]) ** 2))
+    for is_informative in (True, False):
+        embedder = noted(part, is_informative)
+        found = fit_router(part, seed=0, options=SMALL, embedder=embedder)
+        losses[is_informative] = float(np.mean((found.p_right[:, 1] - part.scores[:, 1]) ** 2))
     assert losses[True] < 0.6 * losses[False]
-    router = ArtifactRouter(found.artifact)
-    assert router.artifact.metadata["embedding"] == {"source": "prefill", "model": "", "dim": 12}
-    with pytest.raises(EmbeddingError, match="prefill"):
-        router.predict([request_of("no state")])
+    router = ArtifactRouter(found.artifact, embedder=embedder)
+    assert router.artifact.metadata["embedding"] == {"source": "notes", "model": "", "dim": 12}
+    embedder.vectors |= {"short": np.ones(5, np.float32), "broken": np.full(12, np.nan, np.float32)}
     with pytest.raises(EmbeddingError, match=r"\(1, 5\)"):
-        router.predict([RouterRequest((("user", "short state"),), prefill_state=(0.1,) * 5)])
+        router.predict([request_of("short")])
     with pytest.raises(EmbeddingError, match="finite"):
-        router.predict([RouterRequest((("user", "broken state"),), prefill_state=(float("nan"),) * 12)])
+        router.predict([request_of("broken")])
+
+
+def test_a_router_on_prefill_states_is_refused_and_the_remedy_named(fitted: Fitted, tmp_path: Path) -> None:
+    embedding = {"source": "prefill", "model": "", "dim": 0}
+    path = fitted.artifact.with_metadata(embedding=embedding).save(tmp_path / "router.npz")
+    with pytest.raises(ArtifactUnsupported, match=r"prefill states.*suffice bootstrap"):
+        ArtifactRouter.load(path)
 
 
 @pytest.fixture(scope="module")

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from sqlalchemy import update
 
-from classifier.embedding import PrefillEmbedder
+from classifier.embedding import Embedder, unit_rows
 from classifier.errors import EmbeddingError
 from classifier.metrics import roc_auc
 from classifier.types import RouterRequest
@@ -125,26 +129,35 @@ async def test_few_checks_with_a_text_are_no_ground_for_a_refit(world_settings: 
     assert (found.right[:, 0] <= found.good[:, 0] + 0.05).mean() > 0.95
 
 
+def coin(text: str) -> bool:
+    """A side for each text, which its words do not tell."""
+    return bool(sha256(text.encode()).digest()[0] & 1)
+
+
+class CoinEmbedder:
+    """Knows the coins, and not exactly."""
+
+    source = "coins"
+    model = ""
+    arrays: Mapping[str, NDArray[Any]] = MappingProxyType({})
+
+    def embed(self, requests: Sequence[RouterRequest]) -> NDArray[np.float32]:
+        rows = [np.random.default_rng(len(each.text)).normal(coin(each.text), 0.3, 8) for each in requests]
+        return unit_rows(np.array(rows, dtype=np.float32))
+
+
 async def test_a_source_that_knows_more_than_the_text_is_preferred(world_settings: MakeSettings) -> None:
     settings = world_settings()
     async with Store(settings.database) as store:
         await write_log(store, settings, base_router(), draw_prompts(random.Random(2), 900, ("easy",)), keep_text=True)
         table = await with_requests(store, await read_table(store, spec_of()))
-    rng = np.random.default_rng(0)
-    labels = np.where(rng.random(len(table)) < 0.5, 0.03, 0.98)
-    table = dataclasses.replace(
-        table,
-        labels=np.where(np.isnan(table.labels), np.nan, labels[:, None]),
-        requests=tuple(
-            each and dataclasses.replace(each, prefill_state=tuple(rng.normal(label, 0.3, 8)))
-            for each, label in zip(table.requests or (), labels, strict=True)
-        ),
-    )
+    labels = np.array([0.98 if each and coin(each.text) else 0.03 for each in table.requests or ()])
+    table = dataclasses.replace(table, labels=np.where(np.isnan(table.labels), np.nan, labels[:, None]))
     parts = split_rows(table, 0.3, is_urgent=False)
     train, judge = table.take(parts.train), table.take(parts.judge)
     ladder = settings.ladder
 
-    def absent() -> PrefillEmbedder:
+    def absent() -> Embedder:
         raise EmbeddingError("no such encoder")
 
     found = fit_candidate(
@@ -152,12 +165,12 @@ async def test_a_source_that_knows_more_than_the_text_is_preferred(world_setting
         judge,
         base_router(),
         ladder,
-        sources=[as_it_is(absent), as_it_is(PrefillEmbedder)],
+        sources=[as_it_is(absent), as_it_is(CoinEmbedder)],
         seed=0,
         window="",
         step=lambda stage, done: None,
     )
-    assert found.kind == "refit with prefill"
+    assert found.kind == "refit with coins"
     assert found.artifact.metadata["refit"]["sources_left_out"] == ["no such encoder"]
     judged = found.judged_rows(judge)
     good, known = found.estimates(judged).good[:, 0], ~np.isnan(judged.labels[:, 0])
