@@ -158,12 +158,10 @@ class BlockPool:
             self._block_of[name] = block
 
     def forget(self, blocks: Iterable[int]) -> None:
-        """Withdraw blocks from the cache, because their content proved bad or the weights changed."""
+        """Withdraw owned blocks from the cache, because their content proved bad; they are free once released."""
         for block in blocks:
+            assert self._refs[block], block
             self._forget(block)
-            if block in self._cached:
-                del self._cached[block]
-                self._push_free(block)
 
     def _pop_free(self) -> int:
         return self._free.pop()
@@ -176,10 +174,6 @@ class BlockPool:
         if name is not None:
             self._hash_of[block] = None
             del self._block_of[name]
-
-    def reset_cache(self) -> None:
-        """Forget every cached block."""
-        self.forget(list(self._cached))
 
     def check_integrity(self, tables: Iterable[Sequence[int]]) -> None:
         """Sum the books: free + cached + owned blocks equal all blocks, and owners match the given block tables."""

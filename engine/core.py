@@ -7,8 +7,8 @@ the last, so that the device never waits for the host:
     asynchronous   schedule 1, launch 1; schedule 2, launch 2, collect 1, settle 1; schedule 3, launch 3, collect 2, ...
 
 Step 2 is then planned without knowing what step 1 will draw. Where step 1 ends a request, the token that step 2 draws
-for it is never looked at. Where the host must know (drafts, masks), step 1 is settled before step 2 is planned. Answers
-are the same either way.
+for it is never looked at. Where the host must know (drafts, tokens that it draws itself), step 1 is settled before step
+2 is planned. Answers are the same either way.
 
 Everything that belongs to a request is freed in the step that ends it; when nothing is left the books are summed.
 Nothing here locks: whoever calls owns the core meanwhile.

@@ -219,12 +219,6 @@ class Engine:
                 return _result(chunks, event)
         raise AssertionError("a stream ended without an ending")
 
-    def run_blocking(self, request: Request, timeout_s: float | None = None) -> Result:
-        """:meth:`run` for a thread that may block."""
-        sink = QueueSink()
-        self.submit(request, sink)
-        return collect(sink, timeout_s)
-
     def predicted_wait_s(self) -> float:
         """Seconds until a live request made now would first be scheduled.
 

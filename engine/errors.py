@@ -12,7 +12,7 @@
     ├── StepFailed                 the forward pass raised; everything in that step ends with it
     ├── RankLost                   a process that holds part of a model is gone; the model must be loaded again
     ├── NonFiniteLogits            NaN or infinity in one request's logits; only that request ends
-    ├── NothingAllowed             masks and stop rules left no token to draw
+    ├── NothingAllowed             min_tokens and stop tokens left no token to draw
     ├── TokenizerError             text and token ids
     │   ├── InvalidText            text that no tokenizer can read (a lone surrogate)
     │   ├── NoChatTemplate         messages, but the checkpoint has no template

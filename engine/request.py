@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from engine.errors import InvalidRequest
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 MAX_LOGPROBS = 256
 
@@ -32,16 +29,6 @@ class FinishReason(StrEnum):
     ERROR = "error"
 
 
-class LogitsMask(Protocol):
-    """Rules some next tokens out. The seam where structured output will stand.
-
-    ``apply`` is a pure function of the output so far, drafted tokens included, so that it can be asked for every
-    position of a speculation check; it edits the row in place, writing ``-inf`` over what is not allowed.
-    """
-
-    def apply(self, logits: Tensor, output_ids: Sequence[int]) -> None: ...
-
-
 class StopCheck(Protocol):
     """Looks at each output token on the engine's thread; True ends the request with ``stop`` after that token."""
 
@@ -52,8 +39,8 @@ class StopCheck(Protocol):
 class SamplingParams:
     """How the next token is drawn.
 
-    The order of operations is: repetition, presence and frequency penalties; ``logit_bias``; masks; temperature;
-    ``min_p``; ``top_k``; ``top_p``. Temperature 0 takes the likeliest token after penalties, bias and masks.
+    The order of operations is: repetition, presence and frequency penalties; ``logit_bias``; ``min_tokens``;
+    temperature; ``min_p``; ``top_k``; ``top_p``. Temperature 0 takes the likeliest token after penalties and bias.
 
     Parameters
     ----------
@@ -169,7 +156,6 @@ class Request:
     speculate: bool = True
     cache_salt: str = ""
     stop_check: StopCheck | None = None
-    masks: tuple[LogitsMask, ...] = ()
     prediction: Prediction | None = None
     model: str = ""
 

@@ -115,19 +115,14 @@ class Sampler:
 
     def _is_edited(self, row: Row, state: RowState) -> bool:
         params = state.params
-        return (
-            state.penalised
-            or bool(params.logit_bias)
-            or bool(row.sequence.request.masks)
-            or row.position - row.sequence.num_prompt < params.min_tokens
-        )
+        return state.penalised or bool(params.logit_bias) or row.position - row.sequence.num_prompt < params.min_tokens
 
     def errors(self, logits: Tensor) -> dict[int, EngineError]:
         """Rows that hold NaN or +infinity; a row's maximum is one of those exactly if the row has one."""
         return {i: not_finite() for i, peak in enumerate(logits.amax(dim=-1).tolist()) if not math.isfinite(peak)}
 
     def edit(self, logits: Tensor, rows: Seq[Row], errors: dict[int, EngineError]) -> Tensor:
-        """Apply penalties, bias, masks and the least length; (R, V) again, the argument untouched.
+        """Apply penalties, bias and the least length; (R, V) again, the argument untouched.
 
         Rows left without any allowed token are added to ``errors``.
         """
@@ -144,7 +139,7 @@ class Sampler:
         for i, peak in zip(touched, edited[touched].amax(dim=-1).tolist(), strict=True):
             if peak == -math.inf and i not in errors:
                 errors[i] = NothingAllowed(
-                    "The request's masks, bias and min_tokens together rule out every next token; allow at least one."
+                    "The request's stop_token_ids and min_tokens together rule out every next token; allow one."
                 )
         return edited
 
@@ -191,8 +186,6 @@ class Sampler:
             logits.index_add_(0, *state.bias)
         if row.position - sequence.num_prompt < params.min_tokens and sequence.stop_ids:
             logits[list(sequence.stop_ids)] = -math.inf
-        for mask in sequence.request.masks:
-            mask.apply(logits, [*sequence.token_ids[sequence.num_prompt :], *row.drafts])
 
     def choose(self, logits: Tensor, rows: Seq[Row]) -> list[int]:
         """Take the likeliest token of greedy rows and draw the others, from edited logits."""

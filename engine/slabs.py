@@ -161,10 +161,8 @@ class SharedPool(BlockPool):
             super().register(block, name)
 
     def forget(self, blocks: Iterable[int]) -> None:
-        blocks = list(blocks)
         with self.lock:
             super().forget(blocks)
-            self._settle(blocks)
 
     def _wake(self, blocks: Iterable[int]) -> None:
         for slab in self._slabs_of(blocks):

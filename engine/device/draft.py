@@ -56,7 +56,7 @@ class DeviceDrafter:
     """Implements :class:`engine.draft.Drafter`; call it on the stream of the engine it drafts for.
 
     The weights may be another tier's; keys and values are this drafter's own. A sequence that finds no blocks is not
-    drafted for, after the longest unused ones were dropped. Penalties, bias and masks are the target's business: a
+    drafted for, after the longest unused ones were dropped. Penalties and bias are the target's business: a
     guess need not know them.
 
     Parameters

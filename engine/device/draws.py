@@ -51,10 +51,9 @@ class Extras:
 
 def needs_host(sequence: Sequence) -> bool:
     """Whether only the host's sampler can draw for a sequence, so that it must know the tokens before."""
-    request, sampling = sequence.request, sequence.request.sampling
+    sampling = sequence.request.sampling
     return bool(
-        request.masks
-        or sampling.logit_bias
+        sampling.logit_bias
         or (sampling.logprobs or 0) > MOST_ALTERNATIVES
         # One more than is needed: a token may be due.
         or sequence.num_output <= sampling.min_tokens > 0

@@ -22,13 +22,6 @@ def unpack_awq(words: Tensor) -> Tensor:
     return nibbles[..., inverse].flatten(-2)
 
 
-def pack_awq(codes: Tensor) -> Tensor:
-    """Undo :func:`unpack_awq`."""
-    grouped = codes.to(torch.int64).view(codes.shape[0], -1, 8)[..., list(AWQ_ORDER)]
-    words = (grouped << torch.arange(0, 32, 4, device=codes.device)).sum(-1)
-    return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
-
-
 def read_awq(files: TensorSource, name: str, in_features: int, out_features: int, quant: QuantConfig) -> QuantWeight:
     """Read ``name.qweight``, ``.qzeros`` and ``.scales``."""
     group_size = in_features if quant.group_size == -1 else quant.group_size

@@ -17,13 +17,6 @@ def unpack_rows(words: Tensor) -> Tensor:
     return ((words[:, None, :] >> shifts) & 15).to(torch.uint8).flatten(0, 1)
 
 
-def pack_rows(codes: Tensor) -> Tensor:
-    """Undo :func:`unpack_rows`."""
-    shifts = torch.arange(0, 32, 4, device=codes.device)
-    words = (codes.to(torch.int64).view(-1, 8, codes.shape[1]) << shifts[None, :, None]).sum(1)
-    return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
-
-
 def read_gptq(files: TensorSource, name: str, in_features: int, out_features: int, quant: QuantConfig) -> QuantWeight:
     """Read ``name.qweight``, ``.qzeros``, ``.scales`` and, where it is written, ``.g_idx``."""
     group_size = in_features if quant.group_size == -1 else quant.group_size

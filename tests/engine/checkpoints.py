@@ -11,8 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from engine.load.awq import pack_awq
-from engine.load.gptq import pack_rows
+from engine.load.awq import AWQ_ORDER
 
 # Small enough for milliseconds, uneven enough to catch a swapped size: 6 query heads on 2 KV heads, odd vocabulary.
 SIZES: dict[str, Any] = {
@@ -137,3 +136,17 @@ def _quantization_config(
     if method == "awq":
         return common | {"version": "gemm", "zero_point": True}
     return common | {"sym": symmetric, "desc_act": desc_act, "checkpoint_format": checkpoint_format}
+
+
+def pack_awq(codes: Tensor) -> Tensor:
+    """Undo :func:`engine.load.awq.unpack_awq`."""
+    grouped = codes.to(torch.int64).view(codes.shape[0], -1, 8)[..., list(AWQ_ORDER)]
+    words = (grouped << torch.arange(0, 32, 4, device=codes.device)).sum(-1)
+    return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
+
+
+def pack_rows(codes: Tensor) -> Tensor:
+    """Undo :func:`engine.load.gptq.unpack_rows`."""
+    shifts = torch.arange(0, 32, 4, device=codes.device)
+    words = (codes.to(torch.int64).view(-1, 8, codes.shape[1]) << shifts[None, :, None]).sum(1)
+    return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)

@@ -128,10 +128,11 @@ class ArenaMachine(RuleBasedStateMachine):
         user = data.draw(st.sampled_from([user for user in self.users if user.tables]))
         user.pool.release(user.tables.pop(data.draw(st.integers(0, len(user.tables) - 1))))
 
+    @precondition(lambda self: any(user.tables for user in self.users))
     @rule(data=st.data())
     def forget(self, data: st.DataObject) -> None:
-        user = data.draw(st.sampled_from(self.users))
-        user.pool.reset_cache()
+        user = data.draw(st.sampled_from([user for user in self.users if user.tables]))
+        user.pool.forget(data.draw(st.sampled_from(user.tables)))
 
     @rule(data=st.data())
     def begin_anew(self, data: st.DataObject) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
-
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,14 +21,6 @@ from tests.engine.toy import ToyModel
 ROOMY = EngineConfig(block_size=4, num_blocks=64, max_num_seqs=4, max_batch_tokens=16)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
 prompts = st.lists(st.integers(1, 22), min_size=1, max_size=30)
-
-
-class EvenTokens:
-    """Allows even tokens after an odd one and all after an even one: a mask that must see the latest token."""
-
-    def apply(self, logits: torch.Tensor, output_ids: Seq[int]) -> None:
-        if output_ids and output_ids[-1] % 2:
-            logits[1::2] = float("-inf")
 
 
 class Nth:
@@ -75,7 +64,7 @@ def alone(model: ToyModel, request: Request) -> Result:
     return serve(Engine(model, ROOMY, start=False), [request])[0]
 
 
-KINDS = ("greedy", "seeded", "penalised", "scored", "pooled", "echoed", "thinking", "masked", "stopped", "held")
+KINDS = ("greedy", "seeded", "penalised", "scored", "pooled", "echoed", "thinking", "stopped", "held")
 
 
 def build(index: int, prompt: list[int], kind: str, priority: Priority = Priority.LIVE) -> Request:
@@ -96,7 +85,6 @@ def build(index: int, prompt: list[int], kind: str, priority: Priority = Priorit
         score_from=1 if kind in ("scored", "echoed") and len(prompt) > 1 else None,
         pooled=kind == "pooled",
         thinking=Thinking(close_id=7, close_ids=(7, 9), max_tokens=3 + index % 3) if kind == "thinking" else None,
-        masks=(EvenTokens(),) if kind == "masked" else (),
         stop_check=Nth(4) if kind == "stopped" else None,
     )
 

@@ -64,11 +64,11 @@ class PoolMachine(RuleBasedStateMachine):
                 break
         self.pool.release(table)
 
-    @rule()
-    def reset(self) -> None:
-        self.pool.reset_cache()
-        owned = {block for table in self.owners for block in table}
-        self.content = {block: name for block, name in self.content.items() if block in owned}
+    @rule(table=tables)
+    def forget(self, table: list[int]) -> None:
+        self.pool.forget(table)
+        for block in table:
+            self.content.pop(block, None)
 
     @invariant()
     def books_sum(self) -> None:

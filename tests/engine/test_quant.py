@@ -17,11 +17,18 @@ from engine.layers.linear import DenseLinear, ExactQuantLinear, GatedLinear
 from engine.layers.linear_int4 import Int4Linear
 from engine.layers.linear_int8 import Int8Linear, is_int8_exact
 from engine.layers.quant import QuantWeight, pack_nibbles, unpack_nibbles
-from engine.load.awq import AWQ_ORDER, pack_awq, unpack_awq
-from engine.load.gptq import pack_rows, unpack_rows
+from engine.load.awq import AWQ_ORDER, unpack_awq
+from engine.load.gptq import unpack_rows
 from engine.load.linear import CpuCompute
 from engine.load.model import load_model
-from tests.engine.checkpoints import dequantize_groups, make_reference, quantize_groups, save_quantized
+from tests.engine.checkpoints import (
+    dequantize_groups,
+    make_reference,
+    pack_awq,
+    pack_rows,
+    quantize_groups,
+    save_quantized,
+)
 from tests.engine.test_model import run_greedy, run_whole
 
 FILES: dict[str, dict[str, Any]] = {

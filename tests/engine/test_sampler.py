@@ -211,29 +211,21 @@ def test_bad_logits_fail_their_own_row_only(bad: float) -> None:
         assert draws[2].error is None
 
 
-def test_a_mask_rules_tokens_out_and_may_not_rule_out_all() -> None:
-    class Only:
-        def __init__(self, *allowed: int) -> None:
-            self.allowed = list(allowed)
-
-        def apply(self, logits: Tensor, output_ids: Any) -> None:
-            keep = logits[self.allowed].clone()
-            logits.fill_(-math.inf)
-            logits[self.allowed] = keep
-
+def test_stop_tokens_before_the_least_length_may_not_rule_out_all() -> None:
     for temperature in (0.0, 1.0):
-        made = sequence(SamplingParams(temperature=temperature))
-        request = Request("r", (1, 2), made.request.sampling, masks=(Only(8),))
-        masked = Sequence(request, order=1, arrival_s=0, max_output=9, seed=1)
-        assert Sampler(VOCAB).sample(logits_of(1), [Row(masked)])[0].token_id == 8
-        nothing = Sequence(
-            Request("r", (1,), made.request.sampling, masks=(Only(8), Only(9))),
-            order=1,
-            arrival_s=0,
-            max_output=9,
-            seed=1,
+        made, closed = (
+            Sequence(
+                Request("r", (1, 2), SamplingParams(temperature=temperature, min_tokens=3)),
+                order=1,
+                arrival_s=0,
+                max_output=9,
+                seed=1,
+                stop_ids=frozenset(stop_ids),
+            )
+            for stop_ids in (set(range(VOCAB)) - {8}, range(VOCAB))
         )
-        draws = Sampler(VOCAB).sample(logits_of(2), [Row(made), Row(nothing)])
+        draws = Sampler(VOCAB).sample(logits_of(2), [Row(made), Row(closed)])
+        assert draws[0].token_id == 8
         assert draws[0].error is None
         assert isinstance(draws[1].error, NothingAllowed)
 

@@ -30,6 +30,7 @@ from engine.models.decoder import DecoderModel
 from engine.request import Request, SamplingParams
 from engine.runner import Flight
 from engine.speculator import Speculator
+from tests.engine.answers import answer_of
 
 TINY = SHAPES["tiny-bf16"]
 
@@ -204,7 +205,7 @@ def test_a_drafter_is_right_as_often_as_was_set(agreement: float) -> None:
     engine = Engine(target, EngineConfig(num_blocks=64), speculator=speculator)
     try:
         sampling = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
-        result = engine.run_blocking(Request("walk", (7,), sampling), timeout_s=120)
+        result = answer_of(engine, Request("walk", (7,), sampling), timeout_s=120)
     finally:
         engine.close()
     following = successors(TINY.vocab_size, seed=5)

@@ -24,6 +24,7 @@ from engine.parallel.model import ParallelModel
 from engine.parallel.orders import batch_header, pack, packed_length, unpack
 from engine.parallel.shard import shard_config
 from engine.request import Request, SamplingParams
+from tests.engine.answers import answer_of
 from tests.engine.parallel.checkpoints import PROMPTS, write_checkpoint
 
 DEVICES = ("cpu", "cpu")
@@ -37,7 +38,7 @@ def generate(model: Any, **sampling: Any) -> list[tuple[int, ...]]:
     try:
         params = SamplingParams(max_tokens=12, ignore_eos=True, **sampling)
         requests = [Request(f"r{i}", tuple(prompt), params) for i, prompt in enumerate(PROMPTS)]
-        return [engine.run_blocking(request, timeout_s=60).token_ids for request in requests]
+        return [answer_of(engine, request, timeout_s=60).token_ids for request in requests]
     finally:
         engine.close()
 
@@ -57,7 +58,7 @@ def test_greedy_tokens_and_log_probabilities_are_those_of_the_whole(whole_and_cu
     assert generate(cut, temperature=0.0) == generate(whole, temperature=0.0)
     engines = [Engine(model, CONFIG) for model in (whole, cut)]
     request = Request("scored", tuple(PROMPTS[1]), SamplingParams(max_tokens=1), score_from=1)
-    scores = [engine.run_blocking(request, timeout_s=60).ending.prompt_logprobs for engine in engines]
+    scores = [answer_of(engine, request, timeout_s=60).ending.prompt_logprobs for engine in engines]
     for engine in engines:
         engine.close()
     assert [s.logprob for s in scores[1]] == pytest.approx([s.logprob for s in scores[0]], abs=CLOSE)
@@ -84,11 +85,11 @@ def test_a_rank_that_dies_is_named_and_nothing_hangs(tmp_path: Path) -> None:
     engine = Engine(cut, CONFIG)
     try:
         request = Request("before", (1, 2, 3), SamplingParams(max_tokens=4, ignore_eos=True))
-        assert engine.run_blocking(request, timeout_s=60).token_ids
+        assert answer_of(engine, request, timeout_s=60).token_ids
         os.kill(cut._workers[0].pid or 0, signal.SIGKILL)
         for name in ("during", "after"):
             with pytest.raises(StepFailed) as failed:
-                engine.run_blocking(replace(request, request_id=name), timeout_s=60)
+                answer_of(engine, replace(request, request_id=name), timeout_s=60)
             assert isinstance(failed.value.__cause__, RankLost)
         assert engine.stats().kv_free_fraction == 1.0
     finally:

@@ -31,6 +31,7 @@ from engine.request import Request, SamplingParams
 from engine.runner import Model
 from engine.sink import QueueSink
 from engine.speculator import Speculator
+from tests.engine.answers import answer_of
 from tests.engine.checkpoints import make_reference, save_reference
 from tests.engine.parallel.checkpoints import PROMPTS, write_checkpoint
 
@@ -169,7 +170,7 @@ def test_a_step_that_fails_here_lets_go_of_the_other_ranks(tmp_path: Path, monke
     try:
         monkeypatch.setattr(cut.fused, "forward", no_memory)
         with pytest.raises(StepFailed) as failed:
-            engine.run_blocking(Request("r", (1, 2, 3), SAMPLINGS["greedy"]), timeout_s=60)
+            answer_of(engine, Request("r", (1, 2, 3), SAMPLINGS["greedy"]), timeout_s=60)
         assert isinstance(failed.value.__cause__, RankLost)
         cut._workers[0].join(30)
         assert not cut._workers[0].is_alive()

@@ -24,6 +24,7 @@ from engine.parallel.runner import ParallelRunner
 from engine.request import Request, SamplingParams
 from engine.runner import Model
 from engine.sink import QueueSink
+from tests.engine.answers import answer_of
 from tests.engine.parallel.checkpoints import PROMPTS, write_checkpoint
 
 pytestmark = [
@@ -130,7 +131,7 @@ def test_a_rank_that_dies_within_a_captured_step_is_an_error_not_a_wait(tmp_path
         assert isinstance(failed.value.__cause__, RankLost)
         request = Request("after", (1, 2, 3), SamplingParams(max_tokens=4))
         with pytest.raises(StepFailed, match="load it again"):
-            engine.run_blocking(request, timeout_s=60)
+            answer_of(engine, request, timeout_s=60)
     finally:
         engine.close()
         cut.close()
