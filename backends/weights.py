@@ -17,15 +17,15 @@ from backends.config import Activations, CpuCompute, LoadFormat, device_key
 from backends.errors import ModelLoadError
 from backends.local_engine.shared import SharedEngines
 from engine.arena import Arena
-from engine.device.sharing import DeviceShare
+from engine.device.device_share import DeviceShare
 from engine.errors import LoadError, TokenizerError
 from engine.load.model import load_model
 from engine.load.source import resolve_checkpoint
-from engine.loop import StepLoop
 from engine.models.decoder import DecoderModel
-from engine.parallel.launch import load_parallel
 from engine.parallel.model import ParallelModel
-from engine.tokenize import Tokenizer
+from engine.parallel.rank_launcher import load_parallel
+from engine.step_loop import StepLoop
+from engine.tokenizer import Tokenizer
 
 Progress = Callable[[str, float], None]
 """Called with a model's path and the share of it that is loaded, from whichever thread loads."""

@@ -96,13 +96,13 @@ class Arena:
             block_bytes=kv.block_bytes,
             block_size=kv.block_size,
             min_blocks=-(-min_tokens // kv.block_size),
-            handover=_Handover(self.storage, self.slabs.slab_bytes),
+            handover=_ArenaHandover(self.storage, self.slabs.slab_bytes),
         )
 
 
 @dataclass(slots=True)
-class _Handover:
-    """Implements :class:`engine.slabs.Handover` with the events of the stream that the first slab is taken on."""
+class _ArenaHandover:
+    """Implements :class:`engine.slabs.SlabHandover` with the events of the stream that the first slab is taken on."""
 
     storage: Tensor
     slab_bytes: int

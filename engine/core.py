@@ -22,22 +22,22 @@ from collections.abc import Callable
 
 import torch
 
-from engine import faults
+from engine import device_faults
 from engine.arena import Arena
 from engine.blocks import BlockPool
 from engine.config import EngineConfig
-from engine.costs import ChunkCosts
 from engine.errors import EngineError, StepFailed
 from engine.kv_cache import KVCache
-from engine.memory import context_length_of, make_cache
+from engine.kv_sizing import context_length_of, make_cache
 from engine.models.decoder import DecoderModel
-from engine.request import Chunk, Ending, Event, FinishReason, TokenLogprob
-from engine.runner import Flight, Model, Runner, StepResult, StepRunner
+from engine.request import Event, FinishReason, RequestEnding, TokenChunk, TokenLogprob
+from engine.runner import Flight, Runner, StepModel, StepResult, StepRunner
 from engine.scheduler import ChunkBounds, Scheduler, StepPlan
 from engine.sequence import Sequence
 from engine.sink import Sink
 from engine.speculator import Speculator
 from engine.stats import Ewma
+from engine.step_costs import ChunkCosts
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class EngineCore:
 
     def __init__(
         self,
-        model: Model,
+        model: StepModel,
         config: EngineConfig,
         *,
         speculator: Speculator | None,
@@ -90,7 +90,7 @@ class EngineCore:
         self._lacks_draft_memory = False  # since drafts were last made
         self.scheduler = self._new_scheduler()
         self.live: dict[int, Sequence] = {}
-        # Work on one CPU thread is that thread's own time; else it is the time the thread waits for it.
+        # On a single-threaded CPU, bill CPU time, since other threads' work must not count; otherwise wall time.
         alone = model.device.type == "cpu" and config.threads == 1
         self._device_time = time.thread_time if alone else time.perf_counter
         if speculator is not None:
@@ -314,7 +314,7 @@ class EngineCore:
         logger.error(
             "%s: step %d failed, with %d sequences", self.name, self.num_steps, len(plan.items), exc_info=cause
         )
-        error = faults.check(self.runner.kv.device, cause) or self._failed(cause)
+        error = device_faults.check(self.runner.kv.device, cause) or self._failed(cause)
         for item in plan.items:
             if id(item.sequence) in self.live:
                 self._end(item.sequence, FinishReason.ERROR, events, error)
@@ -350,7 +350,7 @@ class EngineCore:
         logprobs = result.logprobs[:num_drawn]
         if logprobs:
             logprobs += [TokenLogprob(t, 0.0, 0) for t in sequence.token_ids[before + num_drawn :]]
-        events.append((sequence.sink, Chunk(tuple(sequence.token_ids[before:]), tuple(logprobs))))
+        events.append((sequence.sink, TokenChunk(tuple(sequence.token_ids[before:]), tuple(logprobs))))
         if reason is not None:
             self._end(sequence, reason, events)
 
@@ -454,7 +454,7 @@ class EngineCore:
             self._start_over(leak, events)
 
 
-def _make_runner(model: Model, kv: KVCache, config: EngineConfig, *, context_length: int, name: str) -> StepRunner:
+def _make_runner(model: StepModel, kv: KVCache, config: EngineConfig, *, context_length: int, name: str) -> StepRunner:
     on_device = getattr(model, "prefers_fused", False)
     if config.runner == "plain" or (config.runner == "auto" and not on_device):
         return Runner(model, kv)
@@ -470,12 +470,12 @@ def _make_runner(model: Model, kv: KVCache, config: EngineConfig, *, context_len
     return DeviceRunner(model, kv, config, max_tokens_per_sequence=context_length, name=name)
 
 
-def _ending(sequence: Sequence, reason: FinishReason, error: EngineError | None, now_s: float) -> Ending:
+def _ending(sequence: Sequence, reason: FinishReason, error: EngineError | None, now_s: float) -> RequestEnding:
     first, last, num_output = sequence.first_token_s, sequence.last_token_s, sequence.num_output
     pooled = None
     if sequence.pooled_sum is not None and sequence.pooled_done:
         pooled = tuple((sequence.pooled_sum / sequence.num_prompt).tolist())
-    return Ending(
+    return RequestEnding(
         reason=reason,
         num_prompt_tokens=sequence.num_prompt,
         num_output_tokens=num_output,

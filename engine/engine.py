@@ -17,20 +17,20 @@ from functools import partial
 
 import torch
 
-from engine import faults
+from engine import device_faults
 from engine.arena import Arena
 from engine.config import EngineConfig
 from engine.core import EngineCore, Events
-from engine.device.sharing import DeviceShare
+from engine.device.device_share import DeviceShare
 from engine.errors import EngineClosed, EngineOverloaded, InvalidRequest, RequestTooLong
-from engine.loop import StepLoop
-from engine.request import Chunk, Ending, Event, Request, TokenLogprob
-from engine.runner import Model
+from engine.request import Event, Request, RequestEnding, TokenChunk, TokenLogprob
+from engine.runner import StepModel
 from engine.scheduler import Scheduler
 from engine.sequence import Sequence
 from engine.sink import AsyncSink, QueueSink, Sink, deliver
 from engine.speculator import Speculator
 from engine.stats import EngineStats
+from engine.step_loop import StepLoop
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class Result:
 
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...]
-    ending: Ending
+    ending: RequestEnding
 
 
 class Engine:
@@ -75,7 +75,7 @@ class Engine:
 
     def __init__(
         self,
-        model: Model,
+        model: StepModel,
         config: EngineConfig = _DEFAULT,
         *,
         eos_token_ids: tuple[int, ...] | None = None,
@@ -136,7 +136,7 @@ class Engine:
             self._place.pace_s = _PACE * itl_target_s
 
     def submit(self, request: Request, sink: Sink) -> Sequence:
-        """Queue a request; its events go to ``sink``, the last of them an :class:`Ending`.
+        """Queue a request; its events go to ``sink``, the last of them an :class:`RequestEnding`.
 
         Returns
         -------
@@ -166,7 +166,7 @@ class Engine:
             self._wake()
 
     def _queue(self, request: Request, sink: Sink) -> Sequence:
-        faults.refuse_if_lost(self.core.runner.kv.device)
+        device_faults.refuse_if_lost(self.core.runner.kv.device)
         max_output = self._check(request)
         sampling = request.sampling
         waiting = self._num_waiting()
@@ -203,7 +203,7 @@ class Engine:
         try:
             while not ended:
                 event = await sink.get()
-                ended = isinstance(event, Ending)
+                ended = isinstance(event, RequestEnding)
                 yield event
         finally:
             if not ended:
@@ -211,9 +211,9 @@ class Engine:
 
     async def run(self, request: Request) -> Result:
         """Submit, and wait for the whole answer; raises the error of a request that ended with one."""
-        chunks: list[Chunk] = []
+        chunks: list[TokenChunk] = []
         async for event in self.stream(request):
-            if isinstance(event, Chunk):
+            if isinstance(event, TokenChunk):
                 chunks.append(event)
             else:
                 return _result(chunks, event)
@@ -370,7 +370,10 @@ class Engine:
         return 0.0
 
     def idle(self) -> float | None:
-        """Do the next chore, if there is one and the engine has been quiet; see :meth:`engine.loop.Steppable.idle`."""
+        """Do the next chore, if there is one and the engine has been quiet.
+
+        See :meth:`engine.step_loop.Steppable.idle`.
+        """
         with self._step_lock:
             if self._chores is None:
                 return None
@@ -401,7 +404,7 @@ class Engine:
                 type(cause).__name__,
                 str(cause).partition("\n")[0],
             )
-            faults.check(self.model.device, cause)
+            device_faults.check(self.model.device, cause)
         finally:
             if self._place is not None:
                 self._place.rest(self.clock())
@@ -429,15 +432,15 @@ def _count(sequences: tuple[Sequence, ...], model: str) -> int:
 
 def collect(sink: QueueSink, timeout_s: float | None = None) -> Result:
     """Wait for a request's whole answer; raises the error of one that ended with one."""
-    chunks: list[Chunk] = []
+    chunks: list[TokenChunk] = []
     while True:
         event = sink.get(timeout_s)
-        if isinstance(event, Ending):
+        if isinstance(event, RequestEnding):
             return _result(chunks, event)
         chunks.append(event)
 
 
-def _result(chunks: list[Chunk], ending: Ending) -> Result:
+def _result(chunks: list[TokenChunk], ending: RequestEnding) -> Result:
     if ending.error is not None:
         raise ending.error
     return Result(

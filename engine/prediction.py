@@ -1,7 +1,7 @@
 """An answer predicted by the caller, checked as one long draft instead of being written token by token.
 
 The target reads predicted tokens many at a time and keeps those it would have written itself, by the same rule as any
-certain draft (:mod:`engine.speculate`): greedy and seeded output is what it would have been, token for token, and
+certain draft (:mod:`engine.draft_verifier`): greedy and seeded output is what it would have been, token for token, and
 sampled output is the target's own draw at every position, so its distribution is unchanged. At the first token the
 target would not have written it goes on by itself from its own choice; the keys and values of what stood are kept.
 

@@ -174,7 +174,7 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class TokenChunk:
     """Tokens one step gave one request; ``logprobs`` is empty unless asked for."""
 
     token_ids: tuple[int, ...]
@@ -182,7 +182,7 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class RequestEnding:
     """The one end of a request, with its bill.
 
     Times are seconds: ``queue_s`` from submission to first scheduled, ``ttft_s`` to the first token, ``itl_s`` the mean
@@ -209,4 +209,4 @@ class Ending:
     pooled: tuple[float, ...] | None = None
 
 
-Event = Chunk | Ending
+Event = TokenChunk | RequestEnding

@@ -18,20 +18,20 @@ from torch import Tensor
 
 from engine.batch import Batch
 from engine.config import ModelConfig
+from engine.draft_verifier import verify
 from engine.errors import EngineError, NonFiniteLogits
 from engine.kv_cache import KVCache
 from engine.request import TokenLogprob
-from engine.sampler import Row, Sampler, token_logprobs
-from engine.scheduler import Scheduled, StepPlan
+from engine.sampler import LogitsRow, Sampler, token_logprobs
+from engine.scheduler import ScheduledSequence, StepPlan
 from engine.sequence import Sequence
-from engine.speculate import verify
 
 # Log-probabilities of a prompt go through the head this many rows at a time: a whole prompt's logits may take
 # gigabytes (8,192 rows x 152,000 tokens x 4 bytes are 5 GB).
 SCORE_ROWS = 128
 
 
-class Model(Protocol):
+class StepModel(Protocol):
     """What the engine needs of a decoder."""
 
     @property
@@ -60,7 +60,7 @@ class StepResult:
     ``token_ids`` is empty while a prompt is being computed; else the accepted drafts and one drawn token.
     """
 
-    item: Scheduled
+    item: ScheduledSequence
     token_ids: list[int]
     logprobs: list[TokenLogprob]
     error: EngineError | None = None
@@ -121,7 +121,7 @@ class StepRunner(Protocol):
 
 
 def build_batch(
-    items: list[Scheduled], block_size: int, device: torch.device, due: Mapping[int, int] = MappingProxyType({})
+    items: list[ScheduledSequence], block_size: int, device: torch.device, due: Mapping[int, int] = MappingProxyType({})
 ) -> Batch:
     """Lay out the tokens to compute: from each sequence's first uncomputed token on, then its drafts.
 
@@ -154,7 +154,7 @@ class Runner:
 
     padded = None
 
-    def __init__(self, model: Model, kv: KVCache) -> None:
+    def __init__(self, model: StepModel, kv: KVCache) -> None:
         self.model = model
         self.kv = kv
         self.sampler = Sampler(model.config.vocab_size, model.device)
@@ -203,7 +203,7 @@ class Runner:
             batch = build_batch(plan.items, self.kv.block_size, self.model.device, self._due)
             hidden = self.model.forward(batch, self.kv)
             results = [StepResult(item, [], []) for item in plan.items]
-            rows: list[Row] = []
+            rows: list[LogitsRow] = []
             flat: list[int] = []
             start = 0
             for item, result in zip(plan.items, results, strict=True):
@@ -215,7 +215,7 @@ class Runner:
                     # A token that is due counts as a draft here: it was drawn, but it is not in ``token_ids`` yet.
                     due = (self._due[id(sequence)],) if sequence.num_due else ()
                     for j in range(item.num_drafts + 1):
-                        rows.append(Row(sequence, (*due, *sequence.draft_ids[:j])))
+                        rows.append(LogitsRow(sequence, (*due, *sequence.draft_ids[:j])))
                         flat.append(last + j)
                 start += item.num_tokens + item.num_drafts
             if rows:
@@ -224,7 +224,7 @@ class Runner:
             return results
 
 
-def draw_by_host(sampler: Sampler, logits: Tensor, rows: list[Row], results: list[StepResult]) -> None:
+def draw_by_host(sampler: Sampler, logits: Tensor, rows: list[LogitsRow], results: list[StepResult]) -> None:
     """Draw, and check drafts, with all that the sampler can do; fills the results of sequences that draw.
 
     Parameters
@@ -267,7 +267,7 @@ class KeptPrompt:
         self.sequence.pooled_sum, self.sequence.pooled_done = self.pooled_sum, self.pooled_done
 
 
-def keep_prompt(model: Model, item: Scheduled, hidden: Tensor) -> EngineError | None:
+def keep_prompt(model: StepModel, item: ScheduledSequence, hidden: Tensor) -> EngineError | None:
     """Collect hidden sums and log-probabilities of one chunk, (n, H)."""
     sequence = item.sequence
     if not sequence.pooled_done:
@@ -277,7 +277,7 @@ def keep_prompt(model: Model, item: Scheduled, hidden: Tensor) -> EngineError | 
     return None
 
 
-def _pool(item: Scheduled, hidden: Tensor) -> None:
+def _pool(item: ScheduledSequence, hidden: Tensor) -> None:
     sequence = item.sequence
     inside = hidden[: sequence.num_prompt - item.start]
     total = inside.sum(dim=0, dtype=torch.float32)
@@ -285,7 +285,7 @@ def _pool(item: Scheduled, hidden: Tensor) -> None:
     sequence.pooled_done = item.start + inside.shape[0] >= sequence.num_prompt
 
 
-def _score(model: Model, item: Scheduled, hidden: Tensor) -> EngineError | None:
+def _score(model: StepModel, item: ScheduledSequence, hidden: Tensor) -> EngineError | None:
     """Score the prompt tokens that a chunk's rows predict.
 
     Row i of the chunk is position ``item.start + i`` and predicts the token one further, so scoring wants rows

@@ -27,7 +27,7 @@ _BIAS_LIMIT = 1e4
 
 
 @dataclass(slots=True)
-class Row:
+class LogitsRow:
     """One distribution: the next token of ``sequence`` if ``drafts`` came first."""
 
     sequence: Sequence
@@ -47,7 +47,7 @@ class Draw:
     error: EngineError | None = None
 
 
-class RowState:
+class SamplerState:
     """What the sampler keeps of a request: which work its rows need, and counts of its tokens so far."""
 
     __slots__ = ("bias", "counts", "greedy", "num_counted", "params", "penalised", "prompt", "scaled_only", "top")
@@ -79,14 +79,14 @@ class Sampler:
         self.vocab_size = vocab_size
         self.device = torch.device(device)
 
-    def state_of(self, sequence: Sequence) -> RowState:
+    def state_of(self, sequence: Sequence) -> SamplerState:
         state = sequence.sampler_state
         if state is None:
-            state = sequence.sampler_state = RowState(sequence.request.sampling)
-        assert isinstance(state, RowState)
+            state = sequence.sampler_state = SamplerState(sequence.request.sampling)
+        assert isinstance(state, SamplerState)
         return state
 
-    def sample(self, logits: Tensor, rows: Seq[Row]) -> list[Draw]:
+    def sample(self, logits: Tensor, rows: Seq[LogitsRow]) -> list[Draw]:
         """Draw one token per row.
 
         Parameters
@@ -109,11 +109,11 @@ class Sampler:
         ids = self.choose(edited, rows)
         return self.report(logits, rows, ids, errors)
 
-    def _is_plain(self, row: Row) -> bool:
+    def _is_plain(self, row: LogitsRow) -> bool:
         state = self.state_of(row.sequence)
         return state.greedy and state.top is None and not self._is_edited(row, state)
 
-    def _is_edited(self, row: Row, state: RowState) -> bool:
+    def _is_edited(self, row: LogitsRow, state: SamplerState) -> bool:
         params = state.params
         return state.penalised or bool(params.logit_bias) or row.position - row.sequence.num_prompt < params.min_tokens
 
@@ -121,7 +121,7 @@ class Sampler:
         """Rows that hold NaN or +infinity; a row's maximum is one of those exactly if the row has one."""
         return {i: not_finite() for i, peak in enumerate(logits.amax(dim=-1).tolist()) if not math.isfinite(peak)}
 
-    def edit(self, logits: Tensor, rows: Seq[Row], errors: dict[int, EngineError]) -> Tensor:
+    def edit(self, logits: Tensor, rows: Seq[LogitsRow], errors: dict[int, EngineError]) -> Tensor:
         """Apply penalties, bias and the least length; (R, V) again, the argument untouched.
 
         Rows left without any allowed token are added to ``errors``.
@@ -143,7 +143,7 @@ class Sampler:
                 )
         return edited
 
-    def _penalise(self, logits: Tensor, rows: Seq[Row]) -> Tensor:
+    def _penalise(self, logits: Tensor, rows: Seq[LogitsRow]) -> Tensor:
         params = [row.sequence.request.sampling for row in rows]
         counts = torch.stack([self._counts(row) for row in rows])
         prompts = torch.stack([self._prompt(row.sequence) for row in rows])
@@ -153,7 +153,7 @@ class Sampler:
         logits = logits - counts * self._column([p.frequency_penalty for p in params])
         return logits - seen * self._column([p.presence_penalty for p in params])
 
-    def _counts(self, row: Row) -> Tensor:
+    def _counts(self, row: LogitsRow) -> Tensor:
         state, sequence = self.state_of(row.sequence), row.sequence
         if state.counts is None:
             state.counts = torch.zeros(self.vocab_size, dtype=torch.int32, device=self.device)
@@ -174,7 +174,7 @@ class Sampler:
         ones = torch.ones(len(token_ids), dtype=torch.int32, device=self.device)
         return torch.zeros(self.vocab_size, dtype=torch.int32, device=self.device).index_add_(0, ids, ones)
 
-    def _edit_row(self, logits: Tensor, row: Row, state: RowState) -> None:
+    def _edit_row(self, logits: Tensor, row: LogitsRow, state: SamplerState) -> None:
         params, sequence = state.params, row.sequence
         if params.logit_bias:
             if state.bias is None:
@@ -187,7 +187,7 @@ class Sampler:
         if row.position - sequence.num_prompt < params.min_tokens and sequence.stop_ids:
             logits[list(sequence.stop_ids)] = -math.inf
 
-    def choose(self, logits: Tensor, rows: Seq[Row]) -> list[int]:
+    def choose(self, logits: Tensor, rows: Seq[LogitsRow]) -> list[int]:
         """Take the likeliest token of greedy rows and draw the others, from edited logits."""
         ids: list[int] = logits.argmax(dim=-1).tolist()
         drawn = [i for i, row in enumerate(rows) if not self.state_of(row.sequence).greedy]
@@ -199,7 +199,7 @@ class Sampler:
                 ids[i] = token
         return ids
 
-    def probabilities(self, logits: Tensor, rows: Seq[Row]) -> Tensor:
+    def probabilities(self, logits: Tensor, rows: Seq[LogitsRow]) -> Tensor:
         """float32 (R, V): temperature, then ``min_p``, ``top_k``, ``top_p``; greedy rows put 1 on one token."""
         states = [self.state_of(row.sequence) for row in rows]
         scaled = logits / self._column([state.params.temperature or 1.0 for state in states])
@@ -213,7 +213,7 @@ class Sampler:
             probs[greedy] = torch.nn.functional.one_hot(best, self.vocab_size).to(probs.dtype)
         return probs
 
-    def report(self, logits: Tensor, rows: Seq[Row], ids: Seq[int], errors: dict[int, EngineError]) -> list[Draw]:
+    def report(self, logits: Tensor, rows: Seq[LogitsRow], ids: Seq[int], errors: dict[int, EngineError]) -> list[Draw]:
         """Put draws, log-probabilities (from the unedited logits) and errors together."""
         draws = [Draw(token, error=errors.get(i)) for i, token in enumerate(ids)]
         wanted = [i for i, row in enumerate(rows) if self.state_of(row.sequence).top is not None and i not in errors]

@@ -32,7 +32,7 @@ from engine.sequence import Sequence
 
 
 @dataclass(slots=True)
-class Scheduled:
+class ScheduledSequence:
     """``num_tokens`` tokens from position ``start`` on; ``num_drafts`` further ones may be checked.
 
     Attributes
@@ -51,7 +51,7 @@ class Scheduled:
     is_predicted: bool = False
 
     @classmethod
-    def of(cls, sequence: Sequence, num_tokens: int) -> Scheduled:
+    def of(cls, sequence: Sequence, num_tokens: int) -> ScheduledSequence:
         """Plan the next ``num_tokens`` tokens of a sequence."""
         return cls(
             sequence,
@@ -80,7 +80,7 @@ class ChunkBounds:
 class StepPlan:
     """One step. ``preempted`` lost their blocks while it was made."""
 
-    items: list[Scheduled] = field(default_factory=list)
+    items: list[ScheduledSequence] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
     num_tokens: int = 0
 
@@ -119,7 +119,7 @@ class Scheduler:
         self._bounds: ChunkBounds | None = None  # of the step being planned, once it was asked for
         self.running: list[Sequence] = []  # sorted by rank
         self.waiting: list[Sequence] = []  # sorted by rank
-        self.flying: list[Scheduled] = []  # of the step launched last, if its results are not here yet
+        self.flying: list[ScheduledSequence] = []  # of the step launched last, if its results are not here yet
 
     @property
     def has_work(self) -> bool:
@@ -173,7 +173,7 @@ class Scheduler:
             item.sequence.num_due += item.draws
         self.flying = plan.items
 
-    def land(self, items: list[Scheduled]) -> None:
+    def land(self, items: list[ScheduledSequence]) -> None:
         """Record that the results of a launched plan's items are here; the caller commits them."""
         for item in items:
             sequence = item.sequence
@@ -215,7 +215,7 @@ class Scheduler:
             # Whoever gets its last token from the step in flight has nothing more to compute.
             is_ready = sequence.num_left == 1 and not (sequence.num_due and sequence.is_full)
             if is_ready and self._grow(sequence, sequence.num_tokens, plan):
-                plan.items.append(Scheduled.of(sequence, 1))
+                plan.items.append(ScheduledSequence.of(sequence, 1))
                 plan.num_tokens += 1
             # A sequence that preempted itself was the last in the list, so the index is past the end either way.
             index += 1
@@ -230,7 +230,7 @@ class Scheduler:
                 return
             count = min(left, room)
             if self._grow(sequence, sequence.num_tokens, plan):
-                plan.items.append(Scheduled.of(sequence, count))
+                plan.items.append(ScheduledSequence.of(sequence, count))
                 plan.num_tokens += count
 
     def _prefill_room(self, plan: StepPlan) -> int:
@@ -305,7 +305,7 @@ class Scheduler:
             insort(self.running, sequence, key=_rank)
             if sequence.scheduled_s is None:
                 sequence.scheduled_s = now_s
-            plan.items.append(Scheduled.of(sequence, count))
+            plan.items.append(ScheduledSequence.of(sequence, count))
             plan.num_tokens += count
 
     def _is_on_its_way(self, sequence: Sequence, plan: StepPlan) -> bool:
@@ -390,7 +390,7 @@ class Scheduler:
                 sequence.draft_ids, sequence.draft_probs = sequence.prediction.propose(wanted), None
                 item.is_predicted = True
 
-    def _num_predicted(self, item: Scheduled, plan: StepPlan) -> int:
+    def _num_predicted(self, item: ScheduledSequence, plan: StepPlan) -> int:
         """Predicted tokens to check after the item's own: they delay others as a prompt's do, and are bounded alike."""
         sequence = item.sequence
         if sequence.prediction is None or not item.draws or sequence.num_due:

@@ -46,7 +46,7 @@ def slab_bytes_for(num_bytes: int) -> int:
     return size
 
 
-class Handover(Protocol):
+class SlabHandover(Protocol):
     """What has to happen where the memory is when a slab changes hands; called with the lock held."""
 
     def leave(self) -> object:
@@ -71,7 +71,7 @@ class SharedPool(BlockPool):
     """
 
     def __init__(
-        self, slabs: Slabs, name: str, *, block_bytes: int, block_size: int, min_slabs: int, handover: Handover
+        self, slabs: Slabs, name: str, *, block_bytes: int, block_size: int, min_slabs: int, handover: SlabHandover
     ) -> None:
         self.lock = slabs.lock
         self.name = name
@@ -277,7 +277,7 @@ class Slabs:
         block_bytes: int,
         block_size: int,
         min_blocks: int,
-        handover: Handover,
+        handover: SlabHandover,
         timeout_s: float = JOIN_TIMEOUT_S,
     ) -> SharedPool:
         """Let one more pool share the memory; waits where others must let go of its guarantee first.

@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
-from engine.costs import StepCosts
-from engine.draft import Drafter
+from engine.drafter import Drafter
 from engine.runner import StepResult
 from engine.scheduler import StepPlan
 from engine.sequence import Sequence
+from engine.step_costs import StepCosts
 
 _WEIGHT = 0.1  # of one draft token's fate in a sequence's acceptance rate
 _PRIOR, _PRIOR_WEIGHT = 0.7, 4.0  # acceptance assumed before anything was seen, and the drafts that is worth

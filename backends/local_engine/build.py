@@ -13,9 +13,9 @@ from backends.weights import Checkpoint, LoadOptions, Progress, WeightPool
 from engine.arena import Arena
 from engine.config import EngineConfig
 from engine.device.runner import DeviceRunner
-from engine.device.warm import warm_up
-from engine.draft import Drafter, NGramDrafter
-from engine.drafters import model_drafter
+from engine.device.warm_up import warm_up
+from engine.drafter import Drafter, NGramDrafter
+from engine.drafter_factory import model_drafter
 from engine.engine import Engine
 from engine.errors import EngineError
 from engine.kv_cache import KVCache

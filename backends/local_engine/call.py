@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator
 from backends.local_engine.errors import translate
 from backends.protocol import Event, Finished, FinishReason, Timings, TokenDelta, TokenLogprob, Usage
 from engine import request as engine_request
-from engine.detokenize import TokenBytes
+from engine.detokenizer import TokenBytes
 from engine.errors import EngineClosed
 from engine.sequence import Sequence
 from engine.sink import AsyncSink
-from engine.text import TextStream
+from engine.text_stream import TextStream
 
 _REASON = {
     engine_request.FinishReason.STOP: FinishReason.STOP,
@@ -54,7 +54,7 @@ class Call:
         began = False
         while True:
             event = await self.sink.get()
-            if isinstance(event, engine_request.Ending):
+            if isinstance(event, engine_request.RequestEnding):
                 break
             self._take(event)
             delta = self._delta()
@@ -70,14 +70,14 @@ class Call:
             yield delta
         yield self.finished(event)
 
-    async def drain(self) -> engine_request.Ending:
+    async def drain(self) -> engine_request.RequestEnding:
         """The ending, whatever comes before it."""
         while True:
             event = await self.sink.get()
-            if isinstance(event, engine_request.Ending):
+            if isinstance(event, engine_request.RequestEnding):
                 return event
 
-    def _take(self, chunk: engine_request.Chunk) -> None:
+    def _take(self, chunk: engine_request.TokenChunk) -> None:
         wants = self.request.sampling.logprobs is not None
         for index, token_id in enumerate(chunk.token_ids):
             self._num_pending += 1
@@ -95,7 +95,7 @@ class Call:
         self._logprobs = []
         return delta
 
-    def finished(self, ending: engine_request.Ending) -> Finished:
+    def finished(self, ending: engine_request.RequestEnding) -> Finished:
         """The protocol's ending. An engine that was closed cancelled what ran."""
         closed = isinstance(ending.error, EngineClosed)
         prompt_logprobs = None
@@ -120,10 +120,10 @@ class Call:
             prompt_logprobs=prompt_logprobs,
         )
 
-    def abandoned(self, sequence: Sequence, ending: engine_request.Ending | None) -> Finished:
+    def abandoned(self, sequence: Sequence, ending: engine_request.RequestEnding | None) -> Finished:
         """The bill of a request nobody reads any more; without its ending, from what the engine has counted so far."""
         if ending is None:
-            ending = engine_request.Ending(
+            ending = engine_request.RequestEnding(
                 engine_request.FinishReason.CANCELLED,
                 num_prompt_tokens=sequence.num_prompt,
                 num_output_tokens=sequence.num_output,

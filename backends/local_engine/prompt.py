@@ -12,9 +12,9 @@ from backends.local_engine.errors import translate
 from backends.protocol import GenerateRequest, Priority
 from engine import request as engine_request
 from engine.errors import EngineError
-from engine.stop import StopAutomaton
-from engine.text import TextStream
-from engine.tokenize import Tokenizer
+from engine.stop_strings import StopAutomaton
+from engine.text_stream import TextStream
+from engine.tokenizer import Tokenizer
 
 # Encoding runs at about 1 MB/s; longer prompts leave the event loop to others meanwhile.
 _LONG_TEXT = 16_384

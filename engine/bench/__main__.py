@@ -18,10 +18,10 @@ from pathlib import Path
 
 import torch
 
-from engine.bench.card import machine_card
 from engine.bench.gpu import BATCHES, FIGURES, PROMPT_LENGTHS, bench_shapes, write_card
 from engine.bench.ladder import LIMITS, RUNS, bench_ladder, starts
-from engine.bench.ours import Run, run_ours
+from engine.bench.load_pass import LoadPass, run_our_engine
+from engine.bench.machine_card import machine_card
 from engine.bench.peer_server import ServerPeer
 from engine.bench.peer_transformers import load_peer, run_one_after_another, run_padded_batch
 from engine.bench.shapes import SHAPES
@@ -143,8 +143,8 @@ def _bench_model(source: str, args: argparse.Namespace, read_gb_per_s: float) ->
         "dtype": str(model.dtype).removeprefix("torch."),
     }
     for name, jobs in (("one", single), ("many", many)):
-        contenders: dict[str, Callable[[list[Job]], Run]] = {
-            "ours": lambda jobs: run_ours(model, jobs, threads=args.threads)
+        contenders: dict[str, Callable[[list[Job]], LoadPass]] = {
+            "ours": lambda jobs: run_our_engine(model, jobs, threads=args.threads)
         }
         if peer is not None:
             contenders["transformers"] = lambda jobs: run_one_after_another(peer, jobs)
@@ -171,9 +171,11 @@ def _describe_weights(model: DecoderModel) -> dict[str, int]:
     }
 
 
-def _measure(contenders: dict[str, Callable[[list[Job]], Run]], jobs: list[Job], repeats: int) -> dict[str, Run]:
+def _measure(
+    contenders: dict[str, Callable[[list[Job]], LoadPass]], jobs: list[Job], repeats: int
+) -> dict[str, LoadPass]:
     """Each contender's best pass; passes alternate, so that a busy moment of the machine hits all of them."""
-    best: dict[str, Run] = {}
+    best: dict[str, LoadPass] = {}
     for contender in contenders.values():
         contender(jobs[:2])
     for _ in range(repeats):
@@ -184,7 +186,7 @@ def _measure(contenders: dict[str, Callable[[list[Job]], Run]], jobs: list[Job],
     return best
 
 
-def _compare(runs: dict[str, Run]) -> dict[str, object]:
+def _compare(runs: dict[str, LoadPass]) -> dict[str, object]:
     ours = runs["ours"]
     out: dict[str, object] = {}
     for name, run in runs.items():

@@ -17,24 +17,16 @@ from typing import Any
 
 import torch
 
-from engine.bench.card import machine_card
-from engine.bench.contenders import OurEngine, Vllm
-from engine.bench.floors import (
-    Ceilings,
-    Costs,
-    decode_floor_s,
-    measure_ceilings,
-    prefill_floor_s,
-    sustained_matmul_flops,
-)
+from engine.bench.machine_card import machine_card
+from engine.bench.measured_engines import OurEngine, VllmEngine
 from engine.bench.measures import (
     LONG,
     OUTPUT_TOKENS,
     PREFILL_TOKENS,
     PROMPT_TOKENS,
     SLACK,
-    Contender,
-    Prompts,
+    MeasuredEngine,
+    PromptSource,
     itl_s,
     output_rate,
     prefill_rate,
@@ -44,14 +36,22 @@ from engine.bench.measures import (
     warm_prefill,
 )
 from engine.bench.profile import profile_decode, profile_prefill
+from engine.bench.roofline import (
+    DeviceCeilings,
+    ModelCosts,
+    decode_floor_s,
+    measure_ceilings,
+    prefill_floor_s,
+    sustained_matmul_flops,
+)
 from engine.bench.shapes import SHAPES
 from engine.config import EngineConfig, ModelConfig
 from engine.engine import Engine
 from engine.load.linear import Activations
 from engine.load.model import dummy_model
 from engine.models.decoder import DecoderModel
-from engine.parallel.launch import load_parallel
 from engine.parallel.model import ParallelModel
+from engine.parallel.rank_launcher import load_parallel
 
 BATCHES = (1, 8, 32, 128)
 PROMPT_LENGTHS = (512, 1024, 3968)
@@ -61,7 +61,7 @@ AT_ONCE = {"70b-int4": 256}
 _MANY = 512
 
 
-def write_card(args: argparse.Namespace) -> Ceilings:
+def write_card(args: argparse.Namespace) -> DeviceCeilings:
     """Say what is measured on, and with what; the ceilings of the device, measured now."""
     device = torch.device(args.device)
     ceilings = measure_ceilings(device)
@@ -80,7 +80,7 @@ def write_card(args: argparse.Namespace) -> Ceilings:
     return ceilings
 
 
-def bench_shapes(args: argparse.Namespace, ceilings: Ceilings) -> None:
+def bench_shapes(args: argparse.Namespace, ceilings: DeviceCeilings) -> None:
     """Measure every shape asked for; a failure is a row of its own and the rest goes on."""
     device = torch.device(args.device)
     rows: list[dict[str, Any]] = []
@@ -92,9 +92,9 @@ def bench_shapes(args: argparse.Namespace, ceilings: Ceilings) -> None:
     print_table(rows)
 
 
-def _bench_shape(name: str, args: argparse.Namespace, device: torch.device, ceilings: Ceilings) -> dict[str, Any]:
+def _bench_shape(name: str, args: argparse.Namespace, device: torch.device, ceilings: DeviceCeilings) -> dict[str, Any]:
     config, num_gpus = SHAPES[name], args.tensor_parallel
-    together = Ceilings(num_gpus * ceilings.read_bytes_per_s, num_gpus * ceilings.matmul_flops)
+    together = DeviceCeilings(num_gpus * ceilings.read_bytes_per_s, num_gpus * ceilings.matmul_flops)
     row: dict[str, Any] = {"shape": name, "tensor_parallel": num_gpus, "floors": _floors(config, together, args)}
     began_s = time.perf_counter()
     model = _load(config, args)
@@ -114,7 +114,7 @@ def _bench_shape(name: str, args: argparse.Namespace, device: torch.device, ceil
     del model
     if args.peer == "vllm" and args.peer_folders:
         _free(device)
-        with Vllm(config, str(args.peer_folders / name), max_num_seqs=many) as peer:
+        with VllmEngine(config, str(args.peer_folders / name), max_num_seqs=many) as peer:
             row["vllm"] = _measure_all(peer, args, many)
     return row
 
@@ -133,8 +133,8 @@ def _kv_tokens(args: argparse.Namespace, many: int) -> int:
     return max(many * (PROMPT_TOKENS + OUTPUT_TOKENS + 32), decoding, 16 * 2048 + 1024, 2 * longest)
 
 
-def _measure_all(contender: Contender, args: argparse.Namespace, many: int) -> dict[str, Any]:
-    prompts = Prompts(contender.vocab_size, args.seed)
+def _measure_all(engine: MeasuredEngine, args: argparse.Namespace, many: int) -> dict[str, Any]:
+    prompts = PromptSource(engine.vocab_size, args.seed)
     found: dict[str, Any] = {}
 
     def note(name: str, measure: Callable[[], float], scale: float, warm: int = 0) -> None:
@@ -147,21 +147,21 @@ def _measure_all(contender: Contender, args: argparse.Namespace, many: int) -> d
 
     for batch in args.batches if "itl" in args.figures else ():
         texts = prompts.draw(batch, PROMPT_TOKENS)
-        note(f"itl_ms_b{batch}", lambda texts=texts: itl_s(contender, texts), 1e3)  # type: ignore[misc]
+        note(f"itl_ms_b{batch}", lambda texts=texts: itl_s(engine, texts), 1e3)  # type: ignore[misc]
     for length in args.prompt_lengths if "ttft" in args.figures else ():
         # A step with prompts is compiled when it first comes, and captured when it comes again.
-        note(f"ttft_ms_{length}", lambda length=length: ttft_s(contender, prompts, length), 1e3, warm=2)  # type: ignore[misc]
+        note(f"ttft_ms_{length}", lambda length=length: ttft_s(engine, prompts, length), 1e3, warm=2)  # type: ignore[misc]
     if "prefill" in args.figures:
-        warm_prefill(contender, prompts)
-        note("prefill_tok_s", lambda: prefill_rate(contender, prompts), 1.0)
+        warm_prefill(engine, prompts)
+        note("prefill_tok_s", lambda: prefill_rate(engine, prompts), 1.0)
     if "output" in args.figures:
-        warm_output(contender, prompts, many)
-        note(f"output_tok_s_n{many}", lambda: output_rate(contender, prompts, many), 1.0)
+        warm_output(engine, prompts, many)
+        note(f"output_tok_s_n{many}", lambda: output_rate(engine, prompts, many), 1.0)
     return found
 
 
-def _floors(config: ModelConfig, ceilings: Ceilings, args: argparse.Namespace) -> dict[str, float]:
-    costs = Costs.of(config)
+def _floors(config: ModelConfig, ceilings: DeviceCeilings, args: argparse.Namespace) -> dict[str, float]:
+    costs = ModelCosts.of(config)
     context = PROMPT_TOKENS + OUTPUT_TOKENS // 2
     decode = {f"itl_ms_b{b}": decode_floor_s(costs, ceilings, b, context) * 1e3 for b in args.batches}
     prefill = {f"ttft_ms_{n}": prefill_floor_s(costs, ceilings, n) * 1e3 for n in args.prompt_lengths}
@@ -169,16 +169,16 @@ def _floors(config: ModelConfig, ceilings: Ceilings, args: argparse.Namespace) -
     return {name: round(value, 4) for name, value in (decode | prefill | {"prefill_tok_s": rate}).items()}
 
 
-def _mbu(config: ModelConfig, row: dict[str, Any], ceilings: Ceilings) -> float | None:
+def _mbu(config: ModelConfig, row: dict[str, Any], ceilings: DeviceCeilings) -> float | None:
     """Share of the measured read bandwidth that one sequence's decode uses."""
     found: float | None = row["ours"].get("itl_ms_b1", {}).get("median")
     if not found:
         return None
-    return round(Costs.of(config).weight_bytes / (found * 1e-3) / ceilings.read_bytes_per_s, 3)
+    return round(ModelCosts.of(config).weight_bytes / (found * 1e-3) / ceilings.read_bytes_per_s, 3)
 
 
 def _profiles(
-    model: DecoderModel | ParallelModel, args: argparse.Namespace, ceilings: Ceilings
+    model: DecoderModel | ParallelModel, args: argparse.Namespace, ceilings: DeviceCeilings
 ) -> list[dict[str, object]]:
     config = EngineConfig(
         num_blocks=4096,
@@ -186,7 +186,7 @@ def _profiles(
         max_batch_tokens=8192,
     )
     engine = Engine(model, config, start=False)
-    prompts = Prompts(model.config.vocab_size, args.seed)
+    prompts = PromptSource(model.config.vocab_size, args.seed)
     wanted: list[Callable[[], dict[str, object]]] = [
         partial(profile_decode, engine, prompts, batch, ceilings) for batch in args.batches if batch <= 32
     ]

@@ -21,7 +21,7 @@ WARM_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class LayerShape:
     """What a Llama's layer is made of."""
 
     name: str
@@ -46,14 +46,14 @@ class Shape:
 
 
 SHAPES = (
-    Shape("3b", 3072, 8192, 24, 8, 28),
-    Shape("8b", 4096, 14336, 32, 8, 32),
-    Shape("70b", 8192, 28672, 64, 8, 80),
+    LayerShape("3b", 3072, 8192, 24, 8, 28),
+    LayerShape("8b", 4096, 14336, 32, 8, 32),
+    LayerShape("70b", 8192, 28672, 64, 8, 80),
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Ceilings:
+class KernelCeilings:
     """Measured rates of this GPU: bytes per second read, bf16 and fp8 operations per second."""
 
     read: float
@@ -65,7 +65,7 @@ class Ceilings:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class KernelTiming:
     """One timing."""
 
     model: str
@@ -107,7 +107,7 @@ def time_us(calls: Sequence[Callable[[], object]], repeats: int = 5) -> float:
     return statistics.median(times)
 
 
-def measure_ceilings() -> Ceilings:
+def measure_ceilings() -> KernelCeilings:
     """Reading 4 GiB by a maximum over rows, and square products of 8192."""
     read = _read_bandwidth()
     a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
@@ -122,7 +122,7 @@ def measure_ceilings() -> Ceilings:
         )
         return out
 
-    return Ceilings(read, bf16, operations / time_us([multiply_fp8]) * 1e6)
+    return KernelCeilings(read, bf16, operations / time_us([multiply_fp8]) * 1e6)
 
 
 def _read_bandwidth() -> float:
@@ -135,7 +135,7 @@ def copies_of(num_bytes: float) -> int:
     return max(2, math.ceil(CACHE_BYTES / num_bytes))
 
 
-def attention_case(shape: Shape, size: int, query_len: int, context: int) -> tuple[Tensor, ...]:
+def attention_case(shape: LayerShape, size: int, query_len: int, context: int) -> tuple[Tensor, ...]:
     """Queries, pool, several block tables (copies, size, blocks), lengths, query starts."""
     blocks_each = context // BLOCK_SIZE
     copies = min(copies_of(4 * size * context * shape.num_kv_heads * shape.head_dim), 64)

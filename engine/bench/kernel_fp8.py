@@ -8,7 +8,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from engine.bench.kernel_cases import INT4_BYTES, Shape, copies_of, time_us
+from engine.bench.kernel_cases import INT4_BYTES, LayerShape, copies_of, time_us
 from engine.kernels.cuda_int4_fp8 import CUTS, int4_fp8_linear_cuda, round_rows, rounded_linear
 from engine.kernels.cuda_int4_many import many_linear
 from engine.kernels.fp8 import Fp8Weight, quantize_rows
@@ -18,7 +18,7 @@ from engine.kernels.int4_fp8 import LEAST_ROWS
 REPEATS = 3
 
 
-def sweep_activations(shape: Shape, rows: tuple[int, ...]) -> Iterator[dict[str, object]]:
+def sweep_activations(shape: LayerShape, rows: tuple[int, ...]) -> Iterator[dict[str, object]]:
     """Microseconds of one product: library and ours in 16 bits, library and ours in 8, rounding, every cut of ours.
 
     ``w4a8`` rounds and multiplies, as a layer does; ``cuts`` and the library's ``fp8`` find their rows rounded.

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from engine.bench.kernel_cases import BLOCK_SIZE, INT4_BYTES, Shape, attention_case, copies_of, time_us
+from engine.bench.kernel_cases import BLOCK_SIZE, INT4_BYTES, LayerShape, attention_case, copies_of, time_us
 from engine.bench.kernel_fp8 import sweep_activations
 from engine.kernels.cuda_int4 import (
     EXCLUSIVE_KIB,
@@ -24,7 +24,7 @@ from engine.kernels.int4 import Int4Weight
 from engine.kernels.paged_attention import paged_attention
 
 
-def sweep_int4(shape: Shape, rows: tuple[int, ...]) -> Iterator[dict[str, object]]:
+def sweep_int4(shape: LayerShape, rows: tuple[int, ...]) -> Iterator[dict[str, object]]:
     """Every cut of the INT4 kernels: what ``StreamConfig``'s defaults and ``CUTS``' figures were chosen by."""
     for name, (n, k) in shape.matrices.items():
         is_gated = name == "gate_up"
@@ -52,7 +52,7 @@ def sweep_int4(shape: Shape, rows: tuple[int, ...]) -> Iterator[dict[str, object
             yield line
 
 
-def sweep_layer(shape: Shape, rows: tuple[int, ...]) -> Iterator[dict[str, object]]:
+def sweep_layer(shape: LayerShape, rows: tuple[int, ...]) -> Iterator[dict[str, object]]:
     """A decoder layer as a decode step runs it, under the ways in which a 4-bit kernel may start.
 
     Timings of one kernel after itself do not show how thread blocks of unlike kernels share the multiprocessors.
@@ -78,7 +78,7 @@ def sweep_layer(shape: Shape, rows: tuple[int, ...]) -> Iterator[dict[str, objec
         yield line
 
 
-def _layer_step(shape: Shape, m: int, config: StreamConfig) -> Callable[[dict[str, Int4Weight]], Tensor]:
+def _layer_step(shape: LayerShape, m: int, config: StreamConfig) -> Callable[[dict[str, Int4Weight]], Tensor]:
     """One layer over m sequences of 1,024 tokens."""
     heads, kv_heads, dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
     q_size, kv_size = heads * dim, kv_heads * dim
@@ -101,7 +101,7 @@ def _layer_step(shape: Shape, m: int, config: StreamConfig) -> Callable[[dict[st
     return step
 
 
-def sweep_attention(shape: Shape, _rows: tuple[int, ...]) -> Iterator[dict[str, object]]:
+def sweep_attention(shape: LayerShape, _rows: tuple[int, ...]) -> Iterator[dict[str, object]]:
     """Cuts of the attention kernel, to choose :func:`engine.kernels.triton_attention.choose_config` by."""
     from engine.kernels.triton_attention import AttentionConfig, paged_attention_triton
 

@@ -18,20 +18,20 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from engine.bench.card import machine_card
 from engine.bench.kernel_cases import (
     BLOCK_SIZE,
     INT4_BYTES,
     SHAPES,
-    Ceilings,
-    Line,
-    Shape,
+    KernelCeilings,
+    KernelTiming,
+    LayerShape,
     attention_case,
     copies_of,
     measure_ceilings,
     time_us,
 )
 from engine.bench.kernel_sweeps import SWEEPS
+from engine.bench.machine_card import machine_card
 from engine.kernels.fp8 import Fp8Weight, fp8_linear
 from engine.kernels.fused import rms_norm, rope_and_write_kv, rope_tables, silu_and_mul
 from engine.kernels.int4 import Int4Weight, int4_linear
@@ -41,7 +41,7 @@ from engine.kernels.sampling import SamplingTensors, sample
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 512, 2048)
 
 
-def bench_linears(shape: Shape, ceilings: Ceilings, rows: tuple[int, ...]) -> Iterator[Line]:
+def bench_linears(shape: LayerShape, ceilings: KernelCeilings, rows: tuple[int, ...]) -> Iterator[KernelTiming]:
     """INT4 matrices of a layer, and bfloat16 ones through the library for comparison."""
     for name, (n, k) in shape.matrices.items():
         num_bytes = INT4_BYTES * n * k
@@ -51,10 +51,12 @@ def bench_linears(shape: Shape, ceilings: Ceilings, rows: tuple[int, ...]) -> It
         for m in rows:
             x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
             us = time_us([partial(int4_linear, x, w) for w in weights])
-            yield Line(shape.name, name, m, us, ceilings.floor_us(num_bytes + 2 * m * (outputs + k), 2.0 * m * n * k))
+            yield KernelTiming(
+                shape.name, name, m, us, ceilings.floor_us(num_bytes + 2 * m * (outputs + k), 2.0 * m * n * k)
+            )
 
 
-def bench_dense(shape: Shape, ceilings: Ceilings, rows: tuple[int, ...]) -> Iterator[Line]:
+def bench_dense(shape: LayerShape, ceilings: KernelCeilings, rows: tuple[int, ...]) -> Iterator[KernelTiming]:
     """The head in bfloat16, and one projection in FP8."""
     head = [torch.randn(shape.vocab, shape.hidden, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
     for m in rows:
@@ -62,7 +64,7 @@ def bench_dense(shape: Shape, ceilings: Ceilings, rows: tuple[int, ...]) -> Iter
             continue
         x = torch.randn(m, shape.hidden, device="cuda", dtype=torch.bfloat16)
         us = time_us([partial(F.linear, x, w) for w in head])
-        yield Line(shape.name, "lm_head", m, us, ceilings.floor_us(head[0].nbytes, 2.0 * m * head[0].numel()))
+        yield KernelTiming(shape.name, "lm_head", m, us, ceilings.floor_us(head[0].nbytes, 2.0 * m * head[0].numel()))
     del head
     n, k = shape.matrices["gate_up"]
     weights = [Fp8Weight.from_float(torch.randn(n, k, device="cuda")) for _ in range(copies_of(n * k))]
@@ -70,10 +72,10 @@ def bench_dense(shape: Shape, ceilings: Ceilings, rows: tuple[int, ...]) -> Iter
         x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
         us = time_us([partial(fp8_linear, x, w) for w in weights])
         floor = 1e6 * max(n * k / ceilings.read, 2.0 * m * n * k / ceilings.fp8)
-        yield Line(shape.name, "gate_up fp8", m, us, floor)
+        yield KernelTiming(shape.name, "gate_up fp8", m, us, floor)
 
 
-def bench_attention(shape: Shape, ceilings: Ceilings) -> Iterator[Line]:
+def bench_attention(shape: LayerShape, ceilings: KernelCeilings) -> Iterator[KernelTiming]:
     """Decodes of several batch sizes and contexts, a verification of five, and a prefill chunk."""
     cases = [(b, 1, c) for b in (1, 8, 32, 128) for c in (512, 1024, 8192) if b * c <= 1 << 18]
     cases += [(1, 5, 1024), (8, 5, 1024), (1, 512, 512), (1, 2048, 2048), (1, 512, 8192)]
@@ -93,16 +95,18 @@ def bench_attention(shape: Shape, ceilings: Ceilings) -> Iterator[Line]:
         seen = context - (query_len - 1) / 2  # keys a query sees on average
         operations = 4.0 * size * query_len * seen * shape.num_heads * shape.head_dim
         note = f"{size} x {query_len} queries, context {context}"
-        yield Line(shape.name, "attention", size * query_len, us, ceilings.floor_us(num_bytes, operations), note)
+        yield KernelTiming(
+            shape.name, "attention", size * query_len, us, ceilings.floor_us(num_bytes, operations), note
+        )
 
 
-def bench_fused(shape: Shape, ceilings: Ceilings, rows: tuple[int, ...]) -> Iterator[Line]:
+def bench_fused(shape: LayerShape, ceilings: KernelCeilings, rows: tuple[int, ...]) -> Iterator[KernelTiming]:
     """What lies between the matrices. These read what the kernel before wrote, so their floor is one launch."""
     heads, kv_heads, dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
     weight = torch.ones(shape.hidden, device="cuda", dtype=torch.bfloat16)
     for m in rows:
         x, residual = (torch.randn(m, shape.hidden, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-        yield Line(
+        yield KernelTiming(
             shape.name,
             "rms_norm",
             m,
@@ -110,7 +114,7 @@ def bench_fused(shape: Shape, ceilings: Ceilings, rows: tuple[int, ...]) -> Iter
             ceilings.floor_us(8 * m * shape.hidden),
         )
         gate_up = torch.randn(m, 2 * shape.intermediate, device="cuda", dtype=torch.bfloat16)
-        yield Line(
+        yield KernelTiming(
             shape.name,
             "silu_and_mul",
             m,
@@ -124,10 +128,10 @@ def bench_fused(shape: Shape, ceilings: Ceilings, rows: tuple[int, ...]) -> Iter
         cos, sin = rope_tables(slots, torch.rand(dim // 2, device="cuda"))
 
         turn = partial(rope_and_write_kv, q, k, v, cos, sin, None, slots, cache)
-        yield Line(shape.name, "rope_and_write_kv", m, time_us([turn]), ceilings.floor_us(2.0 * qkv.nbytes))
+        yield KernelTiming(shape.name, "rope_and_write_kv", m, time_us([turn]), ceilings.floor_us(2.0 * qkv.nbytes))
 
 
-def bench_sampling(shape: Shape, ceilings: Ceilings) -> Iterator[Line]:
+def bench_sampling(shape: LayerShape, ceilings: KernelCeilings) -> Iterator[KernelTiming]:
     """Greedy, drawn, and drawn with ``top_p``."""
     for m in (1, 8, 32, 128):
         logits = torch.randn(m, shape.vocab, device="cuda") * 3
@@ -137,12 +141,12 @@ def bench_sampling(shape: Shape, ceilings: Ceilings) -> Iterator[Line]:
         filtered = replace(drawn, top_p=ones * 0.9)
         for name, params in (("greedy", SamplingTensors()), ("draw", drawn), ("draw top_p", filtered)):
             us = time_us([partial(sample, logits, params)])
-            yield Line(shape.name, name, m, us, ceilings.floor_us(logits.nbytes))
+            yield KernelTiming(shape.name, name, m, us, ceilings.floor_us(logits.nbytes))
 
 
-def print_table(lines: list[Line]) -> None:
+def print_table(lines: list[KernelTiming]) -> None:
     """Microseconds over floor, a line per kernel and model, a column per row count."""
-    by_kernel: dict[tuple[str, str], dict[int, Line]] = {}
+    by_kernel: dict[tuple[str, str], dict[int, KernelTiming]] = {}
     for line in lines:
         by_kernel.setdefault((line.model, line.kernel if not line.note else f"{line.kernel}: {line.note}"), {})[
             line.rows
@@ -152,7 +156,7 @@ def print_table(lines: list[Line]) -> None:
         print(f"{model:4} {kernel:18} {text}")
 
 
-def layer_estimates(lines: list[Line]) -> Iterator[dict[str, object]]:
+def layer_estimates(lines: list[KernelTiming]) -> Iterator[dict[str, object]]:
     """Sum of a layer's four matrices over their floors, and of all layers in milliseconds."""
     for shape in SHAPES:
         own = [line for line in lines if line.model == shape.name and line.kernel in shape.matrices]
@@ -193,7 +197,7 @@ def main(arguments: list[str]) -> None:
                 records.append(record)
                 print(json.dumps(record), flush=True)
     else:
-        lines: list[Line] = []
+        lines: list[KernelTiming] = []
         for shape in shapes:
             small = tuple(m for m in rows if m in (1, 8, 32, 128, 2048))
             lines += [

@@ -4,10 +4,10 @@ Tiers: three shapes, and the third once more, thinking first and with drafts of 
 request has 512 tokens in and 128 out, of tier 4 also 143 of thought, which is what the built-in top tier writes on
 average; the mix is 60 / 20 / 15 / 5 %. It stands beside everything on tier 3, and beside everything on tier 4, the tier
 whose quality the ladder holds. The drafter is right for a set share of tokens (see
-:mod:`engine.bench.chains`): stated, not measured. For each pair of limits the engines aim at its time between tokens,
-and the highest load counts of which nine of ten requests kept both, over all tiers; beside it stands the highest that
-every tier kept by itself. Arrivals are a Poisson process of a given number in a given time, the mix is met exactly, and
-every request of a load has ended before it is judged.
+:mod:`engine.bench.permutation_model`): stated, not measured. For each pair of limits the engines aim at its time
+between tokens. The highest load counts of which nine of ten requests kept both limits, over all tiers; beside it stands
+the highest that every tier kept by itself. Arrivals are a Poisson process of a given number in a given time, the mix is
+met exactly, and every request of a load has ended before it is judged.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from typing import Any
 
 import torch
 
-from engine.bench.chains import RESIDUAL_SCALE, successors, walk
 from engine.bench.gpu import write_line
-from engine.bench.measures import OUTPUT_TOKENS, PROMPT_TOKENS, Prompts
+from engine.bench.measures import OUTPUT_TOKENS, PROMPT_TOKENS, PromptSource
+from engine.bench.permutation_model import RESIDUAL_SCALE, successors, walk
 from engine.bench.shapes import SHAPES
 from engine.config import EngineConfig
-from engine.device.graphs import LADDER
+from engine.device.device_share import DeviceShare
+from engine.device.graph_cache import LADDER
 from engine.device.runner import DeviceRunner
-from engine.device.sharing import DeviceShare
-from engine.device.steps import QUERY_LENGTHS
-from engine.device.warm import padded_decodes, warm_up
-from engine.draft import Drafter
-from engine.drafters import model_drafter
+from engine.device.step_shapes import QUERY_LENGTHS
+from engine.device.warm_up import padded_decodes, warm_up
+from engine.drafter import Drafter
+from engine.drafter_factory import model_drafter
 from engine.engine import Engine
 from engine.errors import EngineError
 from engine.kv_cache import KVCache
@@ -43,7 +43,7 @@ from engine.load.dummy import Codes
 from engine.load.linear import Activations
 from engine.load.model import dummy_model
 from engine.models.decoder import DecoderModel
-from engine.request import Chunk, Ending, Event, Request, SamplingParams
+from engine.request import Event, Request, RequestEnding, SamplingParams, TokenChunk
 from engine.speculator import Speculator
 
 MIX = (0.60, 0.20, 0.15, 0.05)
@@ -64,7 +64,7 @@ LIMITS: Mapping[str, tuple[float, float]] = {
 # vLLM 0.23 on an H200, everything on the 70B, 256 requests of this size at once: 1,025 output tokens a second.
 _PEER_RATE = 1025 / OUTPUT_TOKENS
 _GROWTH = 1.15
-# What a run bears less, where it starts: about the ratio of its work to the ladder's.
+# Starting load of each run, relative to the ladder's: about the inverse ratio of their work.
 _STARTS: Mapping[str, float] = {"ladder": 1.0, "all_on_tier_3": 0.2, "all_on_tier_4": 0.2}
 # A capture in the midst of a load would count against it, so every engine is warm for as many sequences as it serves at
 # once; of these sizes for drafts too, which do not pay beside more.
@@ -80,7 +80,7 @@ _DRAFTER_BLOCKS = 32 * 41
 
 
 @dataclass(slots=True)
-class Served:
+class RequestTimes:
     """One request's times, seconds; ``loop`` is None because events come on the engine's own thread."""
 
     tier: int
@@ -88,12 +88,12 @@ class Served:
     first_s: float = 0.0
     last_s: float = 0.0
     num_tokens: int = 0
-    ending: Ending | None = None
+    ending: RequestEnding | None = None
     loop: None = None
     done: threading.Event = field(default_factory=threading.Event)
 
     def put(self, event: Event) -> None:
-        if isinstance(event, Chunk):
+        if isinstance(event, TokenChunk):
             self.last_s = time.perf_counter()
             self.first_s = self.first_s or self.last_s
             self.num_tokens += len(event.token_ids)
@@ -110,7 +110,7 @@ class Served:
         return (self.last_s - self.first_s) / max(self.num_tokens - 1, 1)
 
 
-class FourTiers:
+class TierEngines:
     """The engines of a ladder; tiers 3 and 4 are requests to one of them, and the drafter has tier 1's weights."""
 
     def __init__(
@@ -162,7 +162,7 @@ class FourTiers:
             max_sequences=config.max_num_seqs,
         )
 
-    def submit(self, request: Request, sink: Served) -> None:
+    def submit(self, request: Request, sink: RequestTimes) -> None:
         """Send a request to the engine of its sink's tier."""
         self.engines[_ENGINE_OF_TIER[sink.tier]].submit(request, sink)
 
@@ -215,7 +215,7 @@ def bench_ladder(args: argparse.Namespace) -> None:
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 1 << 28
     weights = 50e9 if "70b-int4" in args.ladder_shapes else 0
     kv_bytes = int(0.8 * (free - weights))
-    tiers = FourTiers(
+    tiers = TierEngines(
         args.ladder_shapes,
         device,
         kv_bytes=kv_bytes,
@@ -223,7 +223,7 @@ def bench_ladder(args: argparse.Namespace) -> None:
         activations=args.activations,
         codes=args.dummy_codes,
     )
-    search = _Search(tiers, args)
+    search = _LoadSearch(tiers, args)
     found = []
     try:
         began_s = time.perf_counter()
@@ -274,10 +274,10 @@ def _compare(limits: str, runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return {"name": limits, "ttft_p90_s": ttft_s, "itl_p90_s": itl_s, "runs": runs, "ladder_to": ratios}
 
 
-class _Search:
+class _LoadSearch:
     """Loads one after another, none with a prompt of another's: what is in the prefix cache is of no use."""
 
-    def __init__(self, tiers: FourTiers, args: argparse.Namespace) -> None:
+    def __init__(self, tiers: TierEngines, args: argparse.Namespace) -> None:
         self._tiers = tiers
         self._args = args
         self._num_loads = 0
@@ -312,7 +312,7 @@ class _Search:
 
     def _run(self, run: str, limits: str, rate: float, seconds: float) -> dict[str, Any]:
         self._num_loads += 1
-        prompts = Prompts(self._tiers.vocab_size, 1000 * self._args.seed + self._num_loads)
+        prompts = PromptSource(self._tiers.vocab_size, 1000 * self._args.seed + self._num_loads)
         load = _run_load(self._tiers, RUNS[run], prompts, rate=rate, seconds=seconds, seed=self._args.seed)
         return judge(load, *LIMITS[limits])
 
@@ -342,7 +342,7 @@ def _arrivals(rate: float, seconds: float, mix: Sequence[float], rng: random.Ran
 
 
 def _run_load(
-    tiers: FourTiers, mix: Sequence[float], prompts: Prompts, *, rate: float, seconds: float, seed: int
+    tiers: TierEngines, mix: Sequence[float], prompts: PromptSource, *, rate: float, seconds: float, seed: int
 ) -> dict[str, Any]:
     """Send requests for a while, wait for all of them, and say how they fared."""
     arrivals = _arrivals(rate, seconds, mix, random.Random(seed))
@@ -351,7 +351,7 @@ def _run_load(
         SamplingParams(temperature=0.0, max_tokens=OUTPUT_TOKENS + thought, ignore_eos=True)
         for thought in (0, 0, 0, THINKING_TOKENS)
     ]
-    served: list[Served] = []
+    served: list[RequestTimes] = []
     late_s: list[float] = []
     meter = HostMeter(tiers.engines)
     began_s = time.perf_counter()
@@ -360,7 +360,7 @@ def _run_load(
         if wait_s > 0.0:
             time.sleep(wait_s)
             late_s.append(time.perf_counter() - began_s - at)
-        sink = Served(tier, began_s + at)
+        sink = RequestTimes(tier, began_s + at)
         served.append(sink)
         request = Request(f"load-{rate}-{index}", tuple(text), samplings[tier], speculate=tier == _DRAFTING_TIER)
         tiers.submit(request, sink)
@@ -401,7 +401,7 @@ class HostMeter:
         return engine.stats().num_steps, time.clock_gettime(time.pthread_getcpuclockid(engine.thread_id))
 
 
-def _report(served: list[Served], elapsed_s: float, rate: float) -> dict[str, Any]:
+def _report(served: list[RequestTimes], elapsed_s: float, rate: float) -> dict[str, Any]:
     errors = [s.ending.error for s in served if s.ending is not None and s.ending.error is not None]
     if errors:
         return {"rate": round(rate, 2), "errors": [str(e)[:200] for e in errors[:3]]}
@@ -414,7 +414,7 @@ def _report(served: list[Served], elapsed_s: float, rate: float) -> dict[str, An
     }
 
 
-def _latencies(served: Sequence[Served]) -> dict[str, float]:
+def _latencies(served: Sequence[RequestTimes]) -> dict[str, float]:
     ttft, itl = [s.ttft_s * 1e3 for s in served], [s.itl_s * 1e3 for s in served]
     return {
         "requests": len(served),
@@ -426,7 +426,7 @@ def _latencies(served: Sequence[Served]) -> dict[str, float]:
     }
 
 
-def _acceptance(served: list[Served]) -> dict[str, float]:
+def _acceptance(served: list[RequestTimes]) -> dict[str, float]:
     endings = [s.ending for s in served if s.ending is not None]
     drafted = sum(ending.num_draft_tokens for ending in endings)
     return {"acceptance": round(sum(e.num_accepted_tokens for e in endings) / drafted, 3)} if drafted else {}

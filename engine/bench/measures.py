@@ -19,7 +19,7 @@ SLACK = 32
 _LONG_S = 25.0
 
 
-class Contender(Protocol):
+class MeasuredEngine(Protocol):
     """Serves prompts of token ids, greedy, with no early stop."""
 
     vocab_size: int
@@ -53,8 +53,8 @@ class Spread:
         }
 
 
-class Prompts:
-    """Random token ids, never the same twice: no contender may gain by a prefix it has seen."""
+class PromptSource:
+    """Random token ids, never the same twice: none may gain by a prefix it has seen."""
 
     def __init__(self, vocab_size: int, seed: int) -> None:
         self._vocab_size = vocab_size
@@ -76,35 +76,35 @@ def repeated(measure: Callable[[], float], repeats: int, *, warm: int = 0) -> Sp
     return Spread.of(values)
 
 
-def itl_s(contender: Contender, texts: Sequence[Sequence[int]]) -> float:
+def itl_s(engine: MeasuredEngine, texts: Sequence[Sequence[int]]) -> float:
     """(when all have 136 tokens less when all have 8) / 128, at 512-token prompts.
 
     Only decoding is timed, so passes may read the same prompts, and the first 8 tokens compile and capture.
     """
-    return contender.decode(texts, SHORT, LONG) / (LONG - SHORT)
+    return engine.decode(texts, SHORT, LONG) / (LONG - SHORT)
 
 
-def ttft_s(contender: Contender, prompts: Prompts, num_tokens: int) -> float:
+def ttft_s(engine: MeasuredEngine, prompts: PromptSource, num_tokens: int) -> float:
     """Seconds to the first token of one prompt on an idle engine."""
-    return contender.serve(prompts.draw(1, num_tokens), 1)
+    return engine.serve(prompts.draw(1, num_tokens), 1)
 
 
-def warm_prefill(contender: Contender, prompts: Prompts) -> None:
+def warm_prefill(engine: MeasuredEngine, prompts: PromptSource) -> None:
     """A third of :func:`prefill_rate`: steps as large as its own."""
-    contender.serve(prompts.draw(PREFILL_PROMPTS // 3, PREFILL_TOKENS), 1)
+    engine.serve(prompts.draw(PREFILL_PROMPTS // 3, PREFILL_TOKENS), 1)
 
 
-def warm_output(contender: Contender, prompts: Prompts, count: int) -> None:
+def warm_output(engine: MeasuredEngine, prompts: PromptSource, count: int) -> None:
     """A short :func:`output_rate`: as many requests, few tokens."""
-    contender.serve(prompts.draw(count, 16), 4)
+    engine.serve(prompts.draw(count, 16), 4)
 
 
-def prefill_rate(contender: Contender, prompts: Prompts) -> float:
+def prefill_rate(engine: MeasuredEngine, prompts: PromptSource) -> float:
     """Prompt tokens a second, 16 prompts of 2,048 at once."""
-    elapsed_s = contender.serve(prompts.draw(PREFILL_PROMPTS, PREFILL_TOKENS), 1)
+    elapsed_s = engine.serve(prompts.draw(PREFILL_PROMPTS, PREFILL_TOKENS), 1)
     return PREFILL_PROMPTS * PREFILL_TOKENS / elapsed_s
 
 
-def output_rate(contender: Contender, prompts: Prompts, count: int) -> float:
+def output_rate(engine: MeasuredEngine, prompts: PromptSource, count: int) -> float:
     """Output tokens a second, ``count`` requests of 512 in and 128 out at once."""
-    return count * OUTPUT_TOKENS / contender.serve(prompts.draw(count, PROMPT_TOKENS), OUTPUT_TOKENS)
+    return count * OUTPUT_TOKENS / engine.serve(prompts.draw(count, PROMPT_TOKENS), OUTPUT_TOKENS)

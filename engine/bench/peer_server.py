@@ -8,7 +8,7 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from engine.bench.ours import Run
+from engine.bench.load_pass import LoadPass
 from engine.bench.workload import Job
 from engine.load.source import load_config, resolve_checkpoint
 
@@ -37,12 +37,12 @@ class ServerPeer:
         # End-of-sequence is biased away, so that every contender writes as much.
         self.logit_bias = {str(i): -100 for i in load_config(source).eos_token_ids}
 
-    def run(self, jobs: list[Job]) -> Run:
+    def run(self, jobs: list[Job]) -> LoadPass:
         """All jobs concurrently, one connection each."""
         with ThreadPoolExecutor(len(jobs)) as pool:
             began_s = time.perf_counter()
             counts = list(pool.map(self._complete, jobs))
-            return Run(time.perf_counter() - began_s, counts)
+            return LoadPass(time.perf_counter() - began_s, counts)
 
     def _complete(self, job: Job) -> int:
         body = {

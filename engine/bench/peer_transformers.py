@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from engine.bench.ours import Run
+from engine.bench.load_pass import LoadPass
 from engine.bench.workload import Job
 from engine.load.dense import dense_state_dict
 from engine.load.source import resolve_checkpoint
@@ -29,20 +29,20 @@ def load_peer(source: str | Path) -> Any:
     return model
 
 
-def run_one_after_another(model: Any, jobs: list[Job]) -> Run:
+def run_one_after_another(model: Any, jobs: list[Job]) -> LoadPass:
     """Each job alone, as ``generate`` in a loop serves them."""
     began_s = time.perf_counter()
     answers = [_generate(model, [job], job.num_output)[0] for job in jobs]
-    return Run(time.perf_counter() - began_s, [len(answer) for answer in answers], answers)
+    return LoadPass(time.perf_counter() - began_s, [len(answer) for answer in answers], answers)
 
 
-def run_padded_batch(model: Any, jobs: list[Job]) -> Run:
+def run_padded_batch(model: Any, jobs: list[Job]) -> LoadPass:
     """All jobs as one left-padded batch, run until the longest answer is done; only the tokens asked for count."""
     began_s = time.perf_counter()
     rows = _generate(model, jobs, max(job.num_output for job in jobs))
     total_s = time.perf_counter() - began_s
     answers = [row[: job.num_output] for row, job in zip(rows, jobs, strict=True)]
-    return Run(total_s, [len(answer) for answer in answers], answers)
+    return LoadPass(total_s, [len(answer) for answer in answers], answers)
 
 
 def _generate(model: Any, jobs: list[Job], num_output: int) -> list[list[int]]:

@@ -10,9 +10,9 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from engine.bench.contenders import Countdown
-from engine.bench.floors import Ceilings, Costs, kind_floors_s
-from engine.bench.measures import Prompts
+from engine.bench.measured_engines import EndingCounter
+from engine.bench.measures import PromptSource
+from engine.bench.roofline import DeviceCeilings, ModelCosts, kind_floors_s
 from engine.engine import Engine
 from engine.request import Request, SamplingParams
 
@@ -36,7 +36,7 @@ _KINDS = (
 )
 
 
-def profile_decode(engine: Engine, prompts: Prompts, batch: int, ceilings: Ceilings) -> dict[str, object]:
+def profile_decode(engine: Engine, prompts: PromptSource, batch: int, ceilings: DeviceCeilings) -> dict[str, object]:
     """Step an engine that has no thread of its own through decoding ``batch`` sequences.
 
     Returns
@@ -44,7 +44,7 @@ def profile_decode(engine: Engine, prompts: Prompts, batch: int, ceilings: Ceili
     Milliseconds a step by the wall and by the host alone (the step's own thread time); with a GPU also by kind of
     kernel (see :func:`by_kind`), with floors.
     """
-    ended = Countdown(batch)
+    ended = EndingCounter(batch)
     _submit(engine, prompts, batch, _DECODE_PROMPT, _WARM_STEPS + 3 * _STEPS, ended)
     _step(engine, _WARM_STEPS)
     _synchronize(engine)
@@ -61,7 +61,12 @@ def profile_decode(engine: Engine, prompts: Prompts, batch: int, ceilings: Ceili
     }
     context = batch * (_DECODE_PROMPT + _WARM_STEPS + 1.5 * _STEPS)
     floors = kind_floors_s(
-        Costs.of(engine.model.config), ceilings, num_tokens=batch, num_drawn=batch, num_keys=context, num_pairs=context
+        ModelCosts.of(engine.model.config),
+        ceilings,
+        num_tokens=batch,
+        num_drawn=batch,
+        num_keys=context,
+        num_pairs=context,
     )
     found |= _profiled(engine, lambda: _step(engine, _STEPS), _STEPS, floors)
     _finish(engine, ended)
@@ -69,13 +74,13 @@ def profile_decode(engine: Engine, prompts: Prompts, batch: int, ceilings: Ceili
 
 
 def profile_prefill(
-    engine: Engine, prompts: Prompts, count: int, num_tokens: int, ceilings: Ceilings
+    engine: Engine, prompts: PromptSource, count: int, num_tokens: int, ceilings: DeviceCeilings
 ) -> dict[str, object]:
     """The same of computing ``count`` prompts in as few steps as the engine's limit allows, all of it together."""
     found: dict[str, object] = {"step": "prefill", "prompts": count, "num_tokens": num_tokens}
 
     def serve() -> None:
-        ended = Countdown(count)
+        ended = EndingCounter(count)
         _submit(engine, prompts, count, num_tokens, 1, ended)
         _finish(engine, ended)
         _synchronize(engine)
@@ -85,7 +90,7 @@ def profile_prefill(
     serve()
     found["step_ms"] = round((time.perf_counter() - began_s) * 1e3, 3)
     floors = kind_floors_s(
-        Costs.of(engine.model.config),
+        ModelCosts.of(engine.model.config),
         ceilings,
         num_tokens=count * num_tokens,
         num_drawn=count,
@@ -140,13 +145,15 @@ def by_kind(spans: Iterable[tuple[str, float, float]], steps: int, floors_s: dic
     }
 
 
-def _submit(engine: Engine, prompts: Prompts, count: int, num_tokens: int, max_tokens: int, ended: Countdown) -> None:
+def _submit(
+    engine: Engine, prompts: PromptSource, count: int, num_tokens: int, max_tokens: int, ended: EndingCounter
+) -> None:
     sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
     for index, prompt in enumerate(prompts.draw(count, num_tokens)):
         engine.submit(Request(f"profile-{count}-{index}", tuple(prompt), sampling), ended)
 
 
-def _finish(engine: Engine, ended: Countdown) -> None:
+def _finish(engine: Engine, ended: EndingCounter) -> None:
     while engine.has_work():
         engine.step()
     ended.wait()

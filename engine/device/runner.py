@@ -19,14 +19,21 @@ import torch
 from torch import Tensor
 
 from engine.config import EngineConfig
-from engine.device.buffers import RING, BlockTables, DeviceFields, Form, HostFields, Shape, device_fields, host_fields
-from engine.device.checks import check_drafts
-from engine.device.draws import Draws, Extras, draws_of, error_of, needs_host, sampling_tensors
-from engine.device.fill import Held, fill_decode, fill_mixed
-from engine.device.graphs import GraphCache, bucket
-from engine.device.reports import Reports, report
-from engine.device.seen import SeenTokens
-from engine.device.steps import (
+from engine.device.draft_verifier import verify_drafts
+from engine.device.draw_kinds import DrawExtras, DrawKind, draws_of, error_of, needs_host, sampling_tensors
+from engine.device.graph_cache import GraphCache, bucket
+from engine.device.logprob_buffers import LogprobBuffers, read_logprob
+from engine.device.step_buffers import (
+    RING,
+    BlockTables,
+    DeviceFields,
+    HostFields,
+    StepForm,
+    StepShape,
+    device_fields,
+    host_fields,
+)
+from engine.device.step_shapes import (
     QUERY_LENGTHS,
     captured_sizes,
     keeps_prompt,
@@ -35,18 +42,20 @@ from engine.device.steps import (
     uniform_query,
     whole_tiles,
 )
+from engine.device.step_writer import ResidentState, fill_decode, fill_mixed
+from engine.device.token_counts import TokenCounts
+from engine.draft_verifier import uses_rejection
 from engine.kernels.sampling import count_tokens, sample
 from engine.kv_cache import KVCache
 from engine.layers.linear import Linear
 from engine.models.fused import FusedDecoder, StepTensors
-from engine.runner import Flight, KeptPrompt, Model, StepResult, draw_by_host, keep_prompt
-from engine.sampler import Row, Sampler
-from engine.scheduler import Scheduled, StepPlan
+from engine.runner import Flight, KeptPrompt, StepModel, StepResult, draw_by_host, keep_prompt
+from engine.sampler import LogitsRow, Sampler
+from engine.scheduler import ScheduledSequence, StepPlan
 from engine.sequence import Sequence
-from engine.speculate import uses_rejection
 
 
-class DeviceModel(Model, Protocol):
+class DeviceModel(StepModel, Protocol):
     """What the device's runner needs of a model; see :class:`engine.models.decoder.DecoderModel`."""
 
     @property
@@ -60,14 +69,14 @@ class DeviceModel(Model, Protocol):
 class DeviceFlight(Flight):
     """A step in flight: how its tokens are drawn, and when it began and ended on the device."""
 
-    draws: Draws = Draws.GREEDY
-    extras: Extras = field(default_factory=Extras)
+    draws: DrawKind = DrawKind.GREEDY
+    extras: DrawExtras = field(default_factory=DrawExtras)
     drawing: list[StepResult] = field(default_factory=list)  # of the sequences drawn from, in the rows' order
     logits: Tensor | None = None
     logits_rows: list[int] = field(default_factory=list)
     tokens: Tensor | None = None  # int64 (2, R) on the host: ids, error codes
-    lines: list[int] = field(default_factory=list)  # of `drawing`, see SeenTokens
-    reports: tuple[Tensor, Tensor] | None = None  # on the host, see Reports
+    lines: list[int] = field(default_factory=list)  # of `drawing`, see TokenCounts
+    reports: tuple[Tensor, Tensor] | None = None  # on the host, see LogprobBuffers
     checked: Tensor | None = None  # int64 (B, k + 3) on the host: k + 1 ids, how many of them are meant, error code
     began: torch.cuda.Event | None = None
     ended: torch.cuda.Event | None = None
@@ -96,7 +105,7 @@ class DeviceRunner:
         most = bucket(config.max_num_seqs) or config.max_num_seqs
         self._max_tokens = rounded_up(max(config.max_batch_tokens, most * QUERY_LENGTHS[-1]))
         self._captured_sizes = tuple(size for size in captured_sizes(model.config) if size <= self._max_tokens)
-        num_bytes = Shape(self._max_tokens, most, self._max_tokens).num_bytes
+        num_bytes = StepShape(self._max_tokens, most, self._max_tokens).num_bytes
         self._pinned = [torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=self._is_cuda) for _ in range(RING)]
         self._bytes = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
         # A short draft is padded to the graph's query length, and padding reads (unused) places beyond the sequence.
@@ -107,11 +116,11 @@ class DeviceRunner:
         places = most * (QUERY_LENGTHS[-1] + 2)
         self._checked = torch.zeros(places, dtype=torch.int64, device=device)
         self._landed_checks = [torch.zeros(places, dtype=torch.int64, pin_memory=self._is_cuda) for _ in range(RING)]
-        self._seen = SeenTokens(most, model.config.vocab_size, device)
-        self._reports = Reports(most, model.config.vocab_size, device)
+        self._token_counts = TokenCounts(most, model.config.vocab_size, device)
+        self._logprobs = LogprobBuffers(most, model.config.vocab_size, device)
         self._draft_probs: dict[tuple[int, int], Tensor] = {}  # (sequences, drafts) → float32 (sequences, drafts, V)
-        self._views: dict[Shape, tuple[list[HostFields], DeviceFields]] = {}
-        self._large: set[tuple[int, Draws]] = set()  # magnitudes of steps without a graph that were seen
+        self._views: dict[StepShape, tuple[list[HostFields], DeviceFields]] = {}
+        self._large: set[tuple[int, DrawKind]] = set()  # magnitudes of steps without a graph that were seen
         self._row_of: dict[int, int] = {}  # id of a sequence → row of `_drawn` that holds its token
         self._turn = 0
         self._stream: torch.cuda.Stream | None = None
@@ -175,19 +184,19 @@ class DeviceRunner:
             # The next try reads what that step drew, and this one may have drawn over it.
             self._drawn.copy_(self._landed[self._turn % RING])
         if flight.extras.penalised:
-            self._seen.distrust([result.item for result in flight.drawing])
+            self._token_counts.distrust([result.item for result in flight.drawing])
         for kept in flight.kept:
             kept.restore()
 
-    def launch_padding(self, size: int, draws: Draws, query_len: int = 1) -> Flight:
+    def launch_padding(self, size: int, draws: DrawKind, query_len: int = 1) -> Flight:
         """Start what a decode of ``size`` sequences launches, of nobody's tokens; no other step may be in flight.
 
         It reads and writes no KV block and has no results.
 
         Parameters
         ----------
-        size : of :data:`engine.device.graphs.LADDER`, at most :attr:`max_sequences`
-        query_len : of :data:`engine.device.steps.QUERY_LENGTHS`; more than 1 checks drafts
+        size : of :data:`engine.device.graph_cache.LADDER`, at most :attr:`max_sequences`
+        query_len : of :data:`engine.device.step_shapes.QUERY_LENGTHS`; more than 1 checks drafts
         """
         self._turn += 1
         flight = DeviceFlight(StepPlan(), draws=draws)
@@ -215,31 +224,31 @@ class DeviceRunner:
         query_len, size = uniform_query(plan.items), bucket(len(plan.items))
         is_uniform = query_len is not None and size is not None and size <= self.max_sequences
         kinds = [
-            Draws.BY_HOST if result.item.num_drafts and not is_uniform else draws_of(result.item.sequence)
+            DrawKind.BY_HOST if result.item.num_drafts and not is_uniform else draws_of(result.item.sequence)
             for result in flight.drawing
         ]
-        flight.draws = max(kinds, key=lambda draws: draws.value, default=Draws.GREEDY)
-        extras = Extras.of(result.item.sequence for result in flight.drawing)
-        if extras != Extras() and any(item.num_drafts for item in plan.items):
-            flight.draws = Draws.BY_HOST  # drafts are checked without either
-        if flight.draws is not Draws.BY_HOST:
+        flight.draws = max(kinds, key=lambda draws: draws.value, default=DrawKind.GREEDY)
+        extras = DrawExtras.of(result.item.sequence for result in flight.drawing)
+        if extras != DrawExtras() and any(item.num_drafts for item in plan.items):
+            flight.draws = DrawKind.BY_HOST  # drafts are checked without either
+        if flight.draws is not DrawKind.BY_HOST:
             flight.extras = extras
         others = self.graphs.num_others
         self._begin(flight)
         with torch.inference_mode():
             if flight.extras.penalised:
-                flight.lines = self._seen.lines_for([result.item for result in flight.drawing], self._due)
+                flight.lines = self._token_counts.lines_for([result.item for result in flight.drawing], self._due)
             if is_uniform:
                 assert size is not None
                 assert query_len is not None
                 self._decode(flight, size, query_len)
             else:
                 self._mixed(flight)
-            if flight.draws is not Draws.BY_HOST and flight.checked is None:
+            if flight.draws is not DrawKind.BY_HOST and flight.checked is None:
                 flight.tokens = self._landed[self._turn % RING]
                 flight.tokens.copy_(self._drawn, non_blocking=True)
                 if flight.extras.reported:
-                    flight.reports = self._reports.land(len(flight.drawing), self._turn)
+                    flight.reports = self._logprobs.land(len(flight.drawing), self._turn)
         flight.is_typical &= self.graphs.num_others == others
         self._end(flight)
         self._row_of = {}
@@ -254,14 +263,14 @@ class DeviceRunner:
     def _decode(self, flight: DeviceFlight, size: int, query_len: int) -> None:
         """A step whose sequences all have one token and at most ``query_len - 1`` drafts: one graph."""
         items = flight.plan.items
-        shape = Shape(size * query_len, size, size * query_len)
+        shape = StepShape(size * query_len, size, size * query_len)
         host, fields = self._fields(shape)
-        has_options = flight.draws in (Draws.SCALED, Draws.FILTERED) or flight.extras.penalised
-        fill_decode(host, items, query_len, self._held(), has_options=has_options)
+        has_options = flight.draws in (DrawKind.SCALED, DrawKind.FILTERED) or flight.extras.penalised
+        fill_decode(host, items, query_len, self._resident(), has_options=has_options)
         self._fill_lines(host, flight)
         draws, extras = flight.draws, flight.extras
         step = self._step_tensors(fields, size, query_len)
-        checks = query_len > 1 and draws is not Draws.BY_HOST
+        checks = query_len > 1 and draws is not DrawKind.BY_HOST
         probs = self._place_draft_probs(host, items, size, query_len - 1) if checks else None
 
         def run() -> Tensor | None:
@@ -272,7 +281,7 @@ class DeviceRunner:
             return None
 
         key = (size, query_len, draws, probs is not None, extras)
-        self._upload(Form(shape, query_len, by_rows=False), key)
+        self._upload(StepForm(shape, query_len, by_rows=False), key)
         flight.logits = self.graphs.run(key, run)
         if checks:
             num_places = size * (query_len + 2)
@@ -292,35 +301,35 @@ class DeviceRunner:
         if captured is not None:
             shape = self._shape(captured, len(items), max(num_rows, 1))
             host, fields = self._fields(shape)
-            fill_mixed(host, items, lengths, self._held())
+            fill_mixed(host, items, lengths, self._resident())
             self._fill_lines(host, flight)
             # The longest query is taken to be the whole step, so that one graph serves however it is divided.
             step = self._step_tensors(fields, shape.num_sequences, shape.num_tokens)
             key = (shape, draws, extras)
-            self._upload(Form(shape, shape.num_tokens, by_rows=True), key)
+            self._upload(StepForm(shape, shape.num_tokens, by_rows=True), key)
             flight.logits = self.graphs.run(key, lambda: self._run_mixed(step, fields, draws, extras)[1])
             return
         # A large step is compiled for when its like first comes.
         flight.is_typical = (num_tokens.bit_length(), draws) in self._large
         shape = self._shape(rounded_up(num_tokens), len(items), num_rows)
         host, fields = host_fields(self._pinned[self._turn % RING], shape), device_fields(self._bytes, shape)
-        fill_mixed(host, items, lengths, self._held())
+        fill_mixed(host, items, lengths, self._resident())
         self._fill_lines(host, flight)
-        self._upload(Form(shape, max(lengths), by_rows=True), None)
+        self._upload(StepForm(shape, max(lengths), by_rows=True), None)
         step = self._step_tensors(fields, shape.num_sequences, max(lengths))
         hidden, flight.logits = self._run_mixed(step, fields, draws, extras)
         self._large.add((num_tokens.bit_length(), draws))
         self._keep_prompts(flight, hidden)
 
-    def _shape(self, num_tokens: int, num_sequences: int, num_rows: int) -> Shape:
+    def _shape(self, num_tokens: int, num_sequences: int, num_rows: int) -> StepShape:
         most = self.max_sequences
         return padded_shape(num_tokens, num_sequences, num_rows, most=most, max_tokens=self._max_tokens)
 
-    def _held(self) -> Held:
-        return Held(self._tables, self._row_of, self.kv.block_size)
+    def _resident(self) -> ResidentState:
+        return ResidentState(self._tables, self._row_of, self.kv.block_size)
 
     def _run_mixed(
-        self, step: StepTensors, fields: DeviceFields, draws: Draws, extras: Extras
+        self, step: StepTensors, fields: DeviceFields, draws: DrawKind, extras: DrawExtras
     ) -> tuple[Tensor, Tensor | None]:
         hidden = self.model.fused.forward(self._with_tokens(step, fields), self.kv)
         if not fields.rows.shape[0]:
@@ -335,7 +344,7 @@ class DeviceRunner:
                 result.error = keep_prompt(self.model, item, hidden[start : start + item.num_tokens])
             start += item.num_tokens + item.num_drafts
 
-    def _fields(self, shape: Shape) -> tuple[HostFields, DeviceFields]:
+    def _fields(self, shape: StepShape) -> tuple[HostFields, DeviceFields]:
         """Views for a shape that comes again and again."""
         if shape not in self._views:
             hosts = [host_fields(pinned, shape) for pinned in self._pinned]
@@ -347,13 +356,13 @@ class DeviceRunner:
         host.lines[:] = 0
         host.lines[: len(flight.lines)] = flight.lines
 
-    def _upload(self, form: Form, key: Hashable | None) -> None:
+    def _upload(self, form: StepForm, key: Hashable | None) -> None:
         """Bring a step's input to the device; ``key`` is its graph's, None where it has none."""
         size = form.shape.num_bytes
         self._bytes[:size].copy_(self._pinned[self._turn % RING][:size], non_blocking=True)
         self._announce(form, key, self._tables.upload(self._turn))
 
-    def _announce(self, form: Form, key: Hashable | None, tables: Tensor) -> None:
+    def _announce(self, form: StepForm, key: Hashable | None, tables: Tensor) -> None:
         """Say which step comes, and what changed of the block tables, to whoever computes along: here nobody."""
 
     def _step_tensors(self, fields: DeviceFields, num_sequences: int, query_len: int) -> StepTensors:
@@ -373,28 +382,32 @@ class DeviceRunner:
             step.max_query_len,
         )
 
-    def _draw(self, hidden: Tensor, fields: DeviceFields, draws: Draws, extras: Extras) -> Tensor | None:
+    def _draw(self, hidden: Tensor, fields: DeviceFields, draws: DrawKind, extras: DrawExtras) -> Tensor | None:
         """Draw for each row of hidden states into ``_drawn``, or return the logits for the host."""
-        if draws is Draws.BY_HOST:
+        if draws is DrawKind.BY_HOST:
             return self.model.lm_head(hidden).float()
         params = sampling_tensors(fields, draws)
         if extras.penalised:
-            params.penalties = self._seen.penalties(fields.lines, fields.presence, fields.frequency, fields.repetition)
-        num_logprobs = self._reports.num_alternatives if extras.reported else None
+            params.penalties = self._token_counts.penalties(
+                fields.lines, fields.presence, fields.frequency, fields.repetition
+            )
+        num_logprobs = self._logprobs.num_alternatives if extras.reported else None
         sampled = sample(self.model.lm_head(hidden), params, num_logprobs)
         if params.penalties is not None:
             count_tokens(params.penalties, sampled.token_ids)
         if extras.reported:
-            self._reports.keep(sampled)
+            self._logprobs.keep(sampled)
         count = sampled.token_ids.shape[0]
         self._drawn[0, :count] = sampled.token_ids
         self._drawn[1, :count] = sampled.errors
         return None
 
-    def _check(self, hidden: Tensor, fields: DeviceFields, draws: Draws, size: int, draft_probs: Tensor | None) -> None:
+    def _check(
+        self, hidden: Tensor, fields: DeviceFields, draws: DrawKind, size: int, draft_probs: Tensor | None
+    ) -> None:
         """Judge the drafts of every sequence into ``_checked``."""
         used = (fields.slots >= 0).view(size, -1)
-        checked = check_drafts(
+        checked = verify_drafts(
             self.model.lm_head(hidden),
             sampling_tensors(fields, draws),
             fields.token_ids.view(size, -1)[:, 1:],
@@ -408,7 +421,9 @@ class DeviceRunner:
         out[:, places] = checked.counts
         out[:, places + 1] = checked.errors
 
-    def _place_draft_probs(self, host: HostFields, items: list[Scheduled], size: int, num_drafts: int) -> Tensor | None:
+    def _place_draft_probs(
+        self, host: HostFields, items: list[ScheduledSequence], size: int, num_drafts: int
+    ) -> Tensor | None:
         """Put the distributions that drafts were drawn from where the graph looks for them; None if none were."""
         host.rejects[:] = 0
         for row, item in enumerate(items):
@@ -431,7 +446,7 @@ class DeviceRunner:
         if flight.ended is not None and flight.began is not None:
             flight.ended.synchronize()
             flight.device_s = flight.began.elapsed_time(flight.ended) / 1e3
-        if flight.draws is Draws.BY_HOST:
+        if flight.draws is DrawKind.BY_HOST:
             self._draw_by_host(flight)
         elif flight.checked is not None:
             places = flight.checked.shape[1] - 2
@@ -446,12 +461,12 @@ class DeviceRunner:
                 wanted = result.item.sequence.request.sampling.logprobs
                 if flight.reports is not None and wanted is not None and not result.error:
                     values, numbers = (part[row] for part in flight.reports)
-                    result.logprobs = [report(values, numbers, ids[row], wanted)]
+                    result.logprobs = [read_logprob(values, numbers, ids[row], wanted)]
         return flight.results
 
     def _draw_by_host(self, flight: DeviceFlight) -> None:
         assert flight.logits is not None
-        rows: list[Row] = []
+        rows: list[LogitsRow] = []
         places: list[int] = []
         drawing: list[StepResult] = []
         first = 0
@@ -460,7 +475,7 @@ class DeviceRunner:
             # Whoever was cancelled meanwhile has no drafts any more, and nobody asks for its tokens.
             if len(sequence.draft_ids) + 1 == count:
                 drawing.append(result)
-                rows += [Row(sequence, tuple(sequence.draft_ids[:j])) for j in range(count)]
+                rows += [LogitsRow(sequence, tuple(sequence.draft_ids[:j])) for j in range(count)]
                 places += flight.logits_rows[first : first + count]
             first += count
         if rows:
@@ -482,6 +497,6 @@ def step_tensors(fields: DeviceFields, tables: Tensor, query_len: int) -> StepTe
     )
 
 
-def stream_priority(model: Model) -> int:
+def stream_priority(model: StepModel) -> int:
     """Smaller models go first where the device has a choice: their steps are short, and waiting doubles them."""
     return -1 if model.weight_bytes < (16 << 30) else 0

@@ -23,7 +23,7 @@ LOG2E = 1.4426950408889634
 NO_WINDOW = (1 << 31) - 1
 
 
-class _Problem(ctypes.Structure):
+class _PromptArguments(ctypes.Structure):
     # As in attention_many.cu.
     _fields_ = (
         *((name, ctypes.c_byte * 128) for name in ("q", "kv")),
@@ -79,7 +79,7 @@ def paged_attention_cuda(
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     # A sequence's first program is number query_starts[s] // tokens + s, so gaps stay below one per sequence.
     programs = num_tokens // tokens + context_lens.shape[0]
-    problem = _Problem(
+    problem = _PromptArguments(
         _map(q, (head_dim, num_heads, num_tokens), (head_dim, q.stride(0)), (64, group, tokens)),
         _map(
             kv_cache,

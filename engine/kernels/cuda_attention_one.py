@@ -21,7 +21,7 @@ PER_SM = 2  # thread blocks of 8 warps that run at once
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class DecodeCut:
     """How a launch is cut.
 
     Parameters
@@ -36,7 +36,7 @@ class Cut:
     per_sm: int = PER_SM
 
 
-class _Problem(ctypes.Structure):
+class _DecodeArguments(ctypes.Structure):
     # As in attention_one.cu.
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("q", "k", "v", "cos", "sin", "slots", "q_norm", "k_norm", "cache")),
@@ -88,7 +88,7 @@ def attend_one_cuda(
     q_norm: Tensor | None = None,
     k_norm: Tensor | None = None,
     eps: float = 1e-6,
-    cut: Cut | None = None,
+    cut: DecodeCut | None = None,
 ) -> Tensor:
     """:func:`engine.kernels.paged_attention.turn_and_attend` of at most one query a sequence and what is taken."""
     num_heads, head_dim = q.shape[1:]
@@ -99,7 +99,7 @@ def attend_one_cuda(
     pairs = num_sequences * num_kv_heads
     cut = cut or choose_cut(pairs, num_multiprocessors(device))
     splits = num_splits(cut, pairs, num_multiprocessors(device))
-    problem = _Problem(
+    problem = _DecodeArguments(
         q.data_ptr(),
         k.data_ptr(),
         v.data_ptr(),
@@ -134,12 +134,12 @@ def attend_one_cuda(
     return out
 
 
-def choose_cut(pairs: int, num_sms: int) -> Cut:
+def choose_cut(pairs: int, num_sms: int) -> DecodeCut:
     """The cut for so many pairs of a sequence and a KV head: small parts where multiprocessors are idle anyhow."""
-    return Cut(warps=4, least=4) if 4 * pairs <= num_sms else Cut()
+    return DecodeCut(warps=4, least=4) if 4 * pairs <= num_sms else DecodeCut()
 
 
-def num_splits(cut: Cut, pairs: int, num_sms: int) -> int:
+def num_splits(cut: DecodeCut, pairs: int, num_sms: int) -> int:
     """The most thread blocks that share a pair's keys."""
     return min(MOST_SPLITS, -(-cut.per_sm * num_sms // pairs))
 

@@ -56,7 +56,7 @@ class StreamConfig:
     early: bool = True
 
 
-class _Problem(ctypes.Structure):
+class _StreamArguments(ctypes.Structure):
     # As in int4.cu; the tensor map's alignment of 64 rounds the size up to 192.
     _fields_ = (
         ("x", ctypes.c_byte * 128),
@@ -102,7 +102,7 @@ def stream_linear(x: Tensor, weight: Int4Weight, bias: Tensor | None, config: St
     shared_kib = config.shared_kib or (EXCLUSIVE_KIB if config.early else SHARED_KIB)
     is_bf16 = x.dtype == torch.bfloat16
     kernel = _stream_kernel(tiles, row_tiles, weight.groups_per_unit, is_bf16, weight.is_gated, shared_kib, device)
-    problem = _Problem(
+    problem = _StreamArguments(
         (ctypes.c_byte * 128).from_buffer_copy(
             describe_matrix(x.data_ptr(), x.shape[0], weight.in_features, str(x.dtype), 8 * tiles)
         ),

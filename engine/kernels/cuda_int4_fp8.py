@@ -12,8 +12,8 @@ from torch import Tensor
 
 from engine.kernels.cuda_int4_many import (
     THREADS,
-    Cut,
-    Problem,
+    TileArguments,
+    TileCut,
     choose_plan,
     describe_problem,
     describe_tile,
@@ -31,10 +31,10 @@ CHUNK_THREADS = 512  # of a thread block, at most
 # Units of whole tiles were fitted to 40 timings of matrices of 8B and 70B at 64 to 2,048 rows, what splitting adds is
 # that of 16-bit activations (``--sweep activations``).
 CUTS = (
-    Cut(16, 2, 0.995, 1.12, 11.1),
-    Cut(12, 2, 0.895, 0.94, 9.7),
-    Cut(8, 2, 0.785, 0.785, 7.4),
-    Cut(16, 1, 0.67, 0.7, 7.1),
+    TileCut(16, 2, 0.995, 1.12, 11.1),
+    TileCut(12, 2, 0.895, 0.94, 9.7),
+    TileCut(8, 2, 0.785, 0.785, 7.4),
+    TileCut(16, 1, 0.67, 0.7, 7.1),
 )
 
 
@@ -57,7 +57,7 @@ class RoundedRows:
     stride: int
 
 
-class _Rows(ctypes.Structure):
+class _RowArguments(ctypes.Structure):
     # As in quantize_fp8.cu.
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("x", "data", "sums", "factors")),
@@ -66,7 +66,7 @@ class _Rows(ctypes.Structure):
     )
 
 
-class _Bytes(Problem):
+class _ByteTileArguments(TileArguments):
     # As in int4_fp8.cu; the tensor maps' alignment of 64 rounds the size up.
     _fields_ = (
         ("sums", ctypes.c_void_p),
@@ -87,7 +87,7 @@ def int4_fp8_linear_cuda(x: Tensor, weight: Int4Weight, bias: Tensor | None = No
 
 
 def rounded_linear(
-    rows: RoundedRows, weight: Int4Weight, bias: Tensor | None, dtype: torch.dtype, cut: Cut | None = None
+    rows: RoundedRows, weight: Int4Weight, bias: Tensor | None, dtype: torch.dtype, cut: TileCut | None = None
 ) -> Tensor:
     """The product of rows in the layout's input order, in ``dtype``, a half type; ``cut``, of ``CUTS``, or the best."""
     num_rows, device = rows.data.shape[0], rows.data.get_device()
@@ -95,7 +95,7 @@ def rounded_linear(
     blocks, units = weight.codes.shape[:2]
     plan = choose_plan(num_rows, blocks, units, num_multiprocessors(device), CUTS if cut is None else (cut,))
     problem = describe_problem(rows.data, weight, bias, out, plan)
-    told = _Bytes.from_buffer_copy(bytes(problem).ljust(ctypes.sizeof(_Bytes), b"\0"))
+    told = _ByteTileArguments.from_buffer_copy(bytes(problem).ljust(ctypes.sizeof(_ByteTileArguments), b"\0"))
     told.sums, told.factors, told.stride = rows.sums.data_ptr(), rows.factors.data_ptr(), rows.stride
     kernel = _kernels(dtype == torch.bfloat16, weight.is_gated, device)[plan.cut]
     kernel.launch((plan.grid, 1), THREADS, [told], torch.cuda.current_stream(device).cuda_stream, early=True)
@@ -114,7 +114,7 @@ def round_rows(x: Tensor) -> RoundedRows:
     factors = torch.empty(stride, dtype=torch.float32, device=x.device)
     device = x.get_device()
     chunks, threads = count_chunks(octets * OCTET)
-    told = _Rows(
+    told = _RowArguments(
         x.data_ptr(), data.data_ptr(), sums.data_ptr(), factors.data_ptr(), inputs, units, stride, FP8_MAX, TINY
     )
     kernel = _rounding(chunks, x.dtype == torch.bfloat16, device)
@@ -129,15 +129,15 @@ def count_chunks(units: int) -> tuple[int, int]:
     return chunks, math.ceil(needed / chunks / 32) * 32
 
 
-def stage_bytes(cut: Cut) -> int:
+def stage_bytes(cut: TileCut) -> int:
     """Of one stage of the ring: codes, activations, scales, sums (``STAGE_BYTES``)."""
     return cut.blocks * (64 * ROWS + 512) + 8 * cut.tiles * (UNIT + 4 * OCTET)
 
 
 @functools.cache
-def _kernels(is_bf16: bool, is_gated: bool, device: int) -> dict[Cut, Kernel]:
+def _kernels(is_bf16: bool, is_gated: bool, device: int) -> dict[TileCut, Kernel]:
     """The programs for all ``CUTS``, compiled at once: row counts come unforeseen, in the midst of serving."""
-    kernels: dict[Cut, Kernel] = {}
+    kernels: dict[TileCut, Kernel] = {}
     for cut in CUTS:
         stages, shared = fit_stages(stage_bytes(cut))
         defines = describe_tile(cut, stages, is_bf16, is_gated)

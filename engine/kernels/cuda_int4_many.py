@@ -24,7 +24,7 @@ CONTROL_BYTES = 256  # at least a ``Control`` of that many stages
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class TileCut:
     """What a thread block holds at once, and what that takes on an H200.
 
     Parameters
@@ -46,20 +46,20 @@ class Cut:
 # Fitted to 480 timings of matrices of 3B, 8B and 70B at 96 to 512 rows, whole and split: a plan chosen by them takes
 # 1 % longer than the best on average, 12 % at worst.
 CUTS = (
-    Cut(32, 1, 1.49, 1.81, 11.7),
-    Cut(24, 1, 1.07, 1.15, 11.8),
-    Cut(16, 2, 1.49, 1.68, 11.1),
-    Cut(12, 2, 1.33, 1.39, 9.7),
-    Cut(8, 2, 1.13, 1.1, 7.4),
-    Cut(16, 1, 0.87, 0.91, 7.1),
+    TileCut(32, 1, 1.49, 1.81, 11.7),
+    TileCut(24, 1, 1.07, 1.15, 11.8),
+    TileCut(16, 2, 1.49, 1.68, 11.1),
+    TileCut(12, 2, 1.33, 1.39, 9.7),
+    TileCut(8, 2, 1.13, 1.1, 7.4),
+    TileCut(16, 1, 0.87, 0.91, 7.1),
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TilePlan:
     """A product's cut: ``tiles`` of it, the first ``whole`` of which no two of ``grid`` thread blocks share."""
 
-    cut: Cut
+    cut: TileCut
     x_tiles: int
     tiles: int
     whole: int
@@ -67,7 +67,7 @@ class Plan:
     us: float
 
 
-class Problem(ctypes.Structure):
+class TileArguments(ctypes.Structure):
     """What a launch is told, as in ``tiles.cuh``."""
 
     _fields_ = (
@@ -78,7 +78,7 @@ class Problem(ctypes.Structure):
     )
 
 
-def many_linear(x: Tensor, weight: Int4Weight, bias: Tensor | None = None, plan: Plan | None = None) -> Tensor:
+def many_linear(x: Tensor, weight: Int4Weight, bias: Tensor | None = None, plan: TilePlan | None = None) -> Tensor:
     """``x @ W.T + bias`` through weights rounded to ``x``'s dtype, summed in float32; gated if the weight is.
 
     Parameters
@@ -96,10 +96,10 @@ def many_linear(x: Tensor, weight: Int4Weight, bias: Tensor | None = None, plan:
     return out
 
 
-def describe_problem(x: Tensor, weight: Int4Weight, bias: Tensor | None, out: Tensor, plan: Plan) -> Problem:
+def describe_problem(x: Tensor, weight: Int4Weight, bias: Tensor | None, out: Tensor, plan: TilePlan) -> TileArguments:
     """The launch of ``plan``; ``x`` as the program wants it."""
     blocks, units = weight.codes.shape[:2]
-    return Problem(
+    return TileArguments(
         _map(x, 8 * plan.cut.tiles),
         _map(out, BOX_ROWS, BOX_BYTES // 2 if weight.is_gated else BOX_BYTES),
         weight.codes.data_ptr(),
@@ -116,18 +116,18 @@ def describe_problem(x: Tensor, weight: Int4Weight, bias: Tensor | None, out: Te
 
 
 @functools.lru_cache(maxsize=4096)
-def choose_plan(rows: int, blocks: int, units: int, multiprocessors: int, cuts: tuple[Cut, ...] = CUTS) -> Plan:
+def choose_plan(rows: int, blocks: int, units: int, multiprocessors: int, cuts: tuple[TileCut, ...] = CUTS) -> TilePlan:
     """The plan that should end soonest for ``rows`` activation rows and ``blocks`` x ``units`` of weights."""
     return min((plan_cut(each, rows, blocks, units, multiprocessors) for each in cuts), key=lambda plan: plan.us)
 
 
-def plan_cut(cut: Cut, rows: int, blocks: int, units: int, multiprocessors: int) -> Plan:
+def plan_cut(cut: TileCut, rows: int, blocks: int, units: int, multiprocessors: int) -> TilePlan:
     """Split the last tiles where summing them costs less than thread blocks that idle."""
     whole, split = (plan_tiles(cut, rows, blocks, units, multiprocessors, splits=splits) for splits in (False, True))
     return whole if whole.us <= split.us else split
 
 
-def plan_tiles(cut: Cut, rows: int, blocks: int, units: int, multiprocessors: int, *, splits: bool) -> Plan:
+def plan_tiles(cut: TileCut, rows: int, blocks: int, units: int, multiprocessors: int, *, splits: bool) -> TilePlan:
     """Take all tiles whole, or split those of the last rounds if they leave thread blocks idle."""
     x_tiles = -(-rows // (8 * cut.tiles))
     tiles = x_tiles * -(-blocks // cut.blocks)
@@ -135,16 +135,16 @@ def plan_tiles(cut: Cut, rows: int, blocks: int, units: int, multiprocessors: in
     rounds, left = divmod(tiles, grid)
     if not splits or not left:
         us = (rounds + (left > 0)) * units * cut.unit_us
-        return Plan(cut, x_tiles, tiles, tiles, min(multiprocessors, tiles), us)
+        return TilePlan(cut, x_tiles, tiles, tiles, min(multiprocessors, tiles), us)
     whole = max(0, rounds - 1) * grid
     us = whole // grid * units * cut.unit_us + (tiles - whole) * units / grid * cut.split_unit_us + cut.join_us
-    return Plan(cut, x_tiles, tiles, whole, grid, us)
+    return TilePlan(cut, x_tiles, tiles, whole, grid, us)
 
 
 @functools.cache
-def _kernels(groups: int, is_bf16: bool, is_gated: bool, device: int) -> dict[Cut, Kernel]:
+def _kernels(groups: int, is_bf16: bool, is_gated: bool, device: int) -> dict[TileCut, Kernel]:
     """The programs for all ``CUTS``, compiled at once: row counts come unforeseen, in the midst of serving."""
-    kernels: dict[Cut, Kernel] = {}
+    kernels: dict[TileCut, Kernel] = {}
     for cut in CUTS:
         stages, shared = shared_bytes(cut, groups)
         defines = describe_tile(cut, stages, is_bf16, is_gated) | {"GROUPS": groups}
@@ -152,7 +152,7 @@ def _kernels(groups: int, is_bf16: bool, is_gated: bool, device: int) -> dict[Cu
     return kernels
 
 
-def describe_tile(cut: Cut, stages: int, is_bf16: bool, is_gated: bool) -> dict[str, int]:
+def describe_tile(cut: TileCut, stages: int, is_bf16: bool, is_gated: bool) -> dict[str, int]:
     """What ``tiles.cuh`` is compiled for."""
     return {
         "NT": cut.tiles,
@@ -163,7 +163,7 @@ def describe_tile(cut: Cut, stages: int, is_bf16: bool, is_gated: bool) -> dict[
     }
 
 
-def shared_bytes(cut: Cut, groups: int) -> tuple[int, int]:
+def shared_bytes(cut: TileCut, groups: int) -> tuple[int, int]:
     """Stages of the ring, and shared memory in all. A stage: codes, activations, scales (``STAGE_BYTES``)."""
     return fit_stages(cut.blocks * (64 * ROWS + 512 * groups) + 8 * cut.tiles * 256)
 

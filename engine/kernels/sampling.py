@@ -74,7 +74,7 @@ class SamplingTensors:
 
 
 @dataclass(slots=True)
-class Sampled:
+class SampledTokens:
     """What was drawn.
 
     Attributes
@@ -94,7 +94,7 @@ class Sampled:
     top_logprobs: Tensor | None = None
 
 
-def sample(logits: Tensor, params: SamplingTensors, num_logprobs: int | None = None) -> Sampled:
+def sample(logits: Tensor, params: SamplingTensors, num_logprobs: int | None = None) -> SampledTokens:
     """Draw one token per row.
 
     Parameters
@@ -114,17 +114,17 @@ def sample(logits: Tensor, params: SamplingTensors, num_logprobs: int | None = N
     token_ids, errors = choose_triton(edited, params, edited=edited is not logits)
     if edited is not logits:
         errors = torch.where(logits.amax(dim=-1).isfinite(), errors, NOT_FINITE)
-    sampled = Sampled(token_ids, errors)
+    sampled = SampledTokens(token_ids, errors)
     if num_logprobs is not None:
         _add_logprobs(sampled, logits, num_logprobs)
     return sampled
 
 
-def sample_reference(logits: Tensor, params: SamplingTensors, num_logprobs: int | None = None) -> Sampled:
+def sample_reference(logits: Tensor, params: SamplingTensors, num_logprobs: int | None = None) -> SampledTokens:
     """:func:`sample` in plain torch on any device."""
     edited = edit_logits(logits, params)
     token_ids, peaks = choose(edited, params)
-    sampled = Sampled(token_ids, _errors(logits.amax(dim=-1), peaks))
+    sampled = SampledTokens(token_ids, _errors(logits.amax(dim=-1), peaks))
     if num_logprobs is not None:
         _add_logprobs(sampled, logits, num_logprobs)
     return sampled
@@ -248,7 +248,7 @@ def uniforms(seeds: Tensor, positions: Tensor, stream: int = DRAW) -> Tensor:
     return _shifted(x, 12).to(torch.float64) * 2.0**-52
 
 
-def _add_logprobs(sampled: Sampled, logits: Tensor, num_logprobs: int) -> None:
+def _add_logprobs(sampled: SampledTokens, logits: Tensor, num_logprobs: int) -> None:
     """Log-probability and rank of the drawn tokens, and the likeliest ones, from the unedited logits."""
     logprobs = torch.log_softmax(logits.float(), dim=-1)
     chosen = logprobs.gather(1, sampled.token_ids[:, None])

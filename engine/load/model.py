@@ -166,7 +166,7 @@ def choose_dtype(dtype: torch.dtype | str, config: ModelConfig, device: torch.de
 class Assembler:
     """Takes tensors by their Hugging Face names and builds layers; one use.
 
-    ``config`` is what the files hold; a subclass may build another model of them (:mod:`engine.parallel.load`).
+    ``config`` is what the files hold; a subclass may build another model of them (:mod:`engine.parallel.shard_loader`).
     """
 
     def __init__(self, files: TensorSource, config: ModelConfig, factory: LinearFactory) -> None:

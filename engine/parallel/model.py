@@ -1,7 +1,7 @@
 """The model that an engine sees, and the ranks that compute along.
 
 Rank 0 lives in the engine's process: its scheduler, sampler and books are those of one GPU. Each call of the model is
-told to the other ranks, each a process of its own that runs :func:`engine.parallel.follow.follow`, and all of them
+told to the other ranks, each a process of its own that runs :func:`engine.parallel.follower.follow`, and all of them
 compute their shard.
 """
 
@@ -20,15 +20,15 @@ from torch import Tensor
 
 from engine.batch import Batch
 from engine.config import ModelConfig
-from engine.device.buffers import Form
+from engine.device.step_buffers import StepForm
 from engine.errors import RankLost
 from engine.kv_cache import KVCache
 from engine.layers.linear import Linear
 from engine.models.decoder import DecoderModel
 from engine.models.fused import FusedDecoder
-from engine.parallel.orders import Order, batch_header, header, pack, step_header
+from engine.parallel.rank_orders import RankOrder, batch_header, header, pack, step_header
+from engine.parallel.rank_watchdog import RankWatchdog
 from engine.parallel.ranks import BROKEN, Ranks
-from engine.parallel.watch import Watch
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class ParallelModel:
         self._dropped: list[int] = []
         self._lost: str | None = None
         self._last: torch.cuda.Event | None = None  # the end of the last turn on the device
-        self._watch = Watch(workers, self._let_go)
+        self._watch = RankWatchdog(workers, self._let_go)
 
     @property
     def config(self) -> ModelConfig:
@@ -97,7 +97,7 @@ class ParallelModel:
     def logits(self, hidden: Tensor) -> Tensor:
         """See :meth:`engine.models.decoder.DecoderModel.logits`; raises as :meth:`forward` does."""
         with self.turn():
-            self.ranks.tell(header(Order.LOGITS, hidden.shape[0]))
+            self.ranks.tell(header(RankOrder.LOGITS, hidden.shape[0]))
             self.ranks.share(hidden.contiguous())
             return self.shard.logits(hidden)
 
@@ -107,10 +107,10 @@ class ParallelModel:
         """Let the other ranks have room for a runner's input and for block tables of this shape; the pool's number."""
         with self.turn():
             number = self._pool(kv)
-            self.ranks.tell(header(Order.PREPARE, number, num_bytes, *tables.shape))
+            self.ranks.tell(header(RankOrder.PREPARE, number, num_bytes, *tables.shape))
             return number
 
-    def announce(self, pool: int, form: Form, graph: int, tables: Tensor) -> None:
+    def announce(self, pool: int, form: StepForm, graph: int, tables: Tensor) -> None:
         """Tell of a step, and hand over what changed of the block tables; within a turn."""
         self.ranks.tell(step_header(pool, form, graph, tables))
         if tables.numel():
@@ -153,7 +153,7 @@ class ParallelModel:
                 self._lost = "closed"
                 self._watch.stop()
                 with contextlib.suppress(*BROKEN):  # they may be gone already
-                    self.ranks.tell(header(Order.STOP))
+                    self.ranks.tell(header(RankOrder.STOP))
         for worker in self._workers:
             worker.join(10)
             if worker.is_alive():
@@ -161,7 +161,7 @@ class ParallelModel:
 
     def _begin_turn(self) -> None:
         while self._dropped:
-            self.ranks.tell(header(Order.DROP_KV, self._dropped.pop()))
+            self.ranks.tell(header(RankOrder.DROP_KV, self._dropped.pop()))
         if self._last is not None:
             torch.cuda.current_stream(self.device).wait_event(self._last)
 
@@ -193,7 +193,7 @@ class ParallelModel:
             return known
         self._num_pools += 1
         number = self._pools[id(kv)] = self._num_pools
-        self.ranks.tell(header(Order.MAKE_KV, number, kv.num_blocks, kv.block_size))
+        self.ranks.tell(header(RankOrder.MAKE_KV, number, kv.num_blocks, kv.block_size))
         kv.on_clear = lambda block_ids: self._clear(number, block_ids)
         weakref.finalize(kv, self._forget, id(kv), number)
         return number
@@ -201,7 +201,7 @@ class ParallelModel:
     def _clear(self, pool: int, block_ids: list[int]) -> None:
         with self._lock:
             if self._lost is None and block_ids:
-                self.ranks.tell(header(Order.CLEAR, pool, len(block_ids)))
+                self.ranks.tell(header(RankOrder.CLEAR, pool, len(block_ids)))
                 self.ranks.tell(torch.tensor(block_ids, dtype=torch.int64))
 
     def _forget(self, kv_id: int, pool: int) -> None:

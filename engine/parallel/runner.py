@@ -7,9 +7,9 @@ from collections.abc import Hashable
 from torch import Tensor
 
 from engine.config import EngineConfig
-from engine.device.buffers import DeviceFields, Form, Shape
-from engine.device.graphs import GraphCache
+from engine.device.graph_cache import GraphCache
 from engine.device.runner import DeviceRunner
+from engine.device.step_buffers import DeviceFields, StepForm, StepShape
 from engine.errors import RankLost
 from engine.kv_cache import KVCache
 from engine.models.fused import StepTensors
@@ -51,13 +51,13 @@ class ParallelRunner(DeviceRunner):
         super().close()
         self.graphs.clear()
 
-    def _announce(self, form: Form, key: Hashable | None, tables: Tensor) -> None:
+    def _announce(self, form: StepForm, key: Hashable | None, tables: Tensor) -> None:
         graph = 0 if key is None else self._graph_of.setdefault(key, len(self._graph_of) + 1)
         self._parallel.announce(self._pool, form, graph, tables)
 
     def _with_tokens(self, step: StepTensors, fields: DeviceFields) -> StepTensors:
         complete = super()._with_tokens(step, fields)
         fields.token_ids.copy_(complete.token_ids)
-        shape = Shape(fields.token_ids.shape[0], fields.context_lens.shape[0], fields.rows.shape[0])
+        shape = StepShape(fields.token_ids.shape[0], fields.context_lens.shape[0], fields.rows.shape[0])
         self._parallel.ranks.share(self._bytes[: shape.num_bytes])
         return complete

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.config import EngineConfig
-from engine.draft import ModelDrafter, NGramDrafter
+from engine.drafter import ModelDrafter, NGramDrafter
 from engine.engine import Engine, Result, collect
 from engine.errors import NonFiniteLogits, StepFailed
 from engine.kv_cache import KVCache
-from engine.request import Chunk, Ending, FinishReason, Priority, Request, SamplingParams, Thinking
+from engine.request import FinishReason, Priority, Request, RequestEnding, SamplingParams, Thinking, TokenChunk
 from engine.runner import Flight, StepResult
 from engine.scheduler import StepPlan
 from engine.sink import QueueSink
@@ -211,12 +211,12 @@ def test_cancelling_at_any_step_frees_everything(data: st.DataObject) -> None:
     drain(engine)
     for index, sink in enumerate(sinks):
         events = []
-        while not events or not isinstance(events[-1], Ending):
+        while not events or not isinstance(events[-1], RequestEnding):
             events.append(sink.get(1.0))
         ending = events[-1]
         assert ending.reason in {FinishReason.LENGTH} | ({FinishReason.CANCELLED} if index in cancelled else set())
-        assert sum(isinstance(event, Ending) for event in events) == 1
-        tokens = [token for event in events if isinstance(event, Chunk) for token in event.token_ids]
+        assert sum(isinstance(event, RequestEnding) for event in events) == 1
+        tokens = [token for event in events if isinstance(event, TokenChunk) for token in event.token_ids]
         assert tokens == ToyModel(1).greedy([index + 1] * (3 * index + 1), 20, eos=False)[: len(tokens)]
 
 

@@ -12,10 +12,10 @@ import torch
 from backends.builtin.paths import model_dir
 from engine.batch import Batch
 from engine.config import EngineConfig
-from engine.device.draft import DeviceDrafter
+from engine.device.drafter import DeviceDrafter
 from engine.device.runner import DeviceRunner
-from engine.device.warm import larger_sizes, padded_decodes
-from engine.draft import ModelDrafter
+from engine.device.warm_up import larger_sizes, padded_decodes
+from engine.drafter import ModelDrafter
 from engine.engine import Engine, Result, collect
 from engine.errors import NonFiniteLogits
 from engine.kv_cache import KVCache
@@ -24,7 +24,7 @@ from engine.models.decoder import DecoderModel
 from engine.request import Request, SamplingParams
 from engine.sink import QueueSink
 from engine.speculator import Speculator
-from engine.tokenize import Tokenizer
+from engine.tokenizer import Tokenizer
 from tests.engine.checkpoints import make_reference, save_reference
 
 pytestmark = [

@@ -15,7 +15,7 @@ from engine.load.linear import Activations
 from engine.load.model import load_model
 from engine.request import Request, SamplingParams
 from engine.sink import QueueSink
-from engine.tokenize import Tokenizer
+from engine.tokenizer import Tokenizer
 
 pytestmark = [
     pytest.mark.gpu,

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine import faults
-from engine.arena import Arena, _Handover
+from engine import device_faults
+from engine.arena import Arena, _ArenaHandover
 from engine.bench.kernel_cases import time_us
 from engine.config import EngineConfig
 from engine.device.runner import DeviceRunner
@@ -73,7 +73,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[DecoderModel]:
 @pytest.fixture(autouse=True)
 def forget() -> Iterator[None]:
     yield
-    faults._lost.clear()
+    device_faults._lost.clear()
     gc.collect()
     torch.cuda.empty_cache()
 
@@ -145,7 +145,7 @@ def test_a_slab_is_written_by_its_new_owner_only_after_the_old_ones_work() -> No
     arena = Arena(2 * SLAB, "cuda", slab_bytes=SLAB)
     region = arena.storage[:SLAB]
     one, two = torch.cuda.Stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    first, second = (_Handover(arena.storage, SLAB) for _ in range(2))
+    first, second = (_ArenaHandover(arena.storage, SLAB) for _ in range(2))
     with torch.cuda.stream(one):
         first.enter(0, None, is_foreign=True)
         torch.cuda._sleep(200_000_000)  # type: ignore[no-untyped-call]

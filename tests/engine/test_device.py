@@ -19,11 +19,11 @@ from torch import Tensor
 
 from engine.batch import Batch
 from engine.config import EngineConfig
-from engine.device.buffers import BlockTables, Shape, device_fields, host_fields
-from engine.device.draft import DeviceDrafter
-from engine.device.graphs import GraphCache, bucket
-from engine.device.steps import whole_tiles
-from engine.draft import ModelDrafter, NGramDrafter
+from engine.device.drafter import DeviceDrafter
+from engine.device.graph_cache import GraphCache, bucket
+from engine.device.step_buffers import BlockTables, StepShape, device_fields, host_fields
+from engine.device.step_shapes import whole_tiles
+from engine.drafter import ModelDrafter, NGramDrafter
 from engine.engine import Engine, Result, collect
 from engine.errors import NonFiniteLogits
 from engine.kv_cache import KVCache
@@ -304,7 +304,7 @@ def test_nan_fails_its_own_request_only(models: list[DecoderModel], tmp_path: Pa
 
 @given(st.integers(1, 40), st.integers(1, 9), st.integers(0, 9))
 def test_fields_lie_apart_and_aligned_on_both_sides(num_tokens: int, num_sequences: int, num_rows: int) -> None:
-    shape = Shape(num_tokens, num_sequences, num_rows)
+    shape = StepShape(num_tokens, num_sequences, num_rows)
     buffer = torch.zeros(shape.num_bytes, dtype=torch.uint8)
     host, device = host_fields(buffer, shape), device_fields(buffer, shape)
     names = list(host.__dataclass_fields__)
@@ -342,9 +342,9 @@ PLACES = {
     "pooled": ("engine.runner._pool", True),
     "counting": ("engine.device.runner.count_tokens", False),
     "counted": ("engine.device.runner.count_tokens", True),
-    "reporting": ("engine.device.reports.Reports.keep", False),
+    "reporting": ("engine.device.logprob_buffers.LogprobBuffers.keep", False),
     "drawn": ("engine.device.runner.DeviceRunner._draw", True),
-    "landing": ("engine.device.reports.Reports.land", True),
+    "landing": ("engine.device.logprob_buffers.LogprobBuffers.land", True),
 }
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from engine.config import EngineConfig
-from engine.draft import NGramDrafter
+from engine.drafter import NGramDrafter
 from engine.engine import Engine, Result, collect
 from engine.load.model import load_model
 from engine.models.decoder import DecoderModel

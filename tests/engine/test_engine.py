@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from engine.batch import Batch
 from engine.config import EngineConfig
-from engine.draft import ModelDrafter, NGramDrafter
+from engine.drafter import ModelDrafter, NGramDrafter
 from engine.engine import Engine, Result, collect
 from engine.errors import (
     EngineClosed,
@@ -25,7 +25,7 @@ from engine.errors import (
     StepFailed,
 )
 from engine.kv_cache import KVCache
-from engine.request import Chunk, Ending, FinishReason, Priority, Request, SamplingParams, Thinking
+from engine.request import FinishReason, Priority, Request, RequestEnding, SamplingParams, Thinking, TokenChunk
 from engine.sink import QueueSink
 from engine.speculator import Speculator
 from tests.engine.toy import ToyModel
@@ -128,11 +128,11 @@ def test_cancelling_at_any_step_frees_everything(data: st.DataObject) -> None:
     drain(engine)
     for index, sink in enumerate(sinks):
         events = []
-        while not events or not isinstance(events[-1], Ending):
+        while not events or not isinstance(events[-1], RequestEnding):
             events.append(sink.get(1.0))
         expected = {FinishReason.LENGTH} | ({FinishReason.CANCELLED} if index in cancelled else set())
         assert events[-1].reason in expected
-        assert sum(isinstance(e, Ending) for e in events) == 1
+        assert sum(isinstance(e, RequestEnding) for e in events) == 1
         assert sum(len(e.token_ids) for e in events[:-1]) == events[-1].num_output_tokens
 
 
@@ -376,7 +376,7 @@ async def test_streams_from_many_coroutines(threaded: Engine) -> None:
         tokens: list[int] = []
         endings = 0
         async for event in threaded.stream(request(prompt)):
-            if isinstance(event, Chunk):
+            if isinstance(event, TokenChunk):
                 assert not endings
                 tokens += event.token_ids
             else:
@@ -441,7 +441,7 @@ def test_background_waits_for_live() -> None:
             self.name = name
 
         def put(self, event: object) -> None:
-            if isinstance(event, Ending):
+            if isinstance(event, RequestEnding):
                 order.append(self.name)
 
     for name, priority in (("b1", Priority.BACKGROUND), ("b2", Priority.BACKGROUND), ("live", Priority.LIVE)):

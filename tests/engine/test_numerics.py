@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
-from engine.draft import ModelDrafter, NGramDrafter
+from engine.drafter import ModelDrafter, NGramDrafter
 from engine.engine import Engine, Result, collect
 from engine.kv_cache import KVCache
 from engine.load.model import load_model

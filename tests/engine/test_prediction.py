@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from engine.config import EngineConfig
-from engine.draft import NGramDrafter
+from engine.drafter import NGramDrafter
 from engine.engine import Engine, Result, collect
 from engine.errors import InvalidRequest
 from engine.prediction import FIRST_CHECK, LONGEST_CHECK, MOST_CHECKED, PredictionCursor
 from engine.request import FinishReason, Prediction, Request, SamplingParams, Thinking
 from engine.sink import QueueSink
 from engine.speculator import Speculator
-from tests.engine.test_speculate import model_drafter
+from tests.engine.test_draft_verifier import model_drafter
 from tests.engine.toy import ToyModel
 
 tokens = st.lists(st.integers(0, 5), max_size=60)

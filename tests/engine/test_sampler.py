@@ -16,7 +16,7 @@ from engine.errors import NonFiniteLogits, NothingAllowed
 from engine.filters import filter_logits
 from engine.request import Request, SamplingParams
 from engine.rng import uniform
-from engine.sampler import Row, Sampler, draw, token_logprobs
+from engine.sampler import LogitsRow, Sampler, draw, token_logprobs
 from engine.sequence import Sequence
 
 VOCAB = 40
@@ -35,7 +35,7 @@ def logits_of(rows: int, seed: int = 0, scale: float = 2.0) -> Tensor:
 
 
 def probabilities(logits: Tensor, *sequences: Sequence) -> Tensor:
-    sampler, rows = Sampler(VOCAB), [Row(each) for each in sequences]
+    sampler, rows = Sampler(VOCAB), [LogitsRow(each) for each in sequences]
     return sampler.probabilities(sampler.edit(logits, rows, {}), rows)
 
 
@@ -110,7 +110,7 @@ def test_presence_and_frequency_count_the_output_and_follow_it() -> None:
     torch.testing.assert_close(probabilities(logits, made), torch.softmax(expected, -1))
     # Drafts count as output for the rows behind them, and leave no trace.
     sampler = Sampler(VOCAB)
-    behind = sampler.edit(logits, [Row(made, (11,))], {})
+    behind = sampler.edit(logits, [LogitsRow(made, (11,))], {})
     assert float(behind[0, 11]) == pytest.approx(float(logits[0, 11]) - 0.75)
     torch.testing.assert_close(probabilities(logits, made), torch.softmax(expected, -1))
 
@@ -129,7 +129,7 @@ def test_end_of_sequence_waits_for_min_tokens() -> None:
     logits[0, 0] = 50.0
     for num_output, chosen in ((0, False), (2, False), (3, True)):
         made = sequence(SamplingParams(temperature=0.0, min_tokens=3), output=[5] * num_output)
-        assert (Sampler(VOCAB).sample(logits, [Row(made)])[0].token_id == 0) is chosen
+        assert (Sampler(VOCAB).sample(logits, [LogitsRow(made)])[0].token_id == 0) is chosen
 
 
 options = st.builds(
@@ -153,10 +153,10 @@ options = st.builds(
 def test_a_draw_does_not_depend_on_the_neighbours(many: list[SamplingParams], seed: int) -> None:
     logits = logits_of(len(many), seed)
     sequences = [sequence(each, output=[4, 5, 4]) for each in many]
-    together = Sampler(VOCAB).sample(logits.clone(), [Row(each) for each in sequences])
+    together = Sampler(VOCAB).sample(logits.clone(), [LogitsRow(each) for each in sequences])
     for index, each in enumerate(sequences):
         each.sampler_state = None
-        alone = Sampler(VOCAB).sample(logits[index : index + 1].clone(), [Row(each)])[0]
+        alone = Sampler(VOCAB).sample(logits[index : index + 1].clone(), [LogitsRow(each)])[0]
         assert alone == together[index]
 
 
@@ -165,7 +165,7 @@ def test_a_draw_does_not_depend_on_the_neighbours(many: list[SamplingParams], se
 def test_a_drawn_token_was_allowed(sampling: SamplingParams, seed: int) -> None:
     logits = logits_of(1, seed)
     made = sequence(sampling, output=[4, 5, 4])
-    token = Sampler(VOCAB).sample(logits.clone(), [Row(made)])[0].token_id
+    token = Sampler(VOCAB).sample(logits.clone(), [LogitsRow(made)])[0].token_id
     assert float(probabilities(logits, made)[0, token]) > 0.0
 
 
@@ -203,9 +203,11 @@ def test_bad_logits_fail_their_own_row_only(bad: float) -> None:
     for temperature in (0.0, 1.0):
         logits = logits_of(3)
         good = sequence(SamplingParams(temperature=temperature))
-        clean = Sampler(VOCAB).sample(logits[:1].clone(), [Row(good)])[0]
+        clean = Sampler(VOCAB).sample(logits[:1].clone(), [LogitsRow(good)])[0]
         logits[1, 5] = bad
-        draws = Sampler(VOCAB).sample(logits, [Row(good), Row(sequence(good.request.sampling)), Row(good)])
+        draws = Sampler(VOCAB).sample(
+            logits, [LogitsRow(good), LogitsRow(sequence(good.request.sampling)), LogitsRow(good)]
+        )
         assert draws[0] == clean
         assert isinstance(draws[1].error, NonFiniteLogits)
         assert draws[2].error is None
@@ -224,7 +226,7 @@ def test_stop_tokens_before_the_least_length_may_not_rule_out_all() -> None:
             )
             for stop_ids in (set(range(VOCAB)) - {8}, range(VOCAB))
         )
-        draws = Sampler(VOCAB).sample(logits_of(2), [Row(made), Row(closed)])
+        draws = Sampler(VOCAB).sample(logits_of(2), [LogitsRow(made), LogitsRow(closed)])
         assert draws[0].token_id == 8
         assert draws[0].error is None
         assert isinstance(draws[1].error, NothingAllowed)
@@ -242,7 +244,7 @@ def test_logprobs_are_the_models_own_and_ranked() -> None:
     assert [logprob for _, logprob in second.top] == pytest.approx(values.tolist())
     # Temperature, bias and filters change what is drawn, not what is reported.
     sampling = SamplingParams(temperature=0.1, top_k=1, logit_bias={5: 100.0}, logprobs=1)
-    reported = Sampler(VOCAB).sample(logits[:1].clone(), [Row(sequence(sampling))])[0]
+    reported = Sampler(VOCAB).sample(logits[:1].clone(), [LogitsRow(sequence(sampling))])[0]
     assert reported.token_id == 5
     assert reported.logprob is not None
     assert reported.logprob.logprob == pytest.approx(float(logprobs[0, 5]))

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from engine.blocks import BlockPool
-from engine.costs import ChunkCosts
 from engine.request import Priority, Request, SamplingParams
 from engine.scheduler import ChunkBounds, Scheduler, StepPlan
 from engine.sequence import Sequence
+from engine.step_costs import ChunkCosts
 
 SIZE = 4
 

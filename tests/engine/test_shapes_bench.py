@@ -12,16 +12,16 @@ import pytest
 import torch
 
 from engine.bench.__main__ import main
-from engine.bench.chains import RESIDUAL_SCALE, successors, walk
-from engine.bench.contenders import OurEngine
-from engine.bench.floors import Ceilings, Costs, decode_floor_s, prefill_floor_s
 from engine.bench.ladder import RUNS, _warm_checks, judge, starts
+from engine.bench.measured_engines import OurEngine
+from engine.bench.permutation_model import RESIDUAL_SCALE, successors, walk
 from engine.bench.profile import by_kind
+from engine.bench.roofline import DeviceCeilings, ModelCosts, decode_floor_s, prefill_floor_s
 from engine.bench.shapes import SHAPES
 from engine.config import EngineConfig
-from engine.device.draws import Draws
+from engine.device.draw_kinds import DrawKind
 from engine.device.runner import DeviceRunner
-from engine.draft import ModelDrafter
+from engine.drafter import ModelDrafter
 from engine.engine import Engine
 from engine.errors import EngineError
 from engine.kv_cache import KVCache
@@ -140,7 +140,7 @@ def test_checks_of_drafts_that_are_not_warm_are_said_to_be(case: str, why: str) 
     assert isinstance(runner, DeviceRunner)
     pad, begun = runner.launch_padding, threading.Event()
 
-    def launch_padding(size: int, draws: Draws, query_len: int = 1) -> Flight:
+    def launch_padding(size: int, draws: DrawKind, query_len: int = 1) -> Flight:
         begun.set()
         if case == "no memory":
             raise torch.OutOfMemoryError("out of memory (simulated)")
@@ -183,14 +183,14 @@ def test_a_shape_cut_over_two_devices_is_measured_too(tmp_path: Path) -> None:
 
 def test_published_sizes_of_the_shapes() -> None:
     """Parameter counts of the public checkpoints: 2.82 + 0.39, 6.98 + 0.53 and 68.45 + 1.05 billion."""
-    found = {name: Costs.of(SHAPES[name]) for name in ("3b-int4", "8b-bf16", "70b-int4")}
+    found = {name: ModelCosts.of(SHAPES[name]) for name in ("3b-int4", "8b-bf16", "70b-int4")}
     billions = {name: (round(c.linear_params / 1e9, 2), round(c.head_params / 1e9, 2)) for name, c in found.items()}
     assert billions == {"3b-int4": (2.82, 0.39), "8b-bf16": (6.98, 0.53), "70b-int4": (68.45, 1.05)}
     assert [c.kv_bytes_per_token for c in found.values()] == [114_688, 131_072, 327_680]
 
 
 def test_floors_are_the_larger_of_bytes_and_operations() -> None:
-    costs, ceilings = Costs.of(SHAPES["70b-int4"]), Ceilings(4.34e12, 782e12)
+    costs, ceilings = ModelCosts.of(SHAPES["70b-int4"]), DeviceCeilings(4.34e12, 782e12)
     one, many = (decode_floor_s(costs, ceilings, b, 576) for b in (1, 128))
     assert one == pytest.approx(costs.weight_bytes / 4.34e12, rel=0.01)
     assert many == pytest.approx(2 * 69.5e9 * 128 / 782e12, rel=0.3)

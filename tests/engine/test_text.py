@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as RawTokenizer
 from transformers import AutoTokenizer
 
-from engine.detokenize import Detokenizer, TokenBytes, decode
+from engine.detokenizer import Detokenizer, TokenBytes, decode
 from engine.errors import (
     ChatTemplateError,
     CheckpointCorrupt,
@@ -21,9 +21,9 @@ from engine.errors import (
     InvalidText,
     NoChatTemplate,
 )
-from engine.stop import MAX_STOP_CHARACTERS, StopAutomaton, StopSearch
-from engine.text import TextStream, ThinkTags
-from engine.tokenize import Tokenizer
+from engine.stop_strings import MAX_STOP_CHARACTERS, StopAutomaton, StopSearch
+from engine.text_stream import TextStream, ThinkTags
+from engine.tokenizer import Tokenizer
 from tests.engine import texts
 
 RAW = {"byte_level": texts.byte_level(), "metaspace": texts.metaspace()}

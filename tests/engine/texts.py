@@ -64,7 +64,7 @@ def metaspace() -> Tokenizer:
 
 
 def save(tokenizer: Tokenizer, folder: Path, *, template: str | None = CHAT_TEMPLATE, eos: str = "<|im_end|>") -> Path:
-    """Write a folder that ``engine.tokenize.Tokenizer`` (and transformers) reads."""
+    """Write a folder that ``engine.tokenizer.Tokenizer`` (and transformers) reads."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": eos}

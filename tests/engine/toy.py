@@ -42,7 +42,7 @@ def toy_config(vocab_size: int = 23, context_length: int = 256) -> ModelConfig:
 
 
 class ToyModel:
-    """Implements ``engine.runner.Model``.
+    """Implements ``engine.runner.StepModel``.
 
     ``blur`` mixes in noise that depends on the token alone, which makes a worse model of the same kind: a drafter.
     ``fail_on`` makes any step that computes that token raise; ``nan_on`` gives NaN to every row after it.

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from engine.kernels import cuda_int4, sampling
-from engine.kernels.cuda_attention_one import Cut as OneCut
+from engine.kernels.cuda_attention_one import DecodeCut as OneCut
 from engine.kernels.cuda_attention_one import attend_one_cuda
-from engine.kernels.cuda_int4_many import CUTS, Cut, many_linear, num_multiprocessors, plan_tiles
+from engine.kernels.cuda_int4_many import CUTS, TileCut, many_linear, num_multiprocessors, plan_tiles
 from engine.kernels.fp8 import Fp8Weight, fp8_linear, fp8_linear_reference, quantize_rows, quantize_rows_reference
 from engine.kernels.fused import (
     rms_norm,
@@ -90,7 +90,7 @@ def test_int4_linear_through_a_gate(n: int, k: int, group: int, rows: int, dtype
 
 
 @pytest.mark.parametrize("cut", CUTS, ids=lambda cut: f"{cut.tiles}x{cut.blocks}")
-def test_a_gate_in_every_cut(cut: Cut) -> None:
+def test_a_gate_in_every_cut(cut: TileCut) -> None:
     weight = int4_case(3072, 2048, 128, is_gated=True)
     for rows in (70, 600):
         x = randn(rows, 2048, dtype=torch.bfloat16, seed=rows)
@@ -137,7 +137,7 @@ def test_sums_that_are_not_numbers_pass_from_one_thread_block_to_another(rows: i
 @pytest.mark.parametrize("cut", CUTS, ids=lambda cut: f"{cut.tiles}x{cut.blocks}")
 @pytest.mark.parametrize(("n", "k", "group"), [(40, 1032, 64), (384, 8192, 32), (5120, 3072, 128)])
 def test_int4_linear_of_many_rows(
-    n: int, k: int, group: int, cut: Cut, splits: bool, rows: int, dtype: torch.dtype
+    n: int, k: int, group: int, cut: TileCut, splits: bool, rows: int, dtype: torch.dtype
 ) -> None:
     weight = int4_case(n, k, group)
     x = randn(rows, k, dtype=dtype, seed=rows)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from engine.kernels.cuda_int4_fp8 import CUTS, RoundedRows, round_rows, rounded_linear
-from engine.kernels.cuda_int4_many import Cut
+from engine.kernels.cuda_int4_many import TileCut
 from engine.kernels.fp8 import FP8, quantize_rows_reference
 from engine.kernels.int4 import Int4Weight, gate_alternating
 from engine.kernels.int4_fp8 import int4_fp8_linear, int4_fp8_linear_reference
@@ -64,7 +64,9 @@ def test_rows_are_rounded_as_by_the_reference(rows: int, inputs: int, dtype: tor
 @pytest.mark.parametrize("rows", [49, 100, 257, 1000, 2048])
 @pytest.mark.parametrize("cut", CUTS, ids=lambda cut: f"{cut.tiles}x{cut.blocks}")
 @pytest.mark.parametrize(("n", "k", "group"), [(40, 1032, 128), (384, 8192, 256), (5120, 3072, 128), (264, 640, 640)])
-def test_every_cut_is_the_rounded_product(n: int, k: int, group: int, cut: Cut, rows: int, dtype: torch.dtype) -> None:
+def test_every_cut_is_the_rounded_product(
+    n: int, k: int, group: int, cut: TileCut, rows: int, dtype: torch.dtype
+) -> None:
     weight = case(n, k, group)
     x = randn(rows, k, dtype=dtype, seed=rows)
     bias = randn(n, dtype=dtype, seed=3) if rows % 2 else None
@@ -86,7 +88,7 @@ def _exact(rounded: RoundedRows, weight: Int4Weight, bias: torch.Tensor | None) 
 
 @pytest.mark.parametrize("cut", CUTS, ids=lambda cut: f"{cut.tiles}x{cut.blocks}")
 @pytest.mark.parametrize("rows", [50, 601])
-def test_a_gate_in_every_cut(cut: Cut, rows: int) -> None:
+def test_a_gate_in_every_cut(cut: TileCut, rows: int) -> None:
     weight = Int4Weight.repack(random_quant(3072, 2048, 128).to("cuda"), is_gated=True)
     x = randn(rows, 2048, dtype=torch.bfloat16)
     bias = randn(3072, dtype=torch.bfloat16, seed=3)

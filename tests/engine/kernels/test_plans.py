@@ -7,7 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.kernels import cuda_attention, cuda_attention_one, cuda_int4, cuda_int4_fp8
-from engine.kernels.cuda_int4_many import CUTS, SHARED_BYTES, Cut, Plan, choose_plan, fit_stages, plan_cut, shared_bytes
+from engine.kernels.cuda_int4_many import (
+    CUTS,
+    SHARED_BYTES,
+    TileCut,
+    TilePlan,
+    choose_plan,
+    fit_stages,
+    plan_cut,
+    shared_bytes,
+)
 from engine.kernels.workspace import (
     MOST_SHARES,
     NUM_COUNTERS,
@@ -35,7 +44,7 @@ def test_few_thread_blocks_share_an_output_of_few_rows(row_blocks: int, units: i
 
 
 @given(SHAPES, st.sampled_from(CUTS + cuda_int4_fp8.CUTS))
-def test_a_plan_covers_the_product_and_keeps_every_thread_block_busy(shape: Product, cut: Cut) -> None:
+def test_a_plan_covers_the_product_and_keeps_every_thread_block_busy(shape: Product, cut: TileCut) -> None:
     rows, blocks, units, multiprocessors = shape
     plan = plan_cut(cut, *shape)
     assert plan.x_tiles * 8 * cut.tiles >= rows > (plan.x_tiles - 1) * 8 * cut.tiles
@@ -54,7 +63,7 @@ def test_of_the_cuts_the_soonest_is_chosen(shape: Product) -> None:
 
 @pytest.mark.parametrize(("least", "most"), [(33, 64), (65, 96), (97, 128)])
 def test_as_many_rows_are_cut_alike(least: int, most: int) -> None:
-    def plans(rows: int) -> list[Plan]:
+    def plans(rows: int) -> list[TilePlan]:
         return [choose_plan(rows, blocks, units, 132) for blocks in (24, 64, 448) for units in (24, 64, 224)]
 
     for rows in range(least, most):
@@ -62,14 +71,14 @@ def test_as_many_rows_are_cut_alike(least: int, most: int) -> None:
 
 
 def test_a_large_product_is_split_where_a_last_round_would_idle_most() -> None:
-    cut = Cut(16, 2, 1.6, 1.7, 5.2)
+    cut = TileCut(16, 2, 1.6, 1.7, 5.2)
     assert plan_cut(cut, 512, 80, 64, 132).whole < plan_cut(cut, 512, 80, 64, 132).tiles == 160  # 1.2 rounds
     assert plan_cut(cut, 512, 64, 64, 132).whole == plan_cut(cut, 512, 64, 64, 132).tiles == 128  # nearly one
 
 
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("groups", [1, 2, 4])
-def test_every_cut_fits_the_chip_and_the_workspace(cut: Cut, groups: int) -> None:
+def test_every_cut_fits_the_chip_and_the_workspace(cut: TileCut, groups: int) -> None:
     stages, shared = shared_bytes(cut, groups)
     assert stages >= 2
     assert shared <= SHARED_BYTES
@@ -95,7 +104,7 @@ def test_every_cut_of_few_rows_fits_the_chip_and_the_workspace(tiles: int, row_t
 
 
 @pytest.mark.parametrize("cut", cuda_int4_fp8.CUTS)
-def test_every_cut_of_8_bit_rows_fits_the_chip_and_the_workspace(cut: Cut) -> None:
+def test_every_cut_of_8_bit_rows_fits_the_chip_and_the_workspace(cut: TileCut) -> None:
     stages, shared = fit_stages(cuda_int4_fp8.stage_bytes(cut))
     assert stages >= 3
     assert shared <= SHARED_BYTES

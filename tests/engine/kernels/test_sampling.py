@@ -22,7 +22,7 @@ from engine.kernels.sampling import (
 )
 from engine.request import Request, SamplingParams
 from engine.rng import uniform
-from engine.sampler import Row, Sampler
+from engine.sampler import LogitsRow, Sampler
 from engine.sequence import Sequence
 from tests.engine.kernels.cases import generator
 
@@ -100,7 +100,7 @@ def test_tokens_and_logprobs_are_the_engines(step: int) -> None:
     for each in sequences:
         each.seed += 100 * step
     logits = torch.randn(len(ROWS), VOCAB, generator=generator(step)) * 3
-    theirs = Sampler(VOCAB).sample(logits.clone(), [Row(each) for each in sequences])
+    theirs = Sampler(VOCAB).sample(logits.clone(), [LogitsRow(each) for each in sequences])
     ours = sample(logits, tensors_of(sequences))
     assert ours.token_ids.tolist() == [drawn.token_id for drawn in theirs]
     assert not ours.errors.any()
@@ -110,7 +110,7 @@ def test_probabilities_are_the_engines() -> None:
     sequences = [sequence_of(params, [7, 7]) for params in ROWS]
     logits = torch.randn(len(ROWS), VOCAB, generator=generator(0)) * 3
     params = tensors_of(sequences)
-    theirs = Sampler(VOCAB).probabilities(logits, [Row(each) for each in sequences])
+    theirs = Sampler(VOCAB).probabilities(logits, [LogitsRow(each) for each in sequences])
     drawn = [row for row, each in enumerate(ROWS) if each.temperature > 0]
     torch.testing.assert_close(probabilities(logits, params)[drawn], theirs[drawn])
 

@@ -19,9 +19,9 @@ from engine.errors import LoadError, RankLost, StepFailed, UnsupportedModel
 from engine.kv_cache import KVCache
 from engine.load.model import load_model
 from engine.load.source import load_config
-from engine.parallel.launch import load_parallel
 from engine.parallel.model import ParallelModel
-from engine.parallel.orders import batch_header, pack, packed_length, unpack
+from engine.parallel.rank_launcher import load_parallel
+from engine.parallel.rank_orders import batch_header, pack, packed_length, unpack
 from engine.parallel.shard import shard_config
 from engine.request import Request, SamplingParams
 from tests.engine.answers import answer_of

@@ -15,20 +15,20 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
-from engine.device.buffers import Form, Shape
-from engine.device.warm import warm_up
-from engine.draft import NGramDrafter
+from engine.device.step_buffers import StepForm, StepShape
+from engine.device.warm_up import warm_up
+from engine.drafter import NGramDrafter
 from engine.engine import Engine, Result, collect
 from engine.errors import RankLost, StepFailed
 from engine.load.model import load_model
 from engine.models.decoder import DecoderModel
-from engine.parallel.launch import load_parallel
 from engine.parallel.model import ParallelModel
-from engine.parallel.orders import form_of, step_header
+from engine.parallel.rank_launcher import load_parallel
+from engine.parallel.rank_orders import form_of, step_header
+from engine.parallel.rank_watchdog import RankWatchdog
 from engine.parallel.runner import ParallelRunner
-from engine.parallel.watch import Watch
 from engine.request import Request, SamplingParams
-from engine.runner import Model
+from engine.runner import StepModel
 from engine.sink import QueueSink
 from engine.speculator import Speculator
 from tests.engine.answers import answer_of
@@ -59,7 +59,7 @@ def serve(engine: Engine, requests: list[Request]) -> list[Result]:
 
 
 def serve_once(
-    model: Model, requests: list[Request], speculator: Speculator | None = None, **changes: int
+    model: StepModel, requests: list[Request], speculator: Speculator | None = None, **changes: int
 ) -> list[Result]:
     engine = Engine(model, replace(CONFIG, **changes), speculator=speculator)  # type: ignore[arg-type]
     try:
@@ -189,7 +189,7 @@ def test_the_watch_lets_go_of_a_rank_that(how: str) -> None:
     worker.start()
     reasons: list[str] = []
     heard = threading.Event()
-    watch = Watch([worker], lambda reason: (reasons.append(reason), heard.set())[1])
+    watch = RankWatchdog([worker], lambda reason: (reasons.append(reason), heard.set())[1])
     try:
         if how == "stops answering":
             with watch.limit(60.0), watch.limit(0.01):
@@ -210,7 +210,7 @@ def test_the_watch_lets_go_of_a_rank_that(how: str) -> None:
 
 
 def test_a_step_is_announced_whole() -> None:
-    for form in (Form(Shape(6, 2, 6), 3, by_rows=False), Form(Shape(32, 8, 0), 20, by_rows=True)):
+    for form in (StepForm(StepShape(6, 2, 6), 3, by_rows=False), StepForm(StepShape(32, 8, 0), 20, by_rows=True)):
         head = step_header(5, form, 9, torch.zeros((2, 7))).tolist()
         assert form_of(head) == form
         assert head[1] == 5

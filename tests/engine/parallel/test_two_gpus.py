@@ -18,11 +18,11 @@ from engine.errors import RankLost, StepFailed
 from engine.kv_cache import KVCache
 from engine.load.model import load_model
 from engine.models.decoder import DecoderModel
-from engine.parallel.launch import load_parallel
 from engine.parallel.model import ParallelModel
+from engine.parallel.rank_launcher import load_parallel
 from engine.parallel.runner import ParallelRunner
 from engine.request import Request, SamplingParams
-from engine.runner import Model
+from engine.runner import StepModel
 from engine.sink import QueueSink
 from tests.engine.answers import answer_of
 from tests.engine.parallel.checkpoints import PROMPTS, write_checkpoint
@@ -48,7 +48,7 @@ def serve(engine: Engine, sampling: SamplingParams, salt: str = "") -> list[tupl
     return [collect(sink, 1.0).token_ids for sink in sinks]
 
 
-def serve_once(model: Model, sampling: SamplingParams) -> list[tuple[int, ...]]:
+def serve_once(model: StepModel, sampling: SamplingParams) -> list[tuple[int, ...]]:
     engine = Engine(model, CONFIG, start=False)
     try:
         return serve(engine, sampling)

@@ -1,4 +1,4 @@
-"""Checking drafts where the logits are: :func:`engine.speculate.verify` for whole batches, without the host.
+"""Checking drafts where the logits are: :func:`engine.draft_verifier.verify` for whole batches, without the host.
 
 Every sequence has one row of logits per place of the longest draft and one beyond; places past a sequence's own draft
 are padding. The random numbers are keyed as there, so that a device and a host accept the same drafts.
@@ -11,20 +11,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.draft_verifier import ACCEPT, RESIDUAL
 from engine.kernels.sampling import SamplingTensors, draw, probabilities, sample, uniforms
 from engine.sampler import DRAW
-from engine.speculate import ACCEPT, RESIDUAL
 
 
 @dataclass(slots=True)
-class Checked:
+class VerifiedDrafts:
     """What became of B drafts of at most k tokens.
 
     Attributes
     ----------
     token_ids : int64 (B, k + 1), accepted drafts and one more token, then anything
     counts : int64 (B,), how many of a row's tokens are meant, 1 to k + 1
-    errors : int32 (B,), see :class:`engine.kernels.sampling.Sampled`; of the rows that are given out
+    errors : int32 (B,), see :class:`engine.kernels.sampling.SampledTokens`; of the rows that are given out
     """
 
     token_ids: Tensor
@@ -32,14 +32,14 @@ class Checked:
     errors: Tensor
 
 
-def check_drafts(
+def verify_drafts(
     logits: Tensor,
     params: SamplingTensors,
     draft_ids: Tensor,
     num_drafts: Tensor,
     draft_probs: Tensor | None = None,
     rejects: Tensor | None = None,
-) -> Checked:
+) -> VerifiedDrafts:
     """Keep the longest believable prefix of every draft, and draw one token after it.
 
     Parameters
@@ -53,7 +53,7 @@ def check_drafts(
 
     References
     ----------
-    Leviathan et al. 2023, Algorithm 1; the rules are those of :mod:`engine.speculate`.
+    Leviathan et al. 2023, Algorithm 1; the rules are those of :mod:`engine.draft_verifier`.
     """
     batch, most = draft_ids.shape
     sampled = sample(logits, params)
@@ -68,7 +68,7 @@ def check_drafts(
     # Rows after the last kept draft were never the request's own.
     given_out = torch.arange(most + 1, device=logits.device) <= kept[:, None]
     errors = torch.where(given_out, sampled.errors.view(batch, most + 1), 0).amax(dim=1)
-    return Checked(token_ids, kept + 1, errors)
+    return VerifiedDrafts(token_ids, kept + 1, errors)
 
 
 def _leading(stands: Tensor) -> Tensor:

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.device.checks import Checked, check_drafts
+from engine.device.draft_verifier import VerifiedDrafts, verify_drafts
+from engine.draft_verifier import accept_draft
 from engine.kernels.sampling import NOT_FINITE, SamplingTensors, draw, uniforms
 from engine.rng import uniform
 from engine.sampler import DRAW
-from engine.speculate import accept_draft
 
 VOCAB, MOST = 7, 4
 
@@ -35,7 +35,7 @@ def params_of(seeds: Tensor, start: Tensor, temperature: float) -> SamplingTenso
     )
 
 
-def rows_of(checked: Checked) -> list[list[int]]:
+def rows_of(checked: VerifiedDrafts) -> list[list[int]]:
     return [ids[:count] for ids, count in zip(checked.token_ids.tolist(), checked.counts.tolist(), strict=True)]
 
 
@@ -44,7 +44,7 @@ def test_rejection_keeps_what_the_host_keeps(seed: int) -> None:
     batch = 60
     logits, probs, drafts, counts = random_rows(seed, batch)
     seeds, start = torch.arange(batch) * 77 + seed, torch.arange(batch) % 13
-    checked = check_drafts(
+    checked = verify_drafts(
         logits.flatten(0, 1), params_of(seeds, start, 0.9), drafts, counts, probs, torch.ones(batch, dtype=torch.bool)
     )
     target = torch.softmax(logits / 0.9, -1)
@@ -69,7 +69,7 @@ def test_shared_draws_keep_what_equals_them(temperature: float) -> None:
     logits, _, drafts, counts = random_rows(9, batch)
     seeds, start = torch.arange(batch) + 5, torch.arange(batch)
     params = params_of(seeds, start, temperature) if temperature else SamplingTensors()
-    checked = check_drafts(logits.flatten(0, 1), params, drafts, counts)
+    checked = verify_drafts(logits.flatten(0, 1), params, drafts, counts)
     for row, found in enumerate(rows_of(checked)):
         own = logits[row].argmax(-1).tolist()
         if temperature:
@@ -86,14 +86,14 @@ def test_both_rules_in_one_batch_and_errors_only_of_what_is_given_out() -> None:
     seeds, start = torch.arange(4), torch.zeros(4, dtype=torch.int64)
     params = params_of(seeds, start, 1.0)
     rejects = torch.tensor([True, False, True, False])
-    mixed = rows_of(check_drafts(logits.flatten(0, 1), params, drafts, counts, probs, rejects))
-    by_rejection = rows_of(check_drafts(logits.flatten(0, 1), params, drafts, counts, probs, torch.ones(4).bool()))
-    by_draws = rows_of(check_drafts(logits.flatten(0, 1), params, drafts, counts))
+    mixed = rows_of(verify_drafts(logits.flatten(0, 1), params, drafts, counts, probs, rejects))
+    by_rejection = rows_of(verify_drafts(logits.flatten(0, 1), params, drafts, counts, probs, torch.ones(4).bool()))
+    by_draws = rows_of(verify_drafts(logits.flatten(0, 1), params, drafts, counts))
     assert mixed == [by_rejection[0], by_draws[1], by_rejection[2], by_draws[3]]
     bad = logits.clone()
     bad[3, 1:] = float("nan")  # beyond the only row that counts
     bad[1, 0] = float("nan")
-    assert check_drafts(bad.flatten(0, 1), params, drafts, counts).errors.tolist() == [0, NOT_FINITE, 0, 0]
+    assert verify_drafts(bad.flatten(0, 1), params, drafts, counts).errors.tolist() == [0, NOT_FINITE, 0, 0]
 
 
 def test_uniform_numbers_are_the_hosts() -> None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from engine.blocks import BlockPool
-from engine.device.draft import DeviceDrafter
-from engine.draft import ModelDrafter
+from engine.device.drafter import DeviceDrafter
+from engine.drafter import ModelDrafter
 from engine.kv_cache import KVCache
 from engine.models.decoder import DecoderModel
-from engine.runner import Model
+from engine.runner import StepModel
 
 
 def model_drafter(
-    model: Model,
+    model: StepModel,
     kv: KVCache,
     *,
     vocab_size: int,

@@ -23,14 +23,14 @@ import torch
 from torch import Tensor
 
 from engine.rng import uniform
-from engine.sampler import DRAW, Draw, Row, Sampler, draw
+from engine.sampler import DRAW, Draw, LogitsRow, Sampler, draw
 from engine.sequence import Sequence
 
 ACCEPT = 1  # the stream of `uniform` that decides acceptance
 RESIDUAL = 2  # the stream that draws what replaces a rejected token
 
 
-def verify(sampler: Sampler, logits: Tensor, rows: Seq[Row], sequences: Seq[Sequence]) -> list[list[Draw]]:
+def verify(sampler: Sampler, logits: Tensor, rows: Seq[LogitsRow], sequences: Seq[Sequence]) -> list[list[Draw]]:
     """Keep the longest believable prefix of each sequence's draft, and draw one token after it.
 
     Parameters
@@ -81,7 +81,7 @@ def _matching(draft_ids: Seq[int], target_ids: Seq[int]) -> int:
 def _reject(
     sampler: Sampler,
     edited: Tensor,
-    rows: Seq[Row],
+    rows: Seq[LogitsRow],
     sequences: Seq[Sequence],
     starts: Seq[int],
     kept: list[int],

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.device.buffers import BlockTables, HostFields
-from engine.device.draws import put_padding, put_row
-from engine.scheduler import Scheduled
+from engine.device.draw_kinds import put_padding, put_row
+from engine.device.step_buffers import BlockTables, HostFields
+from engine.scheduler import ScheduledSequence
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class ResidentState:
     """What a step refers to that lies on the device already.
 
     Attributes
@@ -28,7 +28,9 @@ class Held:
     block_size: int
 
 
-def fill_decode(host: HostFields, items: list[Scheduled], query_len: int, held: Held, *, has_options: bool) -> None:
+def fill_decode(
+    host: HostFields, items: list[ScheduledSequence], query_len: int, resident: ResidentState, *, has_options: bool
+) -> None:
     """A step whose sequences all have one token and at most ``query_len - 1`` drafts.
 
     Parameters
@@ -43,11 +45,11 @@ def fill_decode(host: HostFields, items: list[Scheduled], query_len: int, held: 
     for row, item in enumerate(items):
         sequence = item.sequence
         starts[row] = item.start
-        held.tables.set(row, sequence.block_table)
+        resident.tables.set(row, sequence.block_table)
         if item.start < len(sequence.token_ids):
             tokens[row, 0] = sequence.token_ids[item.start]
         else:
-            sources[row, 0] = held.row_of[id(sequence)]
+            sources[row, 0] = resident.row_of[id(sequence)]
         if item.num_drafts:
             tokens[row, 1 : item.num_drafts + 1] = sequence.draft_ids
         used[row, : item.num_drafts + 1] = True
@@ -59,7 +61,7 @@ def fill_decode(host: HostFields, items: list[Scheduled], query_len: int, held: 
     host.source_rows[:] = sources.reshape(-1)
     slots = np.full((size, query_len), -1, dtype=np.int64)
     rows, columns = np.nonzero(used)
-    slots[rows, columns] = held.tables.slots(rows, positions[rows, columns], held.block_size)
+    slots[rows, columns] = resident.tables.slots(rows, positions[rows, columns], resident.block_size)
     host.slots[:] = slots.reshape(-1)
     host.positions[:] = positions.reshape(-1)
     host.query_starts[:] = np.arange(size + 1) * query_len
@@ -69,7 +71,7 @@ def fill_decode(host: HostFields, items: list[Scheduled], query_len: int, held: 
         put_padding(host, count * query_len)
 
 
-def fill_mixed(host: HostFields, items: list[Scheduled], lengths: list[int], held: Held) -> None:
+def fill_mixed(host: HostFields, items: list[ScheduledSequence], lengths: list[int], resident: ResidentState) -> None:
     """A step with prompts in it; ``lengths`` counts each item's tokens and drafts."""
     count = len(items)
     host.source_rows[:] = -1
@@ -79,17 +81,19 @@ def fill_mixed(host: HostFields, items: list[Scheduled], lengths: list[int], hel
     for index, (item, length) in enumerate(zip(items, lengths, strict=True)):
         sequence, first = item.sequence, int(host.query_starts[index])
         end = item.start + item.num_tokens
-        held.tables.set(index, sequence.block_table)
+        resident.tables.set(index, sequence.block_table)
         known = sequence.token_ids[item.start : end]
         host.token_ids[first : first + len(known)] = known
         if len(known) < item.num_tokens:
             host.token_ids[first + len(known)] = 0
-            host.source_rows[first + len(known)] = held.row_of[id(sequence)]
+            host.source_rows[first + len(known)] = resident.row_of[id(sequence)]
         if item.num_drafts:
             host.token_ids[first + item.num_tokens : first + length] = sequence.draft_ids
         positions = np.arange(item.start, item.start + length)
         host.positions[first : first + length] = positions
-        host.slots[first : first + length] = held.tables.slots(np.full(length, index), positions, held.block_size)
+        host.slots[first : first + length] = resident.tables.slots(
+            np.full(length, index), positions, resident.block_size
+        )
         host.context_lens[index] = item.start + length
         if item.draws:
             put_row(host, row, sequence, sequence.num_tokens)

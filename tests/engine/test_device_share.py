@@ -11,18 +11,18 @@ from hypothesis import strategies as st
 
 from engine.batch import Batch
 from engine.config import EngineConfig
-from engine.costs import ChunkCosts
-from engine.device.sharing import DeviceShare, Place
+from engine.device.device_share import DevicePlace, DeviceShare
 from engine.engine import Engine, collect
 from engine.kv_cache import KVCache
 from engine.request import Request, SamplingParams
 from engine.sink import QueueSink
+from engine.step_costs import ChunkCosts
 from tests.engine.toy import ToyModel
 
 PACE_S = 1 / 32  # and times in 1024ths, so that sums are exact
 
 
-def places(*weights: int) -> list[Place]:
+def places(*weights: int) -> list[DevicePlace]:
     share = DeviceShare()
     return [share.join(weight_bytes=weight, pace_s=PACE_S, wake=lambda: None) for weight in weights]
 

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from engine.batch import Batch
 from engine.blocks import BlockPool
+from engine.draft_verifier import uses_rejection
 from engine.kv_cache import KVCache
 from engine.rng import uniform
-from engine.sampler import Row, Sampler, draw
+from engine.sampler import LogitsRow, Sampler, draw
 from engine.sequence import Sequence
-from engine.speculate import uses_rejection
 
 if TYPE_CHECKING:
-    from engine.runner import Model
+    from engine.runner import StepModel
 
 DRAFT = 3  # the stream of `uniform` that draws drafts judged by rejection
 
@@ -127,7 +127,7 @@ class ModelDrafter:
 
     def __init__(
         self,
-        model: Model,
+        model: StepModel,
         kv: KVCache,
         *,
         vocab_size: int,
@@ -233,7 +233,7 @@ class ModelDrafter:
 
     def _extend(self, sequences: list[Sequence], logits: Tensor, probs: dict[int, list[Tensor]]) -> None:
         """Append one drafted token to each sequence, drawn so that the target can judge it."""
-        rows = [Row(sequence, tuple(sequence.draft_ids)) for sequence in sequences]
+        rows = [LogitsRow(sequence, tuple(sequence.draft_ids)) for sequence in sequences]
         # A draft needs no diagnosis: where this model's logits are bad, any guess will do and the target decides.
         logits = torch.nan_to_num(logits, nan=0.0, posinf=1e4)
         edited = self._sampler.edit(logits, rows, {})

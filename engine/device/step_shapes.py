@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from engine.config import ModelConfig
-from engine.device.buffers import Shape
-from engine.device.graphs import bucket
-from engine.scheduler import Scheduled
+from engine.device.graph_cache import bucket
+from engine.device.step_buffers import StepShape
+from engine.scheduler import ScheduledSequence
 
 # Query lengths worth a graph: a decode's, and those of checks of a few drafts.
 QUERY_LENGTHS = (1, 2, 3, 4, 6, 8)
@@ -44,7 +44,7 @@ def whole_tiles(num_tokens: int) -> int:
     return max(num_tokens - num_tokens % tile, min(num_tokens, tile))
 
 
-def uniform_query(items: list[Scheduled]) -> int | None:
+def uniform_query(items: list[ScheduledSequence]) -> int | None:
     """The query length of a graph that serves all items, None if there is none."""
     longest = 0
     for item in items:
@@ -55,13 +55,13 @@ def uniform_query(items: list[Scheduled]) -> int | None:
     return next((length for length in QUERY_LENGTHS if length > longest), None)
 
 
-def keeps_prompt(item: Scheduled) -> bool:
+def keeps_prompt(item: ScheduledSequence) -> bool:
     """Whether the prompt's hidden states are wanted on their way."""
     sequence = item.sequence
     return item.start < sequence.num_prompt and (bool(sequence.num_to_score) or not sequence.pooled_done)
 
 
-def padded_shape(num_tokens: int, num_sequences: int, num_rows: int, *, most: int, max_tokens: int) -> Shape:
+def padded_shape(num_tokens: int, num_sequences: int, num_rows: int, *, most: int, max_tokens: int) -> StepShape:
     """The shape that holds a step with prompts, whatever it draws.
 
     Parameters
@@ -71,7 +71,7 @@ def padded_shape(num_tokens: int, num_sequences: int, num_rows: int, *, most: in
     """
     sequences = min(bucket(num_sequences, NUM_SEQUENCES) or most, most)
     if num_rows <= sequences:
-        return Shape(num_tokens, sequences, sequences if num_rows else 0)
+        return StepShape(num_tokens, sequences, sequences if num_rows else 0)
     # Only where the host checks drafts are there more rows than sequences.
     rows = bucket(num_rows, NUM_SEQUENCES) or num_rows
-    return Shape(num_tokens, sequences, min(rows, max_tokens))
+    return StepShape(num_tokens, sequences, min(rows, max_tokens))

@@ -5,15 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.device.buffers import RING
-from engine.kernels.sampling import Sampled
+from engine.device.step_buffers import RING
+from engine.kernels.sampling import SampledTokens
 from engine.request import TokenLogprob
 
 # Alternatives that a step reports of every row; the host's sampler serves those who want more.
 MOST_ALTERNATIVES = 20
 
 
-class Reports:
+class LogprobBuffers:
     """Buffers of one row per drawn token, on the device and, in a ring, on the host.
 
     Parameters
@@ -35,7 +35,7 @@ class Reports:
             for _ in range(RING)
         ]
 
-    def keep(self, sampled: Sampled) -> None:
+    def keep(self, sampled: SampledTokens) -> None:
         """Put a step's reports where :meth:`land` finds them; may be captured."""
         assert sampled.logprobs is not None
         assert sampled.ranks is not None
@@ -53,7 +53,7 @@ class Reports:
         return values, ids
 
 
-def report(values: Tensor, ids: Tensor, token_id: int, num_wanted: int) -> TokenLogprob:
+def read_logprob(values: Tensor, ids: Tensor, token_id: int, num_wanted: int) -> TokenLogprob:
     """One row, landed, of the drawn token with as many alternatives as were asked for."""
     logprobs, numbers = values[: num_wanted + 1].tolist(), ids[: num_wanted + 1].tolist()
     return TokenLogprob(token_id, logprobs[0], numbers[0], tuple(zip(numbers[1:], logprobs[1:], strict=True)))

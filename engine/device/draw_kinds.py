@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from engine.device.buffers import DeviceFields, HostFields
-from engine.device.reports import MOST_ALTERNATIVES
-from engine.device.seen import is_penalised
+from engine.device.logprob_buffers import MOST_ALTERNATIVES
+from engine.device.step_buffers import DeviceFields, HostFields
+from engine.device.token_counts import is_penalised
 from engine.errors import EngineError
 from engine.kernels.sampling import SamplingTensors
 from engine.request import SamplingParams
@@ -18,7 +18,7 @@ from engine.sequence import Sequence
 _SIGN = 1 << 63
 
 
-class Draws(Enum):
+class DrawKind(Enum):
     """What one step needs, the least first; a step takes the greatest that any of its rows needs."""
 
     GREEDY = 0  # the likeliest token
@@ -28,20 +28,20 @@ class Draws(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Extras:
+class DrawExtras:
     """What a step's draws on the device need beside; a step does for all rows what one of them needs.
 
     Parameters
     ----------
-    penalised : tokens seen so far count, see :mod:`engine.device.seen`
-    reported : log-probabilities are wanted, see :mod:`engine.device.reports`
+    penalised : tokens seen so far count, see :mod:`engine.device.token_counts`
+    reported : log-probabilities are wanted, see :mod:`engine.device.logprob_buffers`
     """
 
     penalised: bool = False
     reported: bool = False
 
     @classmethod
-    def of(cls, sequences: Iterable[Sequence]) -> Extras:
+    def of(cls, sequences: Iterable[Sequence]) -> DrawExtras:
         sequences = list(sequences)
         return cls(
             any(map(is_penalised, sequences)),
@@ -60,15 +60,15 @@ def needs_host(sequence: Sequence) -> bool:
     )
 
 
-def draws_of(sequence: Sequence) -> Draws:
+def draws_of(sequence: Sequence) -> DrawKind:
     """The least kind that serves one sequence."""
     if needs_host(sequence):
-        return Draws.BY_HOST
+        return DrawKind.BY_HOST
     sampling = sequence.request.sampling
     if sampling.temperature == 0.0:
-        return Draws.GREEDY
+        return DrawKind.GREEDY
     is_filtered = sampling.top_p < 1.0 or sampling.top_k > 0 or sampling.min_p > 0.0
-    return Draws.FILTERED if is_filtered else Draws.SCALED
+    return DrawKind.FILTERED if is_filtered else DrawKind.SCALED
 
 
 def put_row(host: HostFields, row: int, sequence: Sequence, position: int) -> None:
@@ -86,13 +86,13 @@ def put_row(host: HostFields, row: int, sequence: Sequence, position: int) -> No
     host.repetition[row] = sampling.repetition_penalty
 
 
-def sampling_tensors(fields: DeviceFields, draws: Draws) -> SamplingTensors:
+def sampling_tensors(fields: DeviceFields, draws: DrawKind) -> SamplingTensors:
     """The options of every row, as far as ``draws`` needs them."""
     params = SamplingTensors(positions=fields.draw_positions)
-    if draws is not Draws.GREEDY:
+    if draws is not DrawKind.GREEDY:
         params.temperature = fields.temperature
         params.seeds = fields.seeds
-    if draws is Draws.FILTERED:
+    if draws is DrawKind.FILTERED:
         params.top_k, params.top_p, params.min_p = fields.top_k, fields.top_p, fields.min_p
     return params
 

@@ -21,7 +21,7 @@ RING = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class StepShape:
     """T tokens of S sequences, of which R rows are drawn from."""
 
     num_tokens: int
@@ -34,7 +34,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class StepForm:
     """What decides, beside the model, which launches compute a step up to its logits.
 
     Attributes
@@ -43,7 +43,7 @@ class Form:
     by_rows : logits are of the tokens in ``rows``, else of every token
     """
 
-    shape: Shape
+    shape: StepShape
     max_query_len: int
     by_rows: bool
 
@@ -112,7 +112,7 @@ class DeviceFields:
 _ALIGNMENT = 16
 
 
-def _places(shape: Shape) -> list[tuple[int, int, int]]:
+def _places(shape: StepShape) -> list[tuple[int, int, int]]:
     """First byte, end and item size of each field, in the order in which they are declared."""
     tokens, rows = shape.num_tokens, shape.num_rows
     wide = [tokens] * 4 + [rows] * 5
@@ -128,14 +128,14 @@ _HOST_TYPES = (np.int64,) * 9 + (np.int32,) * 3 + (np.float32,) * 6
 _DEVICE_TYPES = (torch.int64,) * 9 + (torch.int32,) * 3 + (torch.float32,) * 6
 
 
-def host_fields(buffer: Tensor, shape: Shape) -> HostFields:
+def host_fields(buffer: Tensor, shape: StepShape) -> HostFields:
     """Views of uint8 host memory."""
     raw = buffer.numpy()
     views = [raw[a:b].view(dtype) for (a, b, _), dtype in zip(_places(shape), _HOST_TYPES, strict=True)]
     return HostFields(*views)
 
 
-def device_fields(buffer: Tensor, shape: Shape) -> DeviceFields:
+def device_fields(buffer: Tensor, shape: StepShape) -> DeviceFields:
     """Views of uint8 device memory."""
     return DeviceFields(
         *(buffer[a:b].view(dtype) for (a, b, _), dtype in zip(_places(shape), _DEVICE_TYPES, strict=True))

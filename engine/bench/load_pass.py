@@ -11,11 +11,11 @@ from engine.bench.workload import Job
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.models.decoder import DecoderModel
-from engine.request import Chunk, Event, Request, SamplingParams
+from engine.request import Event, Request, SamplingParams, TokenChunk
 
 
 @dataclass(slots=True)
-class Run:
+class LoadPass:
     """One pass over the jobs: seconds, tokens written per job, and where they are known the tokens and their times."""
 
     total_s: float
@@ -45,7 +45,7 @@ class _StampingSink:
         self.error: Exception | None = None
 
     def put(self, event: Event) -> None:
-        if isinstance(event, Chunk):
+        if isinstance(event, TokenChunk):
             self.token_ids += event.token_ids
             self.times_s += [time.perf_counter()] * len(event.token_ids)
             return
@@ -53,7 +53,7 @@ class _StampingSink:
         self.done.set()
 
 
-def run_ours(model: DecoderModel, jobs: list[Job], *, threads: int) -> Run:
+def run_our_engine(model: DecoderModel, jobs: list[Job], *, threads: int) -> LoadPass:
     """Serve all jobs concurrently on a fresh engine.
 
     Raises
@@ -77,7 +77,7 @@ def run_ours(model: DecoderModel, jobs: list[Job], *, threads: int) -> Run:
     for sink in sinks:
         if sink.error is not None:
             raise sink.error
-    return Run(
+    return LoadPass(
         total_s,
         [len(sink.token_ids) for sink in sinks],
         [sink.token_ids for sink in sinks],

@@ -19,7 +19,7 @@ from engine.parallel.ranks import STEP_TIMEOUT_S
 _LOOK_EVERY_S = 1.0
 
 
-class Watch:
+class RankWatchdog:
     """A thread that looks after the processes of a model's other ranks.
 
     Parameters

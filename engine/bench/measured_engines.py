@@ -12,11 +12,11 @@ from engine.config import EngineConfig, ModelConfig
 from engine.engine import Engine
 from engine.models.decoder import DecoderModel
 from engine.parallel.model import ParallelModel
-from engine.request import Ending, Event, Request, SamplingParams
+from engine.request import Event, Request, RequestEnding, SamplingParams
 from engine.speculator import Speculator
 
 
-class Countdown:
+class EndingCounter:
     """A sink that counts endings; shared by every request of a pass."""
 
     loop = None
@@ -27,7 +27,7 @@ class Countdown:
         self.error: Exception | None = None
 
     def put(self, event: Event) -> None:
-        if isinstance(event, Ending):
+        if isinstance(event, RequestEnding):
             self.error = self.error or event.error
             self._left -= 1
             if not self._left:
@@ -40,7 +40,7 @@ class Countdown:
             raise self.error
 
 
-class Reached:
+class MarkTimer:
     """When all of some answers had a number of tokens.
 
     Parameters
@@ -77,18 +77,18 @@ class Reached:
         return self._at_s
 
 
-class Answer:
+class MarkSink:
     """One answer's sink."""
 
     loop = None
 
-    def __init__(self, reached: Reached) -> None:
+    def __init__(self, reached: MarkTimer) -> None:
         self._reached = reached
         self._num_tokens = 0
         self.ended = threading.Event()
 
     def put(self, event: Event) -> None:
-        if isinstance(event, Ending):
+        if isinstance(event, RequestEnding):
             if event.error is not None:
                 self._reached.fail(event.error)
             self.ended.set()
@@ -132,19 +132,19 @@ class OurEngine:
         self._count = 0
 
     def serve(self, prompts: Sequence[Sequence[int]], num_output: int) -> float:
-        """See :class:`engine.bench.measures.Contender`."""
+        """See :class:`engine.bench.measures.MeasuredEngine`."""
         requests = self._requests(prompts, num_output)
-        ended = Countdown(len(requests))
+        ended = EndingCounter(len(requests))
         began_s = time.perf_counter()
         self.engine.submit_all([(request, ended) for request in requests])
         ended.wait()
         return time.perf_counter() - began_s
 
     def decode(self, prompts: Sequence[Sequence[int]], first: int, last: int) -> float:
-        """See :class:`engine.bench.measures.Contender`; every answer goes on until all have ``last`` tokens."""
+        """See :class:`engine.bench.measures.MeasuredEngine`; every answer goes on until all have ``last`` tokens."""
         requests = self._requests(prompts, last + SLACK)
-        reached = Reached(len(requests), (first, last))
-        answers = [Answer(reached) for _ in requests]
+        reached = MarkTimer(len(requests), (first, last))
+        answers = [MarkSink(reached) for _ in requests]
         handles = self.engine.submit_all(list(zip(requests, answers, strict=True)))
         try:
             at_s = reached.wait()
@@ -168,7 +168,7 @@ class OurEngine:
         self.engine.close()
 
 
-class Vllm:
+class VllmEngine:
     """vLLM's offline engine on the same shape, random weights, prefix caching off.
 
     Raises
@@ -192,7 +192,7 @@ class Vllm:
         )
 
     def serve(self, prompts: Sequence[Sequence[int]], num_output: int) -> float:
-        """See :class:`engine.bench.measures.Contender`."""
+        """See :class:`engine.bench.measures.MeasuredEngine`."""
         params = self._params(temperature=0.0, max_tokens=num_output, ignore_eos=True, detokenize=False)
         inputs = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
         began_s = time.perf_counter()
@@ -200,11 +200,11 @@ class Vllm:
         return time.perf_counter() - began_s
 
     def decode(self, prompts: Sequence[Sequence[int]], first: int, last: int) -> float:
-        """See :class:`engine.bench.measures.Contender`: two runs, since it answers when all is done."""
+        """See :class:`engine.bench.measures.MeasuredEngine`: two runs, since it answers when all is done."""
         short_s = self.serve(prompts, first)
         return self.serve(prompts, last) - short_s
 
-    def __enter__(self) -> Vllm:
+    def __enter__(self) -> VllmEngine:
         return self
 
     def __exit__(self, *_: object) -> None:

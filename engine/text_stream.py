@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.detokenize import Detokenizer, TokenBytes
-from engine.stop import StopAutomaton, StopSearch
+from engine.detokenizer import Detokenizer, TokenBytes
+from engine.stop_strings import StopAutomaton, StopSearch
 
 
 @dataclass(frozen=True, slots=True)

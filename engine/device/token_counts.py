@@ -16,19 +16,19 @@ import torch
 from torch import Tensor
 
 from engine.kernels.sampling import Penalties
-from engine.scheduler import Scheduled
+from engine.scheduler import ScheduledSequence
 from engine.sequence import Sequence
 
 
 @dataclass(slots=True)
-class _Line:
+class _CountLine:
     sequence: Sequence
     length: int = -1  # tokens of the sequence that are in it once the steps launched so far have run
-    drawn_by: Scheduled | None = None  # what drew the last of them
+    drawn_by: ScheduledSequence | None = None  # what drew the last of them
     last_used: int = 0
 
 
-class SeenTokens:
+class TokenCounts:
     """Lines for the penalised sequences of a step; memory is taken with the first.
 
     Parameters
@@ -44,11 +44,11 @@ class SeenTokens:
         self._device = device
         # Line 0 is nobody's: rows without penalties read it and count into it, to no effect.
         self._unused = list(range(max_sequences, 0, -1))
-        self._lines: dict[int, tuple[int, _Line]] = {}  # by id of the sequence
+        self._lines: dict[int, tuple[int, _CountLine]] = {}  # by id of the sequence
         self._turn = 0
         self._tables: tuple[Tensor, Tensor] | None = None
 
-    def lines_for(self, items: Seq[Scheduled], due: Callable[[Sequence], Tensor]) -> list[int]:
+    def lines_for(self, items: Seq[ScheduledSequence], due: Callable[[Sequence], Tensor]) -> list[int]:
         """Each item's line, up to date, 0 without penalties; the step launched next draws for all of them.
 
         Parameters
@@ -68,7 +68,7 @@ class SeenTokens:
             line.length, line.drawn_by = item.sequence.num_tokens + 1, item
         return [self._lines[id(item.sequence)][0] if is_penalised(item.sequence) else 0 for item in items]
 
-    def distrust(self, items: Seq[Scheduled]) -> None:
+    def distrust(self, items: Seq[ScheduledSequence]) -> None:
         """Have the items' lines written anew: whether the step that was to draw for them counted is not known."""
         for item in items:
             held = self._lines.get(id(item.sequence))
@@ -80,14 +80,14 @@ class SeenTokens:
         prompts, counts = self._made()
         return Penalties(presence, frequency, repetition, lines, counts, prompts)
 
-    def _line_of(self, sequence: Sequence) -> tuple[int, _Line]:
+    def _line_of(self, sequence: Sequence) -> tuple[int, _CountLine]:
         held = self._lines.get(id(sequence))
         if held is None:
             if not self._unused:
                 # A step holds no more sequences than there are lines, so one of them is not in this step.
                 oldest = min(self._lines, key=lambda key: self._lines[key][1].last_used)
                 self._unused.append(self._lines.pop(oldest)[0])
-            held = self._lines[id(sequence)] = self._unused.pop(), _Line(sequence, last_used=self._turn)
+            held = self._lines[id(sequence)] = self._unused.pop(), _CountLine(sequence, last_used=self._turn)
         return held
 
     def _write(self, number: int, sequence: Sequence, due: Callable[[Sequence], Tensor]) -> None:

@@ -12,7 +12,7 @@
     PREPARE  pool, num_bytes, rows, columns     for steps: room for their input and for block tables
     STEP     pool, T, S, R, max_query_len, by_rows, graph, rows, columns
                                               + on the data link, block tables (rows, columns) that changed, then the
-                                                input (see engine.device.buffers); graph 0 is none
+                                                input (see engine.device.step_buffers); graph 0 is none
     STOP
 """
 
@@ -24,12 +24,12 @@ import torch
 from torch import Tensor
 
 from engine.batch import Batch
-from engine.device.buffers import Form, Shape
+from engine.device.step_buffers import StepForm, StepShape
 
 HEADER = 10
 
 
-class Order(IntEnum):
+class RankOrder(IntEnum):
     """The first number of a header."""
 
     STOP = 0
@@ -42,28 +42,28 @@ class Order(IntEnum):
     STEP = 7
 
 
-def header(order: Order, *numbers: int) -> Tensor:
+def header(order: RankOrder, *numbers: int) -> Tensor:
     """A header with its numbers, padded."""
     return torch.tensor([order, *numbers, *[0] * (HEADER - 1 - len(numbers))], dtype=torch.int64)
 
 
-def step_header(pool: int, form: Form, graph: int, tables: Tensor) -> Tensor:
+def step_header(pool: int, form: StepForm, graph: int, tables: Tensor) -> Tensor:
     """Announces a step of this form, and block tables of the shape of ``tables``."""
     shape = form.shape
     sizes = (shape.num_tokens, shape.num_sequences, shape.num_rows)
-    return header(Order.STEP, pool, *sizes, form.max_query_len, int(form.by_rows), graph, *tables.shape)
+    return header(RankOrder.STEP, pool, *sizes, form.max_query_len, int(form.by_rows), graph, *tables.shape)
 
 
-def form_of(head: list[int]) -> Form:
+def form_of(head: list[int]) -> StepForm:
     """Of the step that a header announces."""
-    return Form(Shape(*head[2:5]), head[5], bool(head[6]))
+    return StepForm(StepShape(*head[2:5]), head[5], bool(head[6]))
 
 
 def batch_header(pool: int, batch: Batch) -> Tensor:
     """Announces :func:`pack`."""
     num_tokens, num_sequences = batch.num_tokens, batch.num_sequences
     width, num_rows = batch.block_tables.shape[1], batch.logits_rows.shape[0]
-    return header(Order.FORWARD, pool, num_tokens, num_sequences, width, num_rows)
+    return header(RankOrder.FORWARD, pool, num_tokens, num_sequences, width, num_rows)
 
 
 def pack(batch: Batch) -> Tensor:

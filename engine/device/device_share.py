@@ -20,10 +20,10 @@ class DeviceShare:
     """The engines of one device. Safe from any thread."""
 
     def __init__(self) -> None:
-        self._places: tuple[Place, ...] = ()
+        self._places: tuple[DevicePlace, ...] = ()
         self._lock = threading.Lock()
 
-    def join(self, *, weight_bytes: int, pace_s: float, wake: Callable[[], None]) -> Place:
+    def join(self, *, weight_bytes: int, pace_s: float, wake: Callable[[], None]) -> DevicePlace:
         """Take a place.
 
         Parameters
@@ -33,21 +33,21 @@ class DeviceShare:
         wake : called, from any thread, when there is nothing to wait for any more
         """
         with self._lock:
-            place = Place(self, weight_bytes, pace_s, wake)
+            place = DevicePlace(self, weight_bytes, pace_s, wake)
             self._places = (*self._places, place)
         return place
 
-    def leave(self, place: Place) -> None:
+    def leave(self, place: DevicePlace) -> None:
         """Give a place up. Idempotent."""
         with self._lock:
             self._places = tuple(each for each in self._places if each is not place)
         place.press(False)
 
-    def others(self, place: Place) -> tuple[Place, ...]:
+    def others(self, place: DevicePlace) -> tuple[DevicePlace, ...]:
         return tuple(each for each in self._places if each is not place)
 
 
-class Place:
+class DevicePlace:
     """One engine's place on its device; only its own thread calls it.
 
     Attributes

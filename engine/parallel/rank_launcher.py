@@ -20,11 +20,11 @@ from engine.load.dummy import DummyTensors
 from engine.load.model import LoadFormat, ProgressFn, choose_device, choose_dtype
 from engine.load.source import load_config, resolve_checkpoint
 from engine.load.tensors import TensorFiles, TensorSource
-from engine.parallel.follow import follow
-from engine.parallel.load import assemble_shard
+from engine.parallel.follower import follow
 from engine.parallel.model import ParallelModel
 from engine.parallel.ranks import BROKEN, Ranks
 from engine.parallel.shard import shard_config
+from engine.parallel.shard_loader import assemble_shard
 
 logger = logging.getLogger(__name__)
 

@@ -16,23 +16,23 @@ from torch import Tensor
 
 from engine.batch import Batch
 from engine.blocks import BlockPool
-from engine.device.buffers import BlockTables, DeviceFields, HostFields, Shape, device_fields, host_fields
-from engine.device.draws import Draws, put_padding, put_row, sampling_tensors
-from engine.device.graphs import GraphCache, bucket
-from engine.draft import DRAFT
+from engine.device.draw_kinds import DrawKind, put_padding, put_row, sampling_tensors
+from engine.device.graph_cache import GraphCache, bucket
+from engine.device.step_buffers import BlockTables, DeviceFields, HostFields, StepShape, device_fields, host_fields
+from engine.draft_verifier import uses_rejection
+from engine.drafter import DRAFT
 from engine.kernels.sampling import draw, probabilities, sample, uniforms
 from engine.kv_cache import KVCache
 from engine.models.decoder import DecoderModel
 from engine.models.fused import StepTensors
 from engine.sequence import Sequence
-from engine.speculate import uses_rejection
 
 # Tokens of the first pass of a round.
 _REDONE = 2
 
 
 @dataclass(slots=True)
-class _State:
+class _SequenceState:
     """A sequence's place in the draft model's own pool."""
 
     block_table: list[int] = field(default_factory=list)
@@ -53,7 +53,7 @@ class _State:
 
 
 class DeviceDrafter:
-    """Implements :class:`engine.draft.Drafter`; call it on the stream of the engine it drafts for.
+    """Implements :class:`engine.drafter.Drafter`; call it on the stream of the engine it drafts for.
 
     The weights may be another tier's; keys and values are this drafter's own. A sequence that finds no blocks is not
     drafted for, after the longest unused ones were dropped. Penalties and bias are the target's business: a
@@ -89,12 +89,12 @@ class DeviceDrafter:
         self._vocab_size = vocab_size
         self._max_batch_tokens = max_batch_tokens
         self._most = bucket(max_sequences) or max_sequences
-        self._states: dict[int, tuple[Sequence, _State]] = {}
+        self._states: dict[int, tuple[Sequence, _SequenceState]] = {}
         self._round = self._turn = 0
         device, is_cuda = model.device, model.device.type == "cuda"
         self._tables = BlockTables(self._most, -(-model.config.context_length // kv.block_size), device)
         # All passes of a round are in flight together, and the round before has been read back.
-        num_bytes = Shape(self._most * _REDONE, self._most, self._most).num_bytes
+        num_bytes = StepShape(self._most * _REDONE, self._most, self._most).num_bytes
         self._pinned = [torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=is_cuda) for _ in range(max_draft_tokens)]
         self._bytes = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
         self._drawn = torch.zeros((max_draft_tokens, self._most), dtype=torch.int64, device=device)
@@ -105,7 +105,7 @@ class DeviceDrafter:
         self.graphs = GraphCache(name, enabled=is_cuda)
 
     def propose(self, sequences: list[Sequence], counts: list[int]) -> int:
-        """See :class:`engine.draft.Drafter`; 0 passes where kernels were compiled or a graph was captured."""
+        """See :class:`engine.drafter.Drafter`; 0 passes where kernels were compiled or a graph was captured."""
         self._round += 1
         others = self.graphs.num_others
         for sequence in sequences:
@@ -142,7 +142,7 @@ class DeviceDrafter:
         """Own blocks for the sequence and all drafts but the last, which is never run here."""
         entry = self._states.get(id(sequence))
         if entry is None:
-            entry = self._states[id(sequence)] = (sequence, _State(base=len(sequence.token_ids)))
+            entry = self._states[id(sequence)] = (sequence, _SequenceState(base=len(sequence.token_ids)))
         state = entry[1]
         state.last_used = self._round
         state.roll_back(sequence.token_ids)
@@ -185,9 +185,9 @@ class DeviceDrafter:
         """Launch the passes; the distributions of each, float32 (B, V), where some draft is judged by rejection."""
         sequences = [sequence for sequence, _ in active]
         size = bucket(len(sequences)) or len(sequences)
-        draws = Draws.GREEDY
+        draws = DrawKind.GREEDY
         if any(sequence.request.sampling.temperature > 0.0 for sequence in sequences):
-            draws = Draws.FILTERED if any(_is_filtered(sequence) for sequence in sequences) else Draws.SCALED
+            draws = DrawKind.FILTERED if any(_is_filtered(sequence) for sequence in sequences) else DrawKind.SCALED
         for row, sequence in enumerate(sequences):
             self._tables.set(row, self._states[id(sequence)][1].block_table)
         self._turn += 1
@@ -195,11 +195,11 @@ class DeviceDrafter:
         distributions: list[Tensor] = []
         for number in range(max(count for _, count in active)):
             query_len = _REDONE if number == 0 else 1
-            shape = Shape(size * query_len, size, size)
+            shape = StepShape(size * query_len, size, size)
             host, fields = host_fields(self._pinned[number], shape), device_fields(self._bytes, shape)
             self._fill(host, active, size, number, rejecting, draws)
             self._bytes[: shape.num_bytes].copy_(self._pinned[number][: shape.num_bytes], non_blocking=True)
-            keeps = draws is not Draws.GREEDY and any(rejecting)
+            keeps = draws is not DrawKind.GREEDY and any(rejecting)
             probs = self.graphs.run(
                 (size, query_len, draws, keeps),
                 lambda fields=fields, query_len=query_len, keeps=keeps: self._pass(  # type: ignore[misc]
@@ -218,7 +218,7 @@ class DeviceDrafter:
         size: int,
         number: int,
         rejecting: list[bool],
-        draws: Draws,
+        draws: DrawKind,
     ) -> None:
         count, query_len = len(active), _REDONE if number == 0 else 1
         sequences = [sequence for sequence, _ in active]
@@ -243,12 +243,12 @@ class DeviceDrafter:
         host.query_starts[:] = np.arange(size + 1) * query_len
         host.context_lens[:count], host.context_lens[count:] = np.where(goes_on, ends, 0), 0
         host.rejects[:count], host.rejects[count:] = rejecting, 0
-        if draws is not Draws.GREEDY:
+        if draws is not DrawKind.GREEDY:
             for row, sequence in enumerate(sequences):
                 put_row(host, row, sequence, len(sequence.token_ids) + number)
             put_padding(host, count)
 
-    def _pass(self, fields: DeviceFields, size: int, query_len: int, draws: Draws, keeps: bool) -> Tensor | None:
+    def _pass(self, fields: DeviceFields, size: int, query_len: int, draws: DrawKind, keeps: bool) -> Tensor | None:
         """Run the model and draw into ``_latest``; the distributions if they are to be kept."""
         due = self._latest.index_select(0, fields.source_rows.clamp_min(0))
         step = StepTensors(

@@ -9,10 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.device.seen import SeenTokens
+from engine.device.token_counts import TokenCounts
 from engine.kernels.sampling import Penalties, count_tokens
 from engine.request import Request, SamplingParams
-from engine.scheduler import Scheduled
+from engine.scheduler import ScheduledSequence
 from engine.sequence import Sequence
 from tests.engine.no_memory import NoMemory
 
@@ -24,7 +24,7 @@ def sequence_of(prompt: list[int]) -> Sequence:
     return Sequence(request, order=1, arrival_s=0.0, max_output=99, seed=0)
 
 
-def drawn(seen: SeenTokens, items: list[Scheduled], tokens: list[int], known: dict[int, int]) -> Penalties:
+def drawn(seen: TokenCounts, items: list[ScheduledSequence], tokens: list[int], known: dict[int, int]) -> Penalties:
     """Launch a step that draws these tokens; the tables as its penalties found them.
 
     ``known`` has the tokens that sequences (by ``id``) got from the step in flight.
@@ -45,10 +45,10 @@ def test_every_step_finds_what_its_sequences_said(data: st.DataObject) -> None:
     Some steps find no memory while lines are written, while they count or after that, and are launched again.
     """
     counted = st.integers(0, 1)
-    seen = SeenTokens(2, VOCAB, torch.device("cpu"))
+    seen = TokenCounts(2, VOCAB, torch.device("cpu"))
     prompts = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=4)
     sequences = [sequence_of(data.draw(prompts)) for _ in range(4)]
-    flying: list[tuple[Scheduled, int]] = []
+    flying: list[tuple[ScheduledSequence, int]] = []
     for _ in range(data.draw(st.integers(1, 12))):
         for sequence in sequences:
             if not sequence.num_due and data.draw(st.integers(0, 3)) == 0:
@@ -56,7 +56,7 @@ def test_every_step_finds_what_its_sequences_said(data: st.DataObject) -> None:
         known = {id(item.sequence): token for item, token in flying if item.draws}
         chosen = data.draw(st.lists(st.sampled_from(range(4)), min_size=1, max_size=2, unique=True))
         # Whoever is to be drawn for again without a line of its own has landed: two are in flight, two have lines.
-        items = [Scheduled(sequences[index], 1) for index in chosen]
+        items = [ScheduledSequence(sequences[index], 1) for index in chosen]
         for item, token in flying:
             if item.draws and not any(each.sequence is item.sequence for each in items):
                 item.sequence.num_due, known = 0, {k: v for k, v in known.items() if k != id(item.sequence)}

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from engine import faults
+from engine import device_faults
 from engine.config import EngineConfig
 from engine.engine import Engine, collect
 from engine.errors import DeviceLost, StepFailed
@@ -24,7 +24,7 @@ SAMPLING = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 @pytest.fixture(autouse=True)
 def forget() -> Iterator[None]:
     yield
-    faults._lost.clear()
+    device_faults._lost.clear()
 
 
 def make(asynchronous: bool) -> Engine:
@@ -55,7 +55,7 @@ def test_a_lost_device_is_lost_for_all_its_engines(
     sinks = [QueueSink(), QueueSink()]
     first.submit(request(1, 2, 3), sinks[0])
     second.submit(request(1, 2, 4), sinks[1])
-    monkeypatch.setattr(faults, "probe", lambda device: "CUDA error: an illegal memory access was encountered")
+    monkeypatch.setattr(device_faults, "probe", lambda device: "CUDA error: an illegal memory access was encountered")
     for engine in (first, second):
         monkeypatch.setattr(engine.core.runner, half, fault)
         monkeypatch.setattr(engine.core.runner, "close", lambda: fault(None))

@@ -2,7 +2,7 @@
 
 A launch costs the host about 14 microseconds, one inside a replayed graph about 1 on the device and nothing on the
 host; a decode step of a large model is 700 launches. A graph replays the same kernels on the same addresses, so
-everything that changes from step to step is read from buffers that stay in place (:mod:`engine.device.buffers`).
+everything that changes from step to step is read from buffers that stay in place (:mod:`engine.device.step_buffers`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def bucket(count: int, ladder: tuple[int, ...] = LADDER) -> int | None:
 
 
 @dataclass(slots=True)
-class _Captured:
+class _CapturedGraph:
     graph: torch.cuda.CUDAGraph
     output: Tensor | None
 
@@ -54,7 +54,7 @@ class GraphCache:
         self._agree = agree
         self.is_enabled = enabled
         self.has_failed = False
-        self._captured: dict[Hashable, _Captured | None] = {}
+        self._captured: dict[Hashable, _CapturedGraph | None] = {}
         self._pool = torch.cuda.graph_pool_handle() if enabled else None
         self.num_replays = 0
         self.num_runs = 0
@@ -89,7 +89,7 @@ class GraphCache:
         self.num_replays += 1
         return captured.output
 
-    def _capture(self, key: Hashable, function: Callable[[], Tensor | None]) -> _Captured | None:
+    def _capture(self, key: Hashable, function: Callable[[], Tensor | None]) -> _CapturedGraph | None:
         """Record the launches; None, and no further tries for any key, if that fails."""
         graph = torch.cuda.CUDAGraph()
         try:
@@ -108,7 +108,7 @@ class GraphCache:
                 str(cause).splitlines()[0],
             )
             return None
-        return _Captured(graph, output)
+        return _CapturedGraph(graph, output)
 
     @property
     def num_others(self) -> int:

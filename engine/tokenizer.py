@@ -18,11 +18,11 @@ from typing import Any
 
 from tokenizers import Tokenizer as RawTokenizer
 
-from engine.detokenize import TokenBytes, decode
+from engine.chat_template import ChatTemplate
+from engine.detokenizer import TokenBytes, decode
 from engine.errors import CheckpointCorrupt, CheckpointNotFound, InvalidText, NoChatTemplate
 from engine.load.source import read_json
-from engine.template import ChatTemplate
-from engine.text import ThinkTags
+from engine.text_stream import ThinkTags
 
 _TAG_NAMES = (("<think>", "</think>"),)
 

@@ -6,12 +6,12 @@ from contextlib import nullcontext
 
 import torch
 
-from engine.device.buffers import Form, device_fields
-from engine.device.graphs import GraphCache
+from engine.device.graph_cache import GraphCache
 from engine.device.runner import step_tensors
+from engine.device.step_buffers import StepForm, device_fields
 from engine.kv_cache import KVCache
 from engine.models.decoder import DecoderModel
-from engine.parallel.orders import HEADER, Order, form_of, packed_length, unpack
+from engine.parallel.rank_orders import HEADER, RankOrder, form_of, packed_length, unpack
 from engine.parallel.ranks import Ranks
 
 
@@ -39,28 +39,28 @@ class _Follower:
         self._shard = shard
         self._ranks = ranks
         self._pools: dict[int, KVCache] = {}
-        self._steps: dict[int, Steps] = {}
+        self._steps: dict[int, FollowerSteps] = {}
 
     def obey(self) -> bool:
         """Do what one order says; False if it says stop."""
         head: list[int] = self._ranks.hear().tolist()
         assert len(head) == HEADER, head
-        order, pool = Order(head[0]), head[1]
+        order, pool = RankOrder(head[0]), head[1]
         shard, ranks = self._shard, self._ranks
-        if order is Order.STOP:
+        if order is RankOrder.STOP:
             return False
-        if order is Order.STEP:
+        if order is RankOrder.STEP:
             self._steps[pool].run(head)
-        elif order is Order.MAKE_KV:
+        elif order is RankOrder.MAKE_KV:
             self._pools[pool] = KVCache(shard.config, head[2], head[3], dtype=shard.dtype, device=shard.device)
-        elif order is Order.DROP_KV:
+        elif order is RankOrder.DROP_KV:
             del self._pools[pool]
             self._steps.pop(pool, None)
-        elif order is Order.CLEAR:
+        elif order is RankOrder.CLEAR:
             self._pools[pool].clear(ranks.hear().tolist())
-        elif order is Order.PREPARE:
-            self._steps[pool] = Steps(shard, self._pools[pool], ranks, head)
-        elif order is Order.FORWARD:
+        elif order is RankOrder.PREPARE:
+            self._steps[pool] = FollowerSteps(shard, self._pools[pool], ranks, head)
+        elif order is RankOrder.FORWARD:
             body = ranks.hear()
             assert body.numel() == packed_length(head), head
             shard.forward(unpack(head, body, shard.device), self._pools[pool])
@@ -70,7 +70,7 @@ class _Follower:
         return True
 
 
-class Steps:
+class FollowerSteps:
     """The steps of one engine, whose input comes from rank 0's device to the same places of this one's.
 
     A step is captured here when it is captured there: both count the runs of a graph alike.
@@ -97,7 +97,7 @@ class Steps:
         else:
             self._compute(form)
 
-    def _compute(self, form: Form) -> None:
+    def _compute(self, form: StepForm) -> None:
         shape = form.shape
         self._ranks.share(self._bytes[: shape.num_bytes])
         fields = device_fields(self._bytes, shape)

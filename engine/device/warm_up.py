@@ -13,10 +13,10 @@ import secrets
 from collections.abc import Iterator, Sequence
 from itertools import product
 
-from engine.device.draws import Draws
-from engine.device.graphs import LADDER
+from engine.device.draw_kinds import DrawKind
+from engine.device.graph_cache import LADDER
 from engine.device.runner import DeviceRunner
-from engine.device.steps import NUM_SEQUENCES, NUM_TOKENS, captured_sizes
+from engine.device.step_shapes import NUM_SEQUENCES, NUM_TOKENS, captured_sizes
 from engine.engine import Engine, collect
 from engine.models.decoder import DecoderModel
 from engine.request import Request, SamplingParams
@@ -98,7 +98,7 @@ def padded_decodes(
     temperatures : as for :func:`warm_up`
     """
     runner = _runner_of(engine)
-    kinds = [Draws.SCALED if temperature else Draws.GREEDY for temperature in temperatures]
+    kinds = [DrawKind.SCALED if temperature else DrawKind.GREEDY for temperature in temperatures]
     for size, query_len, draws in product(sizes, query_lengths, kinds):
         for _ in range(_TURNS):
             if runner.graphs.has_failed:

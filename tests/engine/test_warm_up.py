@@ -12,20 +12,20 @@ import torch
 
 from engine.arena import Arena
 from engine.config import EngineConfig
-from engine.device.buffers import Shape
-from engine.device.draws import Draws
+from engine.device.device_share import DeviceShare
+from engine.device.draw_kinds import DrawKind
 from engine.device.runner import DeviceRunner
-from engine.device.sharing import DeviceShare
-from engine.device.warm import larger_sizes, padded_decodes, warm_up
+from engine.device.step_buffers import StepShape
+from engine.device.warm_up import larger_sizes, padded_decodes, warm_up
 from engine.engine import Engine, Result, collect
 from engine.load.model import load_model
-from engine.loop import StepLoop
 from engine.models.decoder import DecoderModel
 from engine.request import Request, SamplingParams
 from engine.runner import Flight
 from engine.scheduler import StepPlan
 from engine.sink import QueueSink
 from engine.slabs import SharedPool
+from engine.step_loop import StepLoop
 from tests.engine.checkpoints import make_reference, save_reference
 from tests.engine.no_memory import NoMemory
 
@@ -100,15 +100,15 @@ def test_warming_up_runs_every_captured_shape_and_leaves_nothing(model: DecoderM
     engine = Engine(model, sizes, name="warm")
     try:
         warm_up(engine, timeout_s=60.0)
-        decodes = {Shape(size, size, size) for size in (1, 2, 4)}
-        prompts = {Shape(size, 8, 8) for size in (16, 32, 64, 96)}
+        decodes = {StepShape(size, size, size) for size in (1, 2, 4)}
+        prompts = {StepShape(size, 8, 8) for size in (16, 32, 64, 96)}
         assert decodes | prompts <= set(runner_of(engine)._views)
         assert engine.stats().num_failed_steps == 0
         sink = QueueSink()
         engine.submit(Request("r", (5, 6, 7, 8, 9, 11), GREEDY), sink)
         assert collect(sink, 60.0).token_ids == expected(model, GREEDY)[0]
         # Up to five sequences are padded to eight.
-        assert wait_for(lambda: Shape(8, 8, 8) in runner_of(engine)._views)
+        assert wait_for(lambda: StepShape(8, 8, 8) in runner_of(engine)._views)
     finally:
         engine.close()
     assert engine.scheduler.pool.num_owned == 0
@@ -141,7 +141,7 @@ def test_quiet_moments_warm_larger_decodes_and_leave_nothing(engine: Engine, clo
         clock.now_s += max(rest_s, 0.01)
         before["stats"] = dataclasses.replace(before["stats"], last_step_s=engine.stats().last_step_s)  # type: ignore[type-var]
         assert books(engine) == before
-    assert {Shape(size, 40 if size % 40 == 0 else 48, size) for size in (40, 48, 120, 144)} <= set(runner._views)
+    assert {StepShape(size, 40 if size % 40 == 0 else 48, size) for size in (40, 48, 120, 144)} <= set(runner._views)
     assert runner.graphs.num_runs == runs + 2 * NUM_RUNS
     # It was quiet for a while, then came the runs, then there was found to be no other.
     assert waited == [pytest.approx(0.2)] + [0.0] * (2 * NUM_RUNS + 1)
@@ -155,7 +155,7 @@ def test_a_request_waits_for_one_run_at_most(model: DecoderModel) -> None:
     runner, sinks, order = runner_of(engine), [QueueSink() for _ in range(3)], list[str]()
     pad, launch = runner.launch_padding, runner.launch
 
-    def noting_padding(size: int, draws: Draws, query_len: int = 1) -> Flight:
+    def noting_padding(size: int, draws: DrawKind, query_len: int = 1) -> Flight:
         order.append("padding")
         count = order.count("padding")
         if count <= len(sinks):
@@ -183,7 +183,7 @@ def test_a_run_after_an_idle_night_is_no_stall_of_a_night(model: DecoderModel, c
     runner, stalled_s = runner_of(engine), list[float]()
     pad = runner.launch_padding
 
-    def slow_padding(size: int, draws: Draws, query_len: int = 1) -> Flight:
+    def slow_padding(size: int, draws: DrawKind, query_len: int = 1) -> Flight:
         clock.now_s += 2.0
         engine.submit(Request("r", (5, 6), GREEDY), QueueSink())
         stalled_s.append(engine.stats().stalled_s)

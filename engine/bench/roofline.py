@@ -15,7 +15,7 @@ _REPEATS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Ceilings:
+class DeviceCeilings:
     """What the device was measured to do in this run.
 
     Attributes
@@ -31,7 +31,7 @@ class Ceilings:
         return {name: float(f"{value:.4g}") for name, value in asdict(self).items()}
 
 
-def measure_ceilings(device: torch.device) -> Ceilings:
+def measure_ceilings(device: torch.device) -> DeviceCeilings:
     """Best of five for each; a second or two."""
     on_gpu = device.type == "cuda"
     data = torch.randn((1 << 30) if on_gpu else (1 << 25), dtype=torch.bfloat16, device=device)
@@ -39,7 +39,7 @@ def measure_ceilings(device: torch.device) -> Ceilings:
     a = torch.randn(side, side, dtype=torch.bfloat16 if on_gpu else torch.float32, device=device)
     read_s = min(_timed(lambda: torch.sum(data), device) for _ in range(_REPEATS))
     matmul_s = min(_timed(lambda: torch.mm(a, a), device) for _ in range(_REPEATS))
-    return Ceilings(data.nbytes / read_s, 2 * side**3 / matmul_s)
+    return DeviceCeilings(data.nbytes / read_s, 2 * side**3 / matmul_s)
 
 
 def sustained_matmul_flops(device: torch.device, seconds: float = 2.0) -> float:
@@ -70,7 +70,7 @@ def _wait(device: torch.device) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
+class ModelCosts:
     """What one model's tokens take, from its shape alone.
 
     Attributes
@@ -89,7 +89,7 @@ class Costs:
     attention_flops_per_pair: int
 
     @classmethod
-    def of(cls, config: ModelConfig) -> Costs:
+    def of(cls, config: ModelConfig) -> ModelCosts:
         hidden, inner = config.hidden_size, config.intermediate_size
         layer = hidden * (2 * config.q_size + 2 * config.kv_size) + 3 * hidden * inner
         linear, head = config.num_layers * layer, config.vocab_size * hidden
@@ -99,7 +99,7 @@ class Costs:
         )
 
 
-def decode_floor_s(costs: Costs, ceilings: Ceilings, batch: int, context: int) -> float:
+def decode_floor_s(costs: ModelCosts, ceilings: DeviceCeilings, batch: int, context: int) -> float:
     """Least seconds of a step of ``batch`` sequences that each attend ``context`` tokens.
 
     Weights and their products first, attention after them: neither can hide behind the other's resource for long.
@@ -110,7 +110,7 @@ def decode_floor_s(costs: Costs, ceilings: Ceilings, batch: int, context: int) -
     return max(weights_s, products_s) + kv_s
 
 
-def prefill_floor_s(costs: Costs, ceilings: Ceilings, num_tokens: int) -> float:
+def prefill_floor_s(costs: ModelCosts, ceilings: DeviceCeilings, num_tokens: int) -> float:
     """Least seconds to compute a prompt: every token through the layers, one row through the head, causal attention."""
     products = 2 * costs.linear_params * num_tokens + 2 * costs.head_params
     attention = costs.attention_flops_per_pair * num_tokens * num_tokens / 2
@@ -119,7 +119,7 @@ def prefill_floor_s(costs: Costs, ceilings: Ceilings, num_tokens: int) -> float:
 
 
 def kind_floors_s(
-    costs: Costs, ceilings: Ceilings, *, num_tokens: int, num_drawn: int, num_keys: float, num_pairs: float
+    costs: ModelCosts, ceilings: DeviceCeilings, *, num_tokens: int, num_drawn: int, num_keys: float, num_pairs: float
 ) -> dict[str, float]:
     """Least seconds of a step's products, head and attention, each alone.
 

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from engine.config import EngineConfig
-from engine.costs import StepCosts
-from engine.draft import Drafter, ModelDrafter, NGramDrafter
+from engine.draft_verifier import accept_draft
+from engine.drafter import Drafter, ModelDrafter, NGramDrafter
 from engine.engine import Engine, Result, collect
 from engine.kv_cache import KVCache
 from engine.request import Request, SamplingParams
 from engine.sequence import Sequence
 from engine.sink import QueueSink
-from engine.speculate import accept_draft
 from engine.speculator import Speculator
+from engine.step_costs import StepCosts
 from tests.engine.toy import ToyModel
 
 CONFIG = EngineConfig(block_size=4, num_blocks=64, max_num_seqs=4, max_batch_tokens=32)
