@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels.fp8 import Fp8Weight, quantize_rows
+from engine.kernels.paged_step import PagedStep
 
 CACHE_BYTES = 192 << 20  # of distinct weights that one timing walks through: three times an H200's L2
 INT4_BYTES = 0.53125  # a weight of groups of 128: a nibble, and four bytes a group
@@ -135,8 +136,10 @@ def copies_of(num_bytes: float) -> int:
     return max(2, math.ceil(CACHE_BYTES / num_bytes))
 
 
-def attention_case(shape: LayerShape, size: int, query_len: int, context: int) -> tuple[Tensor, ...]:
-    """Queries, pool, several block tables (copies, size, blocks), lengths, query starts."""
+def attention_case(
+    shape: LayerShape, size: int, query_len: int, context: int
+) -> tuple[Tensor, Tensor, list[PagedStep]]:
+    """Queries, pool, and several steps that read it at places of their own."""
     blocks_each = context // BLOCK_SIZE
     copies = min(copies_of(4 * size * context * shape.num_kv_heads * shape.head_dim), 64)
     pool = (copies * size * blocks_each, BLOCK_SIZE, 2, shape.num_kv_heads, shape.head_dim)
@@ -145,4 +148,6 @@ def attention_case(shape: LayerShape, size: int, query_len: int, context: int) -
     lens = torch.full((size,), context, dtype=torch.int32, device="cuda")
     starts = (torch.arange(size + 1, device="cuda") * query_len).to(torch.int32)
     q = torch.randn(size * query_len, shape.num_heads, shape.head_dim, device="cuda", dtype=torch.bfloat16)
-    return q, kv, tables, lens, starts
+    last = torch.arange(context - query_len, context, device="cuda")
+    slots = tables[..., last // BLOCK_SIZE].long() * BLOCK_SIZE + last % BLOCK_SIZE
+    return q, kv, [PagedStep(tables[i], lens, starts, slots[i].flatten(), query_len) for i in range(copies)]

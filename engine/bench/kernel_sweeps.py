@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from engine.bench.kernel_cases import BLOCK_SIZE, INT4_BYTES, LayerShape, attention_case, copies_of, time_us
+from engine.bench.kernel_cases import INT4_BYTES, LayerShape, attention_case, copies_of, time_us
 from engine.bench.kernel_fp8 import sweep_activations
 from engine.kernels.cuda_int4 import (
     EXCLUSIVE_KIB,
@@ -84,16 +84,16 @@ def _layer_step(shape: LayerShape, m: int, config: StreamConfig) -> Callable[[di
     q_size, kv_size = heads * dim, kv_heads * dim
     x, residual = (torch.randn(m, shape.hidden, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     norm = torch.ones(shape.hidden, device="cuda", dtype=torch.bfloat16)
-    _, kv, tables, lens, query_starts = attention_case(shape, m, 1, 1024)
+    _, kv, steps = attention_case(shape, m, 1, 1024)
+    paged = steps[0]
     cos, sin = rope_tables(torch.full((m,), 1023, device="cuda"), torch.rand(dim // 2, device="cuda"))
-    slots = tables[0, :, -1].long() * BLOCK_SIZE + BLOCK_SIZE - 1
 
     def step(weights: dict[str, Int4Weight]) -> Tensor:
         normed, stream = rms_norm(x, norm, 1e-5, residual)
         qkv = int4_linear_cuda(normed, weights["qkv"], None, config)
         q, k, v = (part.view(m, -1, dim) for part in torch.split(qkv, [q_size, kv_size, kv_size], dim=1))
-        rope_and_write_kv(q, k, v, cos, sin, None, slots, kv)
-        seen = paged_attention(q, kv, tables[0], lens, query_starts, scale=0.09, max_query_len=1)
+        rope_and_write_kv(q, k, v, cos, sin, None, paged.slots, kv)
+        seen = paged_attention(q, kv, paged, scale=0.09)
         normed, stream = rms_norm(int4_linear_cuda(seen.flatten(1), weights["o"], None, config), norm, 1e-5, stream)
         gated = int4_linear_cuda(normed, weights["gate_up"], None, config)
         return int4_linear_cuda(gated, weights["down"], None, config)
@@ -108,7 +108,7 @@ def sweep_attention(shape: LayerShape, _rows: tuple[int, ...]) -> Iterator[dict[
     group = shape.num_heads // shape.num_kv_heads
     cases = [(1, 1, 1024), (8, 1, 1024), (32, 1, 1024), (32, 1, 8192), (128, 1, 1024), (1, 512, 512), (1, 2048, 2048)]
     for size, query_len, context in cases:
-        q, kv, tables, lens, starts = attention_case(shape, size, query_len, context)
+        q, kv, steps = attention_case(shape, size, query_len, context)
         line: dict[str, object] = {"model": shape.name, "size": size, "query_len": query_len, "context": context}
         if query_len == 1:
             wide = max(1, 132 // (size * shape.num_kv_heads))
@@ -141,10 +141,7 @@ def sweep_attention(shape: LayerShape, _rows: tuple[int, ...]) -> Iterator[dict[
                 if rows >= group
             ]
         for cut in cuts:
-            calls = [
-                partial(paged_attention_triton, q, kv, table, lens, starts, 0.09, None, query_len, None, cut)
-                for table in tables
-            ]
+            calls = [partial(paged_attention_triton, q, kv, step, 0.09, None, None, cut) for step in steps]
             key = f"r{cut.rows}t{cut.tile}s{cut.splits}w{cut.num_warps}p{cut.num_stages}"
             try:
                 line[key] = round(time_us(calls, 3), 1)

@@ -80,18 +80,9 @@ def bench_attention(shape: LayerShape, ceilings: KernelCeilings) -> Iterator[Ker
     cases = [(b, 1, c) for b in (1, 8, 32, 128) for c in (512, 1024, 8192) if b * c <= 1 << 18]
     cases += [(1, 5, 1024), (8, 5, 1024), (1, 512, 512), (1, 2048, 2048), (1, 512, 8192)]
     for size, query_len, context in cases:
-        q, kv, tables, lens, starts = attention_case(shape, size, query_len, context)
+        q, kv, steps = attention_case(shape, size, query_len, context)
         num_bytes = 4 * size * context * shape.num_kv_heads * shape.head_dim
-        attend = partial(
-            paged_attention,
-            q,
-            kv,
-            context_lens=lens,
-            query_starts=starts,
-            scale=0.09,
-            max_query_len=query_len,
-        )
-        us = time_us([partial(attend, table) for table in tables])
+        us = time_us([partial(paged_attention, q, kv, step, scale=0.09) for step in steps])
         seen = context - (query_len - 1) / 2  # keys a query sees on average
         operations = 4.0 * size * query_len * seen * shape.num_heads * shape.head_dim
         note = f"{size} x {query_len} queries, context {context}"

@@ -254,11 +254,7 @@ class DeviceDrafter:
         step = StepTensors(
             token_ids=torch.where(fields.source_rows < 0, fields.token_ids, due),
             positions=fields.positions,
-            slots=fields.slots,
-            query_starts=fields.query_starts,
-            context_lens=fields.context_lens,
-            block_tables=self._tables.tensor[:size],
-            max_query_len=query_len,
+            paged=fields.paged(self._tables.tensor[:size], query_len),
         )
         hidden = self.model.fused.forward(step, self.kv)
         logits = self._logits(hidden if query_len == 1 else hidden.index_select(0, fields.rows))

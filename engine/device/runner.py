@@ -372,15 +372,7 @@ class DeviceRunner:
         """Take tokens that are due from where the last step drew them."""
         due = self._drawn[0].index_select(0, fields.source_rows.clamp_min(0))
         token_ids = torch.where(fields.source_rows < 0, fields.token_ids, due)
-        return StepTensors(
-            token_ids,
-            step.positions,
-            step.slots,
-            step.query_starts,
-            step.context_lens,
-            step.block_tables,
-            step.max_query_len,
-        )
+        return StepTensors(token_ids, step.positions, step.paged)
 
     def _draw(self, hidden: Tensor, fields: DeviceFields, draws: DrawKind, extras: DrawExtras) -> Tensor | None:
         """Draw for each row of hidden states into ``_drawn``, or return the logits for the host."""
@@ -486,15 +478,7 @@ class DeviceRunner:
 
 def step_tensors(fields: DeviceFields, tables: Tensor, query_len: int) -> StepTensors:
     """What the forward pass reads of a step's input."""
-    return StepTensors(
-        token_ids=fields.token_ids,
-        positions=fields.positions,
-        slots=fields.slots,
-        query_starts=fields.query_starts,
-        context_lens=fields.context_lens,
-        block_tables=tables,
-        max_query_len=query_len,
-    )
+    return StepTensors(fields.token_ids, fields.positions, fields.paged(tables, query_len))
 
 
 def stream_priority(model: StepModel) -> int:

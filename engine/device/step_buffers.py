@@ -14,6 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from engine.kernels.paged_step import PagedStep
+
 IntArray = NDArray[np.int64]
 
 # At most two steps are in flight: the one that runs and the one that was launched behind it.
@@ -80,11 +82,11 @@ class DeviceFields:
     ----------
     token_ids : int64 (T,), where the host knows them
     source_rows : int64 (T,), else the row of the last step's draws that holds the token; below 0: the host knows
-    positions, slots : int64 (T,), see :class:`engine.models.fused.StepTensors`
+    positions : int64 (T,)
+    slots, query_starts, context_lens : see :class:`engine.kernels.paged_step.PagedStep`
     rows : int64 (R,), the tokens whose hidden states are drawn from
     seeds, draw_positions, top_k, temperature, top_p, min_p : (R,), see :class:`engine.kernels.sampling.SamplingTensors`
     lines, presence, frequency, repetition : (R,), see :class:`engine.kernels.sampling.Penalties`
-    query_starts, context_lens : int32 (S + 1,) and (S,)
     rejects : int32 (S,), 1 where drafts were drawn and are judged by rejection sampling
     """
 
@@ -106,6 +108,10 @@ class DeviceFields:
     presence: Tensor
     frequency: Tensor
     repetition: Tensor
+
+    def paged(self, block_tables: Tensor, max_query_len: int) -> PagedStep:
+        """Where the step's tokens lie in the paged cache."""
+        return PagedStep(block_tables, self.context_lens, self.query_starts, self.slots, max_query_len)
 
 
 # Kernels are compiled anew for pointers of another alignment, so every field starts on one of this many bytes.

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels.nvrtc import Kernel, describe_tensor, load_kernel
+from engine.kernels.paged_step import PagedStep
 from engine.kernels.workspace import workspace_of
 
 SOURCE = "attention_many.cu"
@@ -61,14 +62,7 @@ def suits(q: Tensor, kv_cache: Tensor, most_heads: int) -> bool:
 
 
 def paged_attention_cuda(
-    q: Tensor,
-    kv_cache: Tensor,
-    block_tables: Tensor,
-    context_lens: Tensor,
-    query_starts: Tensor,
-    scale: float,
-    window: int | None,
-    out: Tensor | None = None,
+    q: Tensor, kv_cache: Tensor, step: PagedStep, scale: float, window: int | None, out: Tensor | None = None
 ) -> Tensor:
     """:func:`engine.kernels.paged_attention.paged_attention` of what :func:`takes` takes, for queries of any length."""
     num_tokens, num_heads, head_dim = q.shape
@@ -78,7 +72,7 @@ def paged_attention_cuda(
     if out is None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     # A sequence's first program is number query_starts[s] // tokens + s, so gaps stay below one per sequence.
-    programs = num_tokens // tokens + context_lens.shape[0]
+    programs = num_tokens // tokens + step.context_lens.shape[0]
     problem = _PromptArguments(
         _map(q, (head_dim, num_heads, num_tokens), (head_dim, q.stride(0)), (64, group, tokens)),
         _map(
@@ -88,15 +82,15 @@ def paged_attention_cuda(
             (64, 1, block_size, 1),
         ),
         out.data_ptr(),
-        block_tables.data_ptr(),
-        context_lens.data_ptr(),
-        query_starts.data_ptr(),
+        step.block_tables.data_ptr(),
+        step.context_lens.data_ptr(),
+        step.query_starts.data_ptr(),
         workspace_of(q.device).counters.data_ptr(),
         scale * LOG2E,
-        context_lens.shape[0],
+        step.context_lens.shape[0],
         num_kv_heads,
         num_blocks,
-        block_tables.stride(0),
+        step.block_tables.stride(0),
         NO_WINDOW if window is None else window,
         programs,
     )

@@ -12,6 +12,7 @@ from torch import Tensor
 from engine.kernels.cuda_attention import LOG2E, NO_WINDOW, suits
 from engine.kernels.cuda_int4_many import num_multiprocessors
 from engine.kernels.nvrtc import Kernel, load_kernel
+from engine.kernels.paged_step import NO_NORMS, HeadNorms, PagedStep
 from engine.kernels.workspace import workspace_of
 
 SOURCE = "attention_one.cu"
@@ -49,15 +50,7 @@ class _DecodeArguments(ctypes.Structure):
     )
 
 
-def takes(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    kv_cache: Tensor,
-    q_norm: Tensor | None,
-    k_norm: Tensor | None,
-    num_sequences: int,
-) -> bool:
+def takes(q: Tensor, k: Tensor, v: Tensor, kv_cache: Tensor, norms: HeadNorms, num_sequences: int) -> bool:
     """Whether the program can be given these: those of :func:`engine.kernels.cuda_attention.suits`, whole heads.
 
     More thread blocks than run at once it is not given, either: what it spares is the wait before their first keys.
@@ -67,7 +60,7 @@ def takes(
         suits(q, kv_cache, MOST_HEADS)
         and all(heads.stride(2) == 1 and heads.stride(0) % 2 == heads.data_ptr() % 4 == 0 for heads in (q, k, v))
         and all(heads.shape[1] == 1 or heads.stride(1) == head_dim for heads in (q, k, v))
-        and (q_norm is None) == (k_norm is None)
+        and (norms.query is None) == (norms.key is None)
         and num_sequences * num_kv_heads <= PER_SM * num_multiprocessors(q.get_device())
     )
 
@@ -78,22 +71,17 @@ def attend_one_cuda(
     v: Tensor,
     cos: Tensor,
     sin: Tensor,
-    slots: Tensor,
     kv_cache: Tensor,
-    block_tables: Tensor,
-    context_lens: Tensor,
-    query_starts: Tensor,
+    step: PagedStep,
     scale: float,
     window: int | None,
-    q_norm: Tensor | None = None,
-    k_norm: Tensor | None = None,
-    eps: float = 1e-6,
+    norms: HeadNorms = NO_NORMS,
     cut: DecodeCut | None = None,
 ) -> Tensor:
     """:func:`engine.kernels.paged_attention.turn_and_attend` of at most one query a sequence and what is taken."""
     num_heads, head_dim = q.shape[1:]
     block_size, num_kv_heads = kv_cache.shape[1], kv_cache.shape[3]
-    num_sequences, device = context_lens.shape[0], q.get_device()
+    num_sequences, device = step.context_lens.shape[0], q.get_device()
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     workspace = workspace_of(q.device)
     pairs = num_sequences * num_kv_heads
@@ -105,13 +93,13 @@ def attend_one_cuda(
         v.data_ptr(),
         cos.data_ptr(),
         sin.data_ptr(),
-        slots.data_ptr(),
-        None if q_norm is None else q_norm.data_ptr(),
-        None if k_norm is None else k_norm.data_ptr(),
+        step.slots.data_ptr(),
+        None if norms.query is None else norms.query.data_ptr(),
+        None if norms.key is None else norms.key.data_ptr(),
         kv_cache.data_ptr(),
-        block_tables.data_ptr(),
-        context_lens.data_ptr(),
-        query_starts.data_ptr(),
+        step.block_tables.data_ptr(),
+        step.context_lens.data_ptr(),
+        step.query_starts.data_ptr(),
         out.data_ptr(),
         workspace.partials.data_ptr(),
         workspace.counters.data_ptr(),
@@ -120,14 +108,14 @@ def attend_one_cuda(
         q.stride(0),
         k.stride(0),
         v.stride(0),
-        block_tables.stride(0),
+        step.block_tables.stride(0),
         num_kv_heads,
         splits,
         NO_WINDOW if window is None else window,
         scale * LOG2E,
-        eps,
+        norms.eps,
     )
-    is_bf16, has_norms = q.dtype == torch.bfloat16, q_norm is not None
+    is_bf16, has_norms = q.dtype == torch.bfloat16, norms.query is not None
     kernel = _kernel(head_dim, num_heads // num_kv_heads, block_size, is_bf16, has_norms, cut.warps, cut.least, device)
     stream = torch.cuda.current_stream(device).cuda_stream
     kernel.launch((num_kv_heads * splits, num_sequences), 32 * cut.warps, [problem], stream, early=True)

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.kernels.dispatch import runs_on_gpu
+from engine.kernels.paged_step import NO_NORMS, HeadNorms
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -68,9 +69,7 @@ def rope_and_write_kv(
     positions: Tensor | None,
     slots: Tensor,
     kv_cache: Tensor,
-    q_norm: Tensor | None = None,
-    k_norm: Tensor | None = None,
-    eps: float = 1e-6,
+    norms: HeadNorms = NO_NORMS,
 ) -> Tensor:
     """Normalise heads (if asked), turn queries and keys, and put keys and values into the cache.
 
@@ -82,7 +81,7 @@ def rope_and_write_kv(
         (:func:`rope_tables`). Halves are turned against each other (Su et al. 2021, eq. 34, in the half-split form).
     slots : int64 (T,), ``block_id * block_size + offset``; below 0: the token's key and value are not written
     kv_cache : (num_blocks, block_size, 2, Hkv, D), written; a block may be strided
-    q_norm, k_norm : (D,) weights of a per-head RMS norm, or None; ``eps`` is theirs
+    norms : of query and key heads, before the turn
 
     Returns
     -------
@@ -91,8 +90,8 @@ def rope_and_write_kv(
     if runs_on_gpu(q):
         from engine.kernels.triton_fused import rope_and_write_kv_triton
 
-        return rope_and_write_kv_triton(q, k, v, cos, sin, positions, slots, kv_cache, q_norm, k_norm, eps)
-    return rope_and_write_kv_reference(q, k, v, cos, sin, positions, slots, kv_cache, q_norm, k_norm, eps)
+        return rope_and_write_kv_triton(q, k, v, cos, sin, positions, slots, kv_cache, norms)
+    return rope_and_write_kv_reference(q, k, v, cos, sin, positions, slots, kv_cache, norms)
 
 
 def rope_and_write_kv_reference(
@@ -104,18 +103,16 @@ def rope_and_write_kv_reference(
     positions: Tensor | None,
     slots: Tensor,
     kv_cache: Tensor,
-    q_norm: Tensor | None = None,
-    k_norm: Tensor | None = None,
-    eps: float = 1e-6,
+    norms: HeadNorms = NO_NORMS,
 ) -> Tensor:
     """:func:`rope_and_write_kv` in plain torch."""
     if positions is not None:
         cos, sin = cos.index_select(0, positions), sin.index_select(0, positions)
-    turned = _turn(_head_norm(k, k_norm, eps), cos, sin).to(k.dtype)
+    turned = _turn(_head_norm(k, norms.key, norms.eps), cos, sin).to(k.dtype)
     kept = slots >= 0
     place, block_size = slots[kept], kv_cache.shape[1]
     kv_cache[place // block_size, place % block_size] = torch.stack((turned[kept], v[kept]), dim=1)
-    q.copy_(_turn(_head_norm(q, q_norm, eps), cos, sin))
+    q.copy_(_turn(_head_norm(q, norms.query, norms.eps), cos, sin))
     return q
 
 

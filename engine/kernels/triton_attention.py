@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from engine.kernels.paged_step import PagedStep
 from engine.kernels.triton_launch import early_start
 
 MAX_SPLITS = 32
@@ -55,27 +56,24 @@ def choose_config(max_query_len: int, group: int, programs_wide: int, num_sms: i
 def paged_attention_triton(
     q: Tensor,
     kv_cache: Tensor,
-    block_tables: Tensor,
-    context_lens: Tensor,
-    query_starts: Tensor,
+    step: PagedStep,
     scale: float,
     window: int | None,
-    max_query_len: int,
     out: Tensor | None,
     config: AttentionConfig | None = None,
 ) -> Tensor:
     """:func:`engine.kernels.paged_attention.paged_attention`."""
     num_tokens, num_heads, head_dim = q.shape
-    num_sequences, num_kv_heads = context_lens.shape[0], kv_cache.shape[3]
+    num_sequences, num_kv_heads = step.context_lens.shape[0], kv_cache.shape[3]
     group = num_heads // num_kv_heads
     if out is None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if config is None:
         num_sms = torch.cuda.get_device_properties(q.device).multi_processor_count
-        config = choose_config(max_query_len, group, num_sequences * num_kv_heads, num_sms)
+        config = choose_config(step.max_query_len, group, num_sequences * num_kv_heads, num_sms)
     tokens = max(1, config.rows // group)
     # A sequence's first program is number query_starts[s] // tokens + s, so gaps stay below one per sequence.
-    one_program_each = max_query_len <= tokens
+    one_program_each = step.max_query_len <= tokens
     num_programs = num_sequences if one_program_each else num_tokens // tokens + num_sequences
     shape = (num_tokens, num_heads, config.splits)
     is_split = config.splits > 1
@@ -85,9 +83,9 @@ def paged_attention_triton(
     _attend[(num_programs, num_kv_heads, config.splits)](
         q,
         kv_cache,
-        block_tables,
-        context_lens,
-        query_starts,
+        step.block_tables,
+        step.context_lens,
+        step.query_starts,
         out,
         parts,
         sums,
@@ -97,7 +95,7 @@ def paged_attention_triton(
         kv_cache.stride(0),
         kv_cache.stride(1),
         kv_cache.stride(2),
-        block_tables.stride(0),
+        step.block_tables.stride(0),
         0 if window is None else window,
         num_heads,
         HAS_WINDOW=window is not None,

@@ -9,6 +9,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from engine.kernels.fp8 import FP8, FP8_MAX, TINY
+from engine.kernels.paged_step import HeadNorms
 from engine.kernels.triton_launch import early_start
 
 GATE_BLOCK = 1024
@@ -147,9 +148,7 @@ def rope_and_write_kv_triton(
     positions: Tensor | None,
     slots: Tensor,
     kv_cache: Tensor,
-    q_norm: Tensor | None,
-    k_norm: Tensor | None,
-    eps: float,
+    norms: HeadNorms,
 ) -> Tensor:
     """:func:`engine.kernels.fused.rope_and_write_kv`; a program turns or copies up to eight heads of one token."""
     num_tokens, num_heads, head_dim = q.shape
@@ -167,8 +166,8 @@ def rope_and_write_kv_triton(
         slots if positions is None else positions,
         slots,
         kv_cache,
-        q if q_norm is None else q_norm,
-        k if k_norm is None else k_norm,
+        q if norms.query is None else norms.query,
+        k if norms.key is None else norms.key,
         q.stride(0),
         k.stride(0),
         v.stride(0),
@@ -179,10 +178,10 @@ def rope_and_write_kv_triton(
         num_kv_heads,
         q_blocks,
         kv_blocks,
-        eps,
+        norms.eps,
         HAS_POSITIONS=positions is not None,
-        Q_NORM=q_norm is not None,
-        K_NORM=k_norm is not None,
+        Q_NORM=norms.query is not None,
+        K_NORM=norms.key is not None,
         HALF=head_dim // 2,
         HALF_PADDED=triton.next_power_of_2(head_dim // 2),
         BLOCK_SIZE=kv_cache.shape[1],

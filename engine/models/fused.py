@@ -16,6 +16,7 @@ from torch import Tensor
 from engine.batch import Batch
 from engine.kernels.fused import rms_norm, rope_tables
 from engine.kernels.paged_attention import turn_and_attend
+from engine.kernels.paged_step import HeadNorms, PagedStep
 from engine.kv_cache import KVCache
 from engine.layers.rope import inverse_frequencies
 
@@ -30,33 +31,24 @@ class StepTensors:
     Attributes
     ----------
     token_ids, positions : int64 (T,)
-    slots : int64 (T,), where each token's key and value go; below 0: nowhere, the row is padding
-    query_starts : int32 (S + 1,), sequence s owns rows ``query_starts[s]:query_starts[s + 1]``
-    context_lens : int32 (S,), keys present after this step; 0: a padding sequence
-    block_tables : int32 (S, width)
-    max_query_len : the longest query, known on the host
+    paged : where they lie in the cache
     """
 
     token_ids: Tensor
     positions: Tensor
-    slots: Tensor
-    query_starts: Tensor
-    context_lens: Tensor
-    block_tables: Tensor
-    max_query_len: int
+    paged: PagedStep
 
     @classmethod
     def of(cls, batch: Batch) -> StepTensors:
         """The same step as a batch laid out for the plain pass."""
-        return cls(
-            batch.token_ids,
-            batch.positions,
-            batch.slot_mapping,
-            batch.query_start,
-            batch.context_lens,
-            batch.block_tables,
-            max(batch.query_lens),
+        paged = PagedStep(
+            block_tables=batch.block_tables,
+            context_lens=batch.context_lens,
+            query_starts=batch.query_start,
+            slots=batch.slot_mapping,
+            max_query_len=max(batch.query_lens),
         )
+        return cls(batch.token_ids, batch.positions, paged)
 
 
 class FusedDecoder:
@@ -77,36 +69,25 @@ class FusedDecoder:
         residual: Tensor | None = None
         for index, layer in enumerate(model.layers):
             x, residual = rms_norm(x, layer.input_norm.weight, layer.input_norm.eps, residual)
-            x = layer.o(self._attention(layer, x, cos, sin, step, kv.layers[index]))
+            x = layer.o(self._attention(layer, x, cos, sin, step.paged, kv.layers[index]))
             x, residual = rms_norm(x, layer.post_norm.weight, layer.post_norm.eps, residual)
             x = layer.down(layer.gated(x))
         return rms_norm(x, model.norm.weight, model.norm.eps, residual)[0]
 
     def _attention(
-        self, layer: DecoderLayer, x: Tensor, cos: Tensor, sin: Tensor, step: StepTensors, cache: Tensor
+        self, layer: DecoderLayer, x: Tensor, cos: Tensor, sin: Tensor, step: PagedStep, cache: Tensor
     ) -> Tensor:
         """(T, num_heads * head_dim), before the output projection."""
         config = self.model.config
         num_heads, num_kv_heads = config.num_heads, config.num_kv_heads
         heads = layer.qkv(x).view(-1, num_heads + 2 * num_kv_heads, config.head_dim)
         query, key, value = torch.split(heads, [num_heads, num_kv_heads, num_kv_heads], dim=1)
-        norms = layer.q_norm, layer.k_norm
+        norms = HeadNorms(
+            None if layer.q_norm is None else layer.q_norm.weight,
+            None if layer.k_norm is None else layer.k_norm.weight,
+            config.rms_norm_eps,
+        )
         out = turn_and_attend(
-            query,
-            key,
-            value,
-            cos,
-            sin,
-            step.slots,
-            cache,
-            step.block_tables,
-            step.context_lens,
-            step.query_starts,
-            scale=self._scale,
-            window=layer.window,
-            max_query_len=step.max_query_len,
-            q_norm=None if norms[0] is None else norms[0].weight,
-            k_norm=None if norms[1] is None else norms[1].weight,
-            eps=config.rms_norm_eps,
+            query, key, value, cos, sin, cache, step, scale=self._scale, window=layer.window, norms=norms
         )
         return out.view(x.shape[0], -1)

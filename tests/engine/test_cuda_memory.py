@@ -24,6 +24,7 @@ from engine.device.runner import DeviceRunner
 from engine.engine import Engine, Result, collect
 from engine.errors import NonFiniteLogits, OutOfMemoryPlan, StepFailed
 from engine.kernels.paged_attention import paged_attention
+from engine.kernels.paged_step import PagedStep
 from engine.load.model import load_model
 from engine.models.decoder import DecoderModel
 from engine.request import Request, SamplingParams
@@ -165,8 +166,10 @@ def test_attention_over_an_arena_is_that_over_memory_of_its_own() -> None:
     starts = torch.arange(33, dtype=torch.int32, device="cuda")
     q = torch.randn(32, 64, dim, device="cuda", dtype=torch.bfloat16)
 
+    step = PagedStep(tables, lens, starts, slots=torch.full((32,), -1, device="cuda"), max_query_len=1)
+
     def attend(cache: torch.Tensor) -> torch.Tensor:
-        return paged_attention(q, cache, tables, lens, starts, scale=dim**-0.5, max_query_len=1)
+        return paged_attention(q, cache, step, scale=dim**-0.5)
 
     torch.testing.assert_close(attend(wide[:, 3]), attend(wide[:, 3].contiguous()), rtol=0.0, atol=0.0)
     apart = [wide[:, i].contiguous() for i in range(8)]

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from engine.batch import Batch
+from engine.kernels.paged_step import PagedStep
 from engine.kv_cache import KVCache
 from engine.load.model import load_model
 from engine.models.decoder import DecoderModel
@@ -74,11 +75,13 @@ def test_padding_rows_write_nothing_and_leave_the_others_alone(tmp_path: Path) -
     padded = StepTensors(
         token_ids=torch.cat((step.token_ids, torch.zeros(2, dtype=torch.int64))),
         positions=torch.cat((step.positions, torch.zeros(2, dtype=torch.int64))),
-        slots=torch.cat((step.slots, torch.full((2,), -1))),
-        query_starts=torch.arange(5, dtype=torch.int32),
-        context_lens=torch.cat((step.context_lens, torch.zeros(2, dtype=torch.int32))),
-        block_tables=torch.cat((step.block_tables, torch.full((2, 1), 99, dtype=torch.int32))),
-        max_query_len=1,
+        paged=PagedStep(
+            block_tables=torch.cat((step.paged.block_tables, torch.full((2, 1), 99, dtype=torch.int32))),
+            context_lens=torch.cat((step.paged.context_lens, torch.zeros(2, dtype=torch.int32))),
+            query_starts=torch.arange(5, dtype=torch.int32),
+            slots=torch.cat((step.paged.slots, torch.full((2,), -1))),
+            max_query_len=1,
+        ),
     )
     with torch.inference_mode():
         alone = model.fused.forward(step, KVCache(model.config, 4, 8))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.kernels.paged_step import PagedStep
 from engine.layers.quant import QuantWeight
 
 
@@ -33,22 +34,18 @@ class PagedCase:
 
     q: Tensor
     kv_cache: Tensor
-    block_tables: Tensor
-    context_lens: Tensor
-    query_starts: Tensor
+    step: PagedStep
     scale: float
-    max_query_len: int
 
     def to(self, device: str, dtype: torch.dtype) -> PagedCase:
-        return PagedCase(
-            self.q.to(device, dtype),
-            self.kv_cache.to(device, dtype),
-            self.block_tables.to(device),
-            self.context_lens.to(device),
-            self.query_starts.to(device),
-            self.scale,
-            self.max_query_len,
+        step = PagedStep(
+            self.step.block_tables.to(device),
+            self.step.context_lens.to(device),
+            self.step.query_starts.to(device),
+            self.step.slots.to(device),
+            self.step.max_query_len,
         )
+        return PagedCase(self.q.to(device, dtype), self.kv_cache.to(device, dtype), step, self.scale)
 
 
 def paged_case(
@@ -79,7 +76,13 @@ def paged_case(
     starts = torch.tensor([0, *query_lens]).cumsum(0).to(torch.int32)
     q = torch.randn(sum(query_lens), num_heads, head_dim, generator=gen)
     lens = torch.tensor(context_lens, dtype=torch.int32)
-    return PagedCase(q, kv, tables, lens, starts, head_dim**-0.5, max(query_lens))
+    slots = [
+        -1 if position < 0 else int(tables[row, position // block_size]) * block_size + position % block_size
+        for row, (query_len, length) in enumerate(zip(query_lens, context_lens, strict=True))
+        for position in range(length - query_len, length)
+    ]
+    step = PagedStep(tables, lens, starts, torch.tensor(slots), max(query_lens))
+    return PagedCase(q, kv, step, head_dim**-0.5)
 
 
 def relative_error(out: Tensor, exact: Tensor) -> float:

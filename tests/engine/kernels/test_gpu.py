@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -27,6 +27,7 @@ from engine.kernels.fused import (
 )
 from engine.kernels.int4 import Int4Weight, int4_linear, int4_linear_reference
 from engine.kernels.paged_attention import paged_attention, paged_attention_reference, turn_and_attend
+from engine.kernels.paged_step import NO_NORMS, HeadNorms
 from engine.kernels.sampling import NOT_FINITE, SamplingTensors, sample, sample_reference
 from engine.kernels.workspace import workspace_of
 from tests.engine.kernels.cases import PagedCase, generator, paged_case, random_quant, relative_error
@@ -223,12 +224,9 @@ def attend(case: PagedCase, window: int | None) -> Tensor:
     return paged_attention(
         case.q,
         case.kv_cache,
-        case.block_tables,
-        case.context_lens,
-        case.query_starts,
+        case.step,
         scale=case.scale,
         window=window,
-        max_query_len=case.max_query_len,
         out=torch.full_like(case.q, math.nan),
     )
 
@@ -259,15 +257,7 @@ def test_paged_attention(
         query_lens, context_lens, num_heads=heads, num_kv_heads=kv_heads, head_dim=dim, block_size=block
     ).to("cuda", dtype)
     wide = case.to("cuda", torch.float64)
-    exact = paged_attention_reference(
-        wide.q,
-        wide.kv_cache,
-        wide.block_tables,
-        wide.context_lens,
-        wide.query_starts,
-        scale=wide.scale,
-        window=window,
-    )
+    exact = paged_attention_reference(wide.q, wide.kv_cache, wide.step, scale=wide.scale, window=window)
     # Probabilities are rounded to the values' dtype before the second product.
     assert relative_error(attend(case, window), exact) < 2 * ROUNDING[dtype]
 
@@ -291,8 +281,7 @@ class DecodeCase:
     paged: PagedCase
     heads: Tensor  # queries, keys and values side by side
     tables: tuple[Tensor, Tensor]
-    slots: Tensor
-    norms: tuple[Tensor, Tensor] | tuple[None, None]
+    norms: HeadNorms
     window: int | None
     exact: Tensor
     exact_cache: Tensor
@@ -305,26 +294,21 @@ class DecodeCase:
         (count, num_heads, dim), num_kv_heads = paged.q.shape, paged.kv_cache.shape[3]
         block_size = paged.kv_cache.shape[1]
         heads = randn(count, num_heads + 2 * num_kv_heads, dim, dtype=dtype, seed=seed)
-        last = (paged.context_lens - 1).long()
-        block = paged.block_tables.gather(1, last.clamp_min(0)[:, None] // block_size).squeeze(1)
+        last = (paged.step.context_lens - 1).long()
+        block = paged.step.block_tables.gather(1, last.clamp_min(0)[:, None] // block_size).squeeze(1)
         slots = torch.where(last < 0, -1, block * block_size + last % block_size)
         tables = rope_tables(last, torch.rand(dim // 2, generator=generator(2)).cuda())
-        norms = (randn(dim, dtype=dtype, seed=5), randn(dim, dtype=dtype, seed=6)) if normed else (None, None)
+        paged.step = replace(paged.step, slots=slots)
+        norms = HeadNorms(eps=1e-5)
+        if normed:
+            norms = HeadNorms(randn(dim, dtype=dtype, seed=5), randn(dim, dtype=dtype, seed=6), 1e-5)
         # What earlier steps left where this one's key and value go must not matter.
         paged.kv_cache.flatten(0, 1)[slots[slots >= 0]] = 3e4
         cache = paged.kv_cache.clone()
         q, k, v = heads.clone().split([num_heads, num_kv_heads, num_kv_heads], dim=1)
-        q = rope_and_write_kv_reference(q, k, v, *tables, None, slots, cache, *norms, eps=1e-5)
-        exact = paged_attention_reference(
-            q.double(),
-            cache.double(),
-            paged.block_tables,
-            paged.context_lens,
-            paged.query_starts,
-            scale=paged.scale,
-            window=window,
-        )
-        return cls(paged, heads, tables, slots, norms, window, exact, cache)
+        q = rope_and_write_kv_reference(q, k, v, *tables, None, slots, cache, norms)
+        exact = paged_attention_reference(q.double(), cache.double(), paged.step, scale=paged.scale, window=window)
+        return cls(paged, heads, tables, norms, window, exact, cache)
 
     def run(self, cut: OneCut | None = None) -> tuple[Tensor, Tensor]:
         """What the kernels give, and their cache."""
@@ -332,29 +316,10 @@ class DecodeCase:
         num_heads, num_kv_heads = paged.q.shape[1], cache.shape[3]
         q, k, v = self.heads.clone().split([num_heads, num_kv_heads, num_kv_heads], dim=1)
         torch.cuda.synchronize()  # what came before this step has ended
-        where = (paged.block_tables, paged.context_lens, paged.query_starts)
+        given = (q, k, v, *self.tables, cache, paged.step)
         if cut is not None:
-            turning = (*self.tables, self.slots)
-            out = attend_one_cuda(
-                q, k, v, *turning, cache, *where, paged.scale, self.window, *self.norms, eps=1e-5, cut=cut
-            )
-            return out, cache
-        out = turn_and_attend(
-            q,
-            k,
-            v,
-            *self.tables,
-            self.slots,
-            cache,
-            *where,
-            scale=paged.scale,
-            window=self.window,
-            max_query_len=1,
-            q_norm=self.norms[0],
-            k_norm=self.norms[1],
-            eps=1e-5,
-        )
-        return out, cache
+            return attend_one_cuda(*given, paged.scale, self.window, self.norms, cut), cache
+        return turn_and_attend(*given, scale=paged.scale, window=self.window, norms=self.norms), cache
 
 
 @pytest.mark.parametrize("dtype", [*HALVES, torch.float32])
@@ -409,12 +374,10 @@ def test_a_captured_decode_holds_for_other_lengths() -> None:
     static, cache = case.paged, case.paged.kv_cache
     q, k, v = (part.clone() for part in case.heads.split([24, 8, 8], dim=1))
     cos, sin = (table.clone() for table in case.tables)
-    slots = case.slots.clone()
 
     def step() -> Tensor:
-        where = (static.block_tables, static.context_lens, static.query_starts)
         again = (q.clone(), k.clone(), v.clone())  # ordinary kernels, as a step begins with
-        return turn_and_attend(*again, cos, sin, slots, cache, *where, scale=static.scale, window=None, max_query_len=1)
+        return turn_and_attend(*again, cos, sin, cache, static.step, scale=static.scale, window=None)
 
     step()
     graph = torch.cuda.CUDAGraph()
@@ -422,16 +385,16 @@ def test_a_captured_decode_holds_for_other_lengths() -> None:
         out = step()
     for seed, lens in enumerate((lengths, lengths[::-1], [17, 900, 16, 2999])):
         paged = paged_case([1] * 4, [3000] * 4, num_heads=24, num_kv_heads=8, head_dim=128, seed=seed)
-        paged.context_lens = torch.tensor(lens, dtype=torch.int32)
+        paged.step = replace(paged.step, context_lens=torch.tensor(lens, dtype=torch.int32))
         fresh = DecodeCase.of(paged, dtype, seed=seed)
         for held, other in zip((q, k, v), fresh.heads.split([24, 8, 8], dim=1), strict=True):
             held.copy_(other)
         cos.copy_(fresh.tables[0])
         sin.copy_(fresh.tables[1])
-        slots.copy_(fresh.slots)
         cache.copy_(fresh.paged.kv_cache)
-        static.block_tables.copy_(fresh.paged.block_tables)
-        static.context_lens.copy_(fresh.paged.context_lens)
+        static.step.slots.copy_(fresh.paged.step.slots)
+        static.step.block_tables.copy_(fresh.paged.step.block_tables)
+        static.step.context_lens.copy_(fresh.paged.step.context_lens)
         graph.replay()
         assert relative_error(out, fresh.exact) < 2 * ROUNDING[dtype]
         torch.testing.assert_close(cache, fresh.exact_cache, equal_nan=True)
@@ -474,8 +437,8 @@ def test_rope_and_kv_write(
     for function in (rope_and_write_kv, rope_and_write_kv_reference):
         q, k, v = fused.clone().split([heads, kv_heads, kv_heads], dim=1)
         cache = torch.zeros(4, 8, 2, kv_heads, dim, dtype=dtype, device="cuda")
-        norms = (weight[0], weight[1], 1e-5) if normed else ()
-        results.append((function(q, k, v, cos, sin, positions if as_table else None, slots, cache, *norms), cache))
+        norms = HeadNorms(weight[0], weight[1], 1e-5) if normed else NO_NORMS
+        results.append((function(q, k, v, cos, sin, positions if as_table else None, slots, cache, norms), cache))
     torch.testing.assert_close(results[0], results[1])
 
 

@@ -17,6 +17,7 @@ from engine.kernels.fused import rms_norm, rope_and_write_kv, rope_tables, silu_
 from engine.kernels.int4 import Int4Weight, alternate, int4_linear
 from engine.kernels.int4_fp8 import int4_fp8_linear, supports_fp8
 from engine.kernels.paged_attention import paged_attention
+from engine.kernels.paged_step import NO_NORMS, HeadNorms
 from engine.layers.attention import attend, plan_attention
 from engine.layers.linear import ExactQuantLinear, GatedLinear
 from engine.layers.norm import RMSNorm
@@ -96,37 +97,19 @@ def test_paged_attention_is_the_engines_own(window: int | None) -> None:
     lens = [(1, 33), (5, 5), (4, 50), (17, 40), (1, 1)]
     case = paged_case([q for q, _ in lens], [c for _, c in lens])
     needed = [-(-length // 16) for _, length in lens]
-    tables = [row[:count] for row, count in zip(case.block_tables.tolist(), needed, strict=True)]
+    tables = [row[:count] for row, count in zip(case.step.block_tables.tolist(), needed, strict=True)]
     tokens = [[0] * query for query, _ in lens]
     batch = Batch.build(tokens, [length for _, length in lens], tables, block_size=16)
     groups = plan_attention(batch, 16, frozenset({window}), torch.float32, 1)
     theirs = attend(case.q, case.kv_cache.nan_to_num(), groups, window, case.scale)
-    ours = paged_attention(
-        case.q,
-        case.kv_cache,
-        case.block_tables,
-        case.context_lens,
-        case.query_starts,
-        scale=case.scale,
-        window=window,
-        max_query_len=17,
-    )
+    ours = paged_attention(case.q, case.kv_cache, case.step, scale=case.scale, window=window)
     torch.testing.assert_close(ours.flatten(1), theirs, rtol=1e-5, atol=1e-5)
 
 
 def test_a_padding_row_of_paged_attention_gives_zeros() -> None:
     case = paged_case([1, 1], [20, 0])
     out = torch.full_like(case.q, math.nan)
-    paged_attention(
-        case.q,
-        case.kv_cache,
-        case.block_tables,
-        case.context_lens,
-        case.query_starts,
-        scale=1.0,
-        max_query_len=1,
-        out=out,
-    )
+    paged_attention(case.q, case.kv_cache, case.step, scale=1.0, out=out)
     assert out[0].isfinite().all()
     assert torch.equal(out[1], torch.zeros_like(out[1]))
 
@@ -159,8 +142,8 @@ def test_rope_turns_as_the_engine_and_writes_keys_and_values(normed: bool, as_ta
     cache = torch.zeros(4, block, 2, kv_heads, dim)
     inv_freq, factor = inverse_frequencies(RopeConfig(theta=100.0), dim)
     cos, sin = rope_tables(torch.arange(31) if as_table else positions, inv_freq, factor)
-    norms = {"q_norm": weight[0], "k_norm": weight[1], "eps": 1e-5} if normed else {}
-    turned = rope_and_write_kv(q, k, v, cos, sin, positions if as_table else None, slots, cache, **norms)
+    norms = HeadNorms(weight[0], weight[1], 1e-5) if normed else NO_NORMS
+    turned = rope_and_write_kv(q, k, v, cos, sin, positions if as_table else None, slots, cache, norms)
     plain_q, plain_k, plain_v = fused.split([heads, kv_heads, kv_heads], dim=1)
     if normed:
         plain_q, plain_k = RMSNorm(weight[0], 1e-5)(plain_q), RMSNorm(weight[1], 1e-5)(plain_k)
