@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from tokenizers import Tokenizer as RawTokenizer
 
-Kind = Literal["byte_level", "metaspace", "other"]
+Kind = Literal["byte_level", "metaspace", "byte_fallback", "other"]
 
 
 def _byte_of_char() -> dict[str, int]:
@@ -24,7 +24,7 @@ _BYTE_OF_CHAR = _byte_of_char()
 
 
 def decoder_kind(tokenizer_json: dict[str, Any]) -> Kind:
-    """How this tokenizer's tokens become bytes, from its ``decoder`` section."""
+    """Tell from a tokenizer's ``decoder`` section how its tokens become bytes."""
     decoder = tokenizer_json.get("decoder") or {}
     parts = decoder.get("decoders", [decoder])
     names = [part.get("type") for part in parts]
@@ -33,6 +33,8 @@ def decoder_kind(tokenizer_json: dict[str, Any]) -> Kind:
     spaces = any(p.get("type") == "Replace" and p.get("content") == " " for p in parts)
     if "Metaspace" in names or ("ByteFallback" in names and spaces):
         return "metaspace"
+    if "ByteFallback" in names and set(names) <= {"ByteFallback", "Fuse"}:
+        return "byte_fallback"
     return "other"
 
 
@@ -70,10 +72,10 @@ class TokenBytes:
             if all(char in _BYTE_OF_CHAR for char in token):
                 return bytes(_BYTE_OF_CHAR[char] for char in token)
             return token.encode()
-        if self.kind == "metaspace":
+        if self.kind in ("metaspace", "byte_fallback"):
             if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
                 return bytes([int(token[3:5], 16)])
-            return token.replace("▁", " ").encode()
+            return (token.replace("▁", " ") if self.kind == "metaspace" else token).encode()
         text: str = self.raw.decode([token_id], skip_special_tokens=False)
         return text.encode()
 

@@ -82,6 +82,32 @@ def test_half_a_character_waits_and_a_broken_one_shows_at_the_end() -> None:
     assert detokenizer.flush() == "\ufffd"
 
 
+BYTES_ALONE = texts.byte_fallback_alone()
+
+
+@given(text=any_text)
+@settings(max_examples=150, deadline=None)
+def test_bytes_that_follow_each_other_join_to_characters(text: str) -> None:
+    tokens = table(BYTES_ALONE)
+    assert tokens.kind == "byte_fallback"
+    ids = BYTES_ALONE.encode(text, add_special_tokens=False).ids
+    assert decode(tokens, ids) == BYTES_ALONE.decode(ids) == text
+
+
+WITHOUT_BYTES = texts.without_bytes()
+
+
+@pytest.mark.parametrize("name", WITHOUT_BYTES)
+@given(data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_any_run_of_tokens_without_bytes_decodes_as_the_library_does(name: str, data: st.DataObject) -> None:
+    raw = WITHOUT_BYTES[name]
+    tokens = table(raw)
+    assert tokens.kind == "other"
+    ids = data.draw(st.lists(st.integers(0, raw.get_vocab_size() - 1), max_size=14))
+    assert decode(tokens, ids) == raw.decode(ids)
+
+
 def test_tokenizers_without_bytes_of_their_own_are_decoded_in_runs() -> None:
     raw = texts.byte_level()
     spec = json.loads(raw.to_str())

@@ -1,4 +1,4 @@
-"""Small tokenizers of the two common kinds, and folders that hold them with a chat template."""
+"""Small tokenizers of the common kinds and of rarer ones, and folders that hold them with a chat template."""
 
 from __future__ import annotations
 
@@ -61,6 +61,29 @@ def metaspace() -> Tokenizer:
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
     return tokenizer
+
+
+def byte_fallback_alone() -> Tokenizer:
+    """BPE over three letters, every other character in bytes, with spaces as they are."""
+    vocab = {token: i for i, token in enumerate(["a", "b", " ", *(f"<0x{byte:02X}>" for byte in range(256))])}
+    tokenizer = Tokenizer(models.BPE(vocab, [], byte_fallback=True))
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    return tokenizer
+
+
+def without_bytes() -> dict[str, Tokenizer]:
+    """Tokenizers whose tokens read otherwise beside others, by their decoder's name."""
+    words = ["the", "quick", "##ing", "##s", ".", ",", "don", "'", "t", "n't", "é", "中", "##文", "e\u0301"]
+    parts = ["a", "b", "ab</w>", "c</w>", "é</w>", "中", "</w>"]
+    letters = ["<pad>", "|", "h", "e", "l", "o"]
+    word_level = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="the"))
+    word_piece = Tokenizer(models.WordPiece({word: i for i, word in enumerate(words)}, unk_token="the"))
+    word_piece.decoder = decoders.WordPiece(cleanup=True)
+    suffixed = Tokenizer(models.BPE({part: i for i, part in enumerate(parts)}, []))
+    suffixed.decoder = decoders.BPEDecoder()
+    ctc = Tokenizer(models.WordLevel({letter: i for i, letter in enumerate(letters)}, unk_token="<pad>"))
+    ctc.decoder = decoders.CTC()
+    return {"none": word_level, "WordPiece": word_piece, "BPEDecoder": suffixed, "CTC": ctc}
 
 
 def save(tokenizer: Tokenizer, folder: Path, *, template: str | None = CHAT_TEMPLATE, eos: str = "<|im_end|>") -> Path:
