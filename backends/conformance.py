@@ -1,12 +1,13 @@
 """The protocol of :mod:`backends.protocol`, as checks that any backend can be put to.
 
-A check takes a :class:`Subject` and raises ``AssertionError`` when the promise in its docstring is broken. Checks that
-rest on something a backend need not offer name it in ``needs``; :func:`checks_for` leaves those out. With pytest::
+A check takes a :class:`ConformanceSubject` and raises ``AssertionError`` when the promise in its docstring is broken.
+Checks that rest on something a backend need not offer name it in ``needs``; :func:`checks_for` leaves those out. With
+pytest::
 
-    SUBJECT = Subject(make=make_my_backend, traits=frozenset({"generate", "seed"}))
+    SUBJECT = ConformanceSubject(make=make_my_backend, traits=frozenset({"generate", "seed"}))
 
     @pytest.mark.parametrize("check", checks_for(SUBJECT), ids=str)
-    async def test_my_backend(check: Check) -> None:
+    async def test_my_backend(check: ConformanceCheck) -> None:
         await check(SUBJECT)
 """
 
@@ -18,43 +19,43 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from math import isclose, isfinite
 
+from backends.conformance_subject import SETTLE_S, ConformanceSubject, assert_idle, collect, refuses, started, text_of
 from backends.errors import BackendUnavailable, ContextLengthExceeded, UnsupportedByBackend
 from backends.protocol import Backend, Finished, FinishReason, Message, Priority, TokenDelta
-from backends.subject import SETTLE_S, Subject, assert_idle, collect, refuses, started, text_of
 
 _GOOD = (FinishReason.STOP, FinishReason.LENGTH)
 
 
-CheckFunction = Callable[[Subject], Awaitable[None]]
+CheckFunction = Callable[[ConformanceSubject], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class ConformanceCheck:
     """One promise of the protocol."""
 
     name: str
     function: CheckFunction
     needs: frozenset[str] = field(default_factory=frozenset)
 
-    async def __call__(self, subject: Subject) -> None:
+    async def __call__(self, subject: ConformanceSubject) -> None:
         await self.function(subject)
 
     def __str__(self) -> str:
         return self.name
 
 
-CHECKS: list[Check] = []
+CHECKS: list[ConformanceCheck] = []
 
 
 def _check(*needs: str) -> Callable[[CheckFunction], CheckFunction]:
     def add(function: CheckFunction) -> CheckFunction:
-        CHECKS.append(Check(getattr(function, "__name__", "check"), function, frozenset(needs)))
+        CHECKS.append(ConformanceCheck(getattr(function, "__name__", "check"), function, frozenset(needs)))
         return function
 
     return add
 
 
-def checks_for(subject: Subject) -> list[Check]:
+def checks_for(subject: ConformanceSubject) -> list[ConformanceCheck]:
     """Return the checks that apply to a backend with these traits."""
     return [check for check in CHECKS if check.needs <= subject.traits]
 
@@ -63,7 +64,7 @@ def checks_for(subject: Subject) -> list[Check]:
 
 
 @_check()
-async def describes_itself(subject: Subject) -> None:
+async def describes_itself(subject: ConformanceSubject) -> None:
     """The names and capabilities are there before the start, and ``start`` may be called twice."""
     backend = subject.make()
     assert isinstance(backend, Backend)
@@ -76,7 +77,7 @@ async def describes_itself(subject: Subject) -> None:
 
 
 @_check()
-async def one_ending(subject: Subject) -> None:
+async def one_ending(subject: ConformanceSubject) -> None:
     """Deltas, then exactly one ending, then nothing."""
     async with started(subject) as backend:
         stream = backend.generate(subject.request())
@@ -89,7 +90,7 @@ async def one_ending(subject: Subject) -> None:
 
 
 @_check()
-async def a_text_prompt_is_answered(subject: Subject) -> None:
+async def a_text_prompt_is_answered(subject: ConformanceSubject) -> None:
     """``prompt`` is taken as it is, without a chat template."""
     async with started(subject) as backend:
         request = replace(subject.request(), messages=None, prompt=subject.question)
@@ -98,7 +99,7 @@ async def a_text_prompt_is_answered(subject: Subject) -> None:
 
 
 @_check("prompt_token_ids")
-async def a_prompt_of_ids_is_counted_exactly(subject: Subject) -> None:
+async def a_prompt_of_ids_is_counted_exactly(subject: ConformanceSubject) -> None:
     """``prompt_token_ids`` are the prompt, no more and no less."""
     async with started(subject) as backend:
         request = replace(subject.request(), messages=None, prompt_token_ids=(5, 6, 7, 8))
@@ -107,7 +108,7 @@ async def a_prompt_of_ids_is_counted_exactly(subject: Subject) -> None:
 
 
 @_check()
-async def a_system_turn_and_several_turns_are_answered(subject: Subject) -> None:
+async def a_system_turn_and_several_turns_are_answered(subject: ConformanceSubject) -> None:
     """Conversations are served, not only questions."""
     async with started(subject) as backend:
         turns = (Message("system", "Be brief."), Message("user", "Hi"), Message("assistant", "Hello"))
@@ -117,7 +118,7 @@ async def a_system_turn_and_several_turns_are_answered(subject: Subject) -> None
 
 
 @_check("seed")
-async def a_prediction_changes_nothing_but_the_books(subject: Subject) -> None:
+async def a_prediction_changes_nothing_but_the_books(subject: ConformanceSubject) -> None:
     """Right, wrong or half right, the answer is the same; who can use one says how much of it was right."""
     async with started(subject) as backend:
         deltas, alone = await collect(backend, subject.request(seed=5))
@@ -132,7 +133,7 @@ async def a_prediction_changes_nothing_but_the_books(subject: Subject) -> None:
 
 
 @_check()
-async def background_is_answered_too(subject: Subject) -> None:
+async def background_is_answered_too(subject: ConformanceSubject) -> None:
     """A lower priority waits; it does not starve on an idle backend."""
     async with started(subject) as backend:
         _, ending = await collect(backend, replace(subject.request(), priority=Priority.BACKGROUND))
@@ -140,7 +141,7 @@ async def background_is_answered_too(subject: Subject) -> None:
 
 
 @_check("exact_counts")
-async def deltas_sum_to_the_usage(subject: Subject) -> None:
+async def deltas_sum_to_the_usage(subject: ConformanceSubject) -> None:
     """Every token is in one delta."""
     async with started(subject) as backend:
         deltas, ending = await collect(backend, subject.request())
@@ -148,7 +149,7 @@ async def deltas_sum_to_the_usage(subject: Subject) -> None:
 
 
 @_check()
-async def max_tokens_is_kept(subject: Subject) -> None:
+async def max_tokens_is_kept(subject: ConformanceSubject) -> None:
     """Never more tokens than allowed; ``length`` exactly when that is why it ended."""
     async with started(subject) as backend:
         for limit in (1, 2, 5):
@@ -158,7 +159,7 @@ async def max_tokens_is_kept(subject: Subject) -> None:
 
 
 @_check("ignore_eos")
-async def ignore_eos_fills_the_limit(subject: Subject) -> None:
+async def ignore_eos_fills_the_limit(subject: ConformanceSubject) -> None:
     """With ``ignore_eos`` only ``max_tokens`` ends an answer."""
     async with started(subject) as backend:
         _, ending = await collect(backend, subject.request(max_tokens=33, ignore_eos=True))
@@ -166,7 +167,7 @@ async def ignore_eos_fills_the_limit(subject: Subject) -> None:
 
 
 @_check()
-async def stop_strings_cut_the_text(subject: Subject) -> None:
+async def stop_strings_cut_the_text(subject: ConformanceSubject) -> None:
     """The text ends where a stop string begins, wherever tokens end, and the reason is ``stop``."""
     async with started(subject) as backend:
         deltas, _ = await collect(backend, replace(subject.request(), thinking=False))
@@ -181,7 +182,7 @@ async def stop_strings_cut_the_text(subject: Subject) -> None:
 
 
 @_check()
-async def greedy_repeats(subject: Subject) -> None:
+async def greedy_repeats(subject: ConformanceSubject) -> None:
     """Temperature 0 gives the same answer again."""
     async with started(subject) as backend:
         first, second = [text_of((await collect(backend, subject.request()))[0]) for _ in range(2)]
@@ -189,7 +190,7 @@ async def greedy_repeats(subject: Subject) -> None:
 
 
 @_check("seed")
-async def seeds_repeat(subject: Subject) -> None:
+async def seeds_repeat(subject: ConformanceSubject) -> None:
     """The same seed gives the same sample."""
     async with started(subject) as backend:
         request = subject.request(temperature=1.0, seed=11)
@@ -198,7 +199,7 @@ async def seeds_repeat(subject: Subject) -> None:
 
 
 @_check("logprobs", "exact_counts")
-async def logprobs_have_one_entry_a_token(subject: Subject) -> None:
+async def logprobs_have_one_entry_a_token(subject: ConformanceSubject) -> None:
     """Each token of the answer has its log-probability, and as many alternatives as asked for, likeliest first."""
     async with started(subject) as backend:
         for num_top in (0, 3):
@@ -222,7 +223,7 @@ async def logprobs_have_one_entry_a_token(subject: Subject) -> None:
 
 
 @_check()
-async def without_logprobs_there_are_none(subject: Subject) -> None:
+async def without_logprobs_there_are_none(subject: ConformanceSubject) -> None:
     """Nothing is sent that was not asked for."""
     async with started(subject) as backend:
         deltas, ending = await collect(backend, subject.request())
@@ -231,7 +232,7 @@ async def without_logprobs_there_are_none(subject: Subject) -> None:
 
 
 @_check()
-async def any_text_is_taken(subject: Subject) -> None:
+async def any_text_is_taken(subject: ConformanceSubject) -> None:
     """Scripts, emoji, control characters and template look-alikes in a prompt neither break nor steer anything."""
     strange = (
         "naïve 🦊🏽‍🚀 ไทย 中文 עברית",
@@ -250,7 +251,7 @@ async def any_text_is_taken(subject: Subject) -> None:
 
 
 @_check("context_limit")
-async def too_long_a_prompt_is_refused_with_the_numbers(subject: Subject) -> None:
+async def too_long_a_prompt_is_refused_with_the_numbers(subject: ConformanceSubject) -> None:
     """``ContextLengthExceeded`` says how long and how much fits; the next request is served."""
     async with started(subject) as backend:
         limit = backend.context_length
@@ -267,7 +268,7 @@ async def too_long_a_prompt_is_refused_with_the_numbers(subject: Subject) -> Non
 
 
 @_check()
-async def what_is_not_offered_is_refused_by_name(subject: Subject) -> None:
+async def what_is_not_offered_is_refused_by_name(subject: ConformanceSubject) -> None:
     """An option without its capability raises ``UnsupportedByBackend``, never a silent answer without it."""
     async with started(subject) as backend:
         offered = backend.capabilities
@@ -286,7 +287,7 @@ async def what_is_not_offered_is_refused_by_name(subject: Subject) -> None:
 
 
 @_check()
-async def neighbours_do_not_matter(subject: Subject) -> None:
+async def neighbours_do_not_matter(subject: ConformanceSubject) -> None:
     """Eight at once each get one ending, and the answer they would have had alone."""
     questions = [f"{subject.question} ({number})" for number in range(8)]
     requests = [replace(subject.request(), messages=(Message("user", question),)) for question in questions]
@@ -298,7 +299,7 @@ async def neighbours_do_not_matter(subject: Subject) -> None:
 
 
 @_check("long_answers")
-async def load_counts_what_runs(subject: Subject) -> None:
+async def load_counts_what_runs(subject: ConformanceSubject) -> None:
     """``load`` sees a request while it runs and not after."""
     async with started(subject) as backend:
         assert backend.load().running + backend.load().waiting == 0
@@ -310,7 +311,7 @@ async def load_counts_what_runs(subject: Subject) -> None:
 
 
 @_check("long_answers")
-async def an_abandoned_request_is_freed_and_billed(subject: Subject) -> None:
+async def an_abandoned_request_is_freed_and_billed(subject: ConformanceSubject) -> None:
     """Closing the iterator frees everything and tells the bill, once."""
     async with started(subject) as backend:
         bills: list[Finished] = []
@@ -330,7 +331,7 @@ async def an_abandoned_request_is_freed_and_billed(subject: Subject) -> None:
 
 
 @_check()
-async def a_cancelled_task_frees_everything(subject: Subject) -> None:
+async def a_cancelled_task_frees_everything(subject: ConformanceSubject) -> None:
     """Cancelling at any moment leaves nothing behind, and the next request is served."""
     async with started(subject) as backend:
         for turns in (0, 1, 2, 5, 20):
@@ -346,7 +347,7 @@ async def a_cancelled_task_frees_everything(subject: Subject) -> None:
 
 
 @_check()
-async def a_finished_request_was_not_abandoned(subject: Subject) -> None:
+async def a_finished_request_was_not_abandoned(subject: ConformanceSubject) -> None:
     """``on_abandoned`` is for endings nobody received."""
     async with started(subject) as backend:
         bills: list[Finished] = []
@@ -358,7 +359,7 @@ async def a_finished_request_was_not_abandoned(subject: Subject) -> None:
 
 
 @_check()
-async def closing_is_final_and_repeatable(subject: Subject) -> None:
+async def closing_is_final_and_repeatable(subject: ConformanceSubject) -> None:
     """After ``close`` requests are refused as unavailable, health says no, and closing again does nothing."""
     backend = subject.make()
     await backend.start()
@@ -369,7 +370,7 @@ async def closing_is_final_and_repeatable(subject: Subject) -> None:
 
 
 @_check("long_answers")
-async def closing_ends_what_runs(subject: Subject) -> None:
+async def closing_ends_what_runs(subject: ConformanceSubject) -> None:
     """A request that runs while the backend closes ends as cancelled, or as unavailable before its first delta."""
     backend = subject.make()
     await backend.start()
@@ -384,7 +385,7 @@ async def closing_ends_what_runs(subject: Subject) -> None:
 
 
 @_check()
-async def health_makes_a_token(subject: Subject) -> None:
+async def health_makes_a_token(subject: ConformanceSubject) -> None:
     """A healthy backend says so, in measured time, and leaves nothing behind."""
     async with started(subject) as backend:
         health = await backend.health()
@@ -396,7 +397,7 @@ async def health_makes_a_token(subject: Subject) -> None:
 
 
 @_check("tokenize")
-async def counting_agrees_with_the_bill(subject: Subject) -> None:
+async def counting_agrees_with_the_bill(subject: ConformanceSubject) -> None:
     """``count_tokens`` is what ``usage.prompt_tokens`` will say."""
     async with started(subject) as backend:
         text = replace(subject.request(), messages=None, prompt=subject.question)
@@ -406,7 +407,7 @@ async def counting_agrees_with_the_bill(subject: Subject) -> None:
 
 
 @_check("score")
-async def scores_are_one_a_token(subject: Subject) -> None:
+async def scores_are_one_a_token(subject: ConformanceSubject) -> None:
     """A scored answer has an id, a log-probability and a rank for each of its tokens."""
     async with started(subject) as backend:
         prompt = replace(subject.request(), messages=None, prompt=subject.question)
@@ -418,7 +419,7 @@ async def scores_are_one_a_token(subject: Subject) -> None:
 
 
 @_check("embed")
-async def embeddings_are_unit_vectors_in_order(subject: Subject) -> None:
+async def embeddings_are_unit_vectors_in_order(subject: ConformanceSubject) -> None:
     """One vector per text, of length one, the same for the same text."""
     async with started(subject) as backend:
         result = await backend.embed(["red", "a much longer text about blue", "red"])

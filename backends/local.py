@@ -11,11 +11,11 @@ from math import sqrt
 
 from backends.config import LocalModelConfig
 from backends.errors import BackendError, BackendUnavailable, ModelLoadError
-from backends.local_engine.build import Served, build, close
-from backends.local_engine.call import Call
+from backends.local_engine.engine_call import EngineCall
+from backends.local_engine.engine_factory import ServedEngine, build, close
+from backends.local_engine.engine_groups import EngineGroup
 from backends.local_engine.errors import translate
-from backends.local_engine.grouping import EngineGroup
-from backends.local_engine.prompt import PromptBuilder
+from backends.local_engine.prompt_builder import PromptBuilder
 from backends.protocol import (
     Capability,
     EmbedResult,
@@ -73,7 +73,7 @@ class LocalBackend:
         self._build = partial(build, self._group, self._weights, on_progress=on_progress)
         self._drafts = config.speculation.mode != "off"
         self._running: set[EngineSequence] = set()
-        self._served: Served | None = None
+        self._served: ServedEngine | None = None
         self._prompts: PromptBuilder | None = None
         self._starting = asyncio.Lock()
         self._closed = False
@@ -191,7 +191,7 @@ class LocalBackend:
         request: GenerateRequest,
         prompt_ids: tuple[int, ...],
         predicted: engine_request.Prediction | None,
-    ) -> Call:
+    ) -> EngineCall:
         text = prompts.text_stream(request, prompt_ids, engine.eos_token_ids)
         # The engine looks for stop strings on its own thread, so that it stops with the token that completes one.
         stop_check = prompts.text_stream(request, prompt_ids, engine.eos_token_ids) if request.sampling.stop else None
@@ -199,7 +199,7 @@ class LocalBackend:
         inner = dataclasses.replace(
             inner, prediction=predicted, speculate=inner.speculate and self._drafts, model=self._model_id
         )
-        return Call(self._model_id, inner, AsyncSink(), text, prompts.tokenizer.bytes)
+        return EngineCall(self._model_id, inner, AsyncSink(), text, prompts.tokenizer.bytes)
 
     async def count_tokens(self, request: GenerateRequest) -> int | None:
         """Prompt length in tokens after the chat template."""
@@ -277,7 +277,7 @@ class LocalBackend:
             raise translate(error, self._model_id, param="input") from error
 
 
-async def _send_bill(request: GenerateRequest, call: Call, sequence: EngineSequence) -> None:
+async def _send_bill(request: GenerateRequest, call: EngineCall, sequence: EngineSequence) -> None:
     """Tell who abandoned a request what it used, once the step in progress is over."""
     if request.on_abandoned is None:
         return

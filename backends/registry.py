@@ -14,7 +14,7 @@ from backends.config import (
     RemoteModelConfig,
     ReplayModelConfig,
 )
-from backends.local_engine.grouping import EngineGroup, engine_groups
+from backends.local_engine.engine_groups import EngineGroup, engine_groups
 from backends.protocol import Backend
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def _build(
 
         return LocalBackend(name, config, weights=weights, group=group, on_progress=on_progress)
     if isinstance(config, RemoteModelConfig):
-        from backends.remote.openai import OpenAIBackend
+        from backends.remote.openai_backend import OpenAIBackend
 
         return OpenAIBackend(name, config, api_key=api_key)
     if isinstance(config, ReplayModelConfig):

@@ -200,7 +200,7 @@ class EchoBackend:
         started = self._clock()
         if request.echo:
             yield TokenDelta(text=prompt_text(request))
-        plan = plan_answer(request, script)
+        plan = script_answer(request, script)
         first_s, sent = 0.0, 0
         for delta in plan.deltas:
             if script.hang_after is not None and sent >= script.hang_after:
@@ -220,7 +220,7 @@ class EchoBackend:
         self,
         request: GenerateRequest,
         script: Script,
-        plan: Plan,
+        plan: ScriptedAnswer,
         num_prompt: int,
         sent: int,
         first_s: float,
@@ -296,7 +296,7 @@ class EchoBackend:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ScriptedAnswer:
     """The deltas an undisturbed generation sends, and how it ends."""
 
     deltas: tuple[TokenDelta, ...]
@@ -308,7 +308,7 @@ class Plan:
         return "".join(delta.text for delta in self.deltas)
 
 
-def plan_answer(request: GenerateRequest, script: Script) -> Plan:
+def script_answer(request: GenerateRequest, script: Script) -> ScriptedAnswer:
     """Apply stop strings, ``max_tokens``, ``ignore_eos`` and logprobs to what the script would say."""
     sampling = request.sampling
     answer = script.text if script.text is not None else last_text(request)
@@ -323,7 +323,7 @@ def plan_answer(request: GenerateRequest, script: Script) -> Plan:
     reasoning = reasoning[:limit]
     tokens = tokens[: limit - len(reasoning)]
     deltas = [*_deltas(reasoning, "reasoning", script, sampling), *_deltas(tokens, "text", script, sampling)]
-    return Plan(tuple(deltas), FinishReason.LENGTH if is_cut_short else FinishReason.STOP, len(reasoning))
+    return ScriptedAnswer(tuple(deltas), FinishReason.LENGTH if is_cut_short else FinishReason.STOP, len(reasoning))
 
 
 def _deltas(tokens: list[str], where: str, script: Script, sampling: SamplingParams) -> list[TokenDelta]:

@@ -15,7 +15,7 @@ import torch
 from backends.builtin.paths import model_dir
 from backends.config import Activations, CpuCompute, LoadFormat, device_key
 from backends.errors import ModelLoadError
-from backends.local_engine.shared import SharedEngines
+from backends.local_engine.shared_engines import SharedEngines
 from engine.arena import Arena
 from engine.device.device_share import DeviceShare
 from engine.errors import LoadError, TokenizerError
@@ -62,7 +62,7 @@ class Checkpoint:
 
 
 @dataclass(slots=True)
-class _Entry:
+class _CheckpointEntry:
     lock: threading.Lock = field(default_factory=threading.Lock)
     checkpoint: Checkpoint | None = None
     num_users: int = 0
@@ -90,7 +90,7 @@ class WeightPool:
         self._shares: dict[str, DeviceShare] = {}
         self._loop: StepLoop | None = None
         self.engines: SharedEngines[Any] = SharedEngines()
-        self._entries: dict[LoadOptions, _Entry] = {}
+        self._entries: dict[LoadOptions, _CheckpointEntry] = {}
         self._lock = threading.Lock()
 
     def acquire(self, options: LoadOptions, progress: Progress | None = None) -> Checkpoint:
@@ -102,7 +102,7 @@ class WeightPool:
             Naming the file at fault.
         """
         with self._lock:
-            entry = self._entries.setdefault(options, _Entry())
+            entry = self._entries.setdefault(options, _CheckpointEntry())
         with entry.lock:
             if entry.checkpoint is None:
                 entry.checkpoint = load_checkpoint(options, progress)

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from random import Random
 
-from backends.builtin.tasks.chat import draw_chat
-from backends.builtin.tasks.everyday import draw_everyday
-from backends.builtin.tasks.generate import FAMILIES, draw_task
+from backends.builtin.tasks.everyday_questions import draw_everyday
+from backends.builtin.tasks.small_talk import draw_chat
+from backends.builtin.tasks.task_generator import FAMILIES, draw_task
 from backends.builtin.tokenizer import SYSTEM_PROMPTS
 
 _FAMILY_NAMES = tuple(FAMILIES)
@@ -32,7 +32,7 @@ class TrainingMix:
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
+class TrainingDocument:
     """A conversation up to and including the assistant's opening, and the completion to learn."""
 
     prompt: str
@@ -44,7 +44,7 @@ def turn(role: str, content: str) -> str:
     return f"<|im_start|>{role}\n{content}<|im_end|>\n"
 
 
-def opening(thinking: bool) -> str:
+def generation_prompt(thinking: bool) -> str:
     """The generation prompt, as the chat template writes it."""
     return "<|im_start|>assistant\n<think>\n" + ("" if thinking else "\n</think>\n\n")
 
@@ -63,7 +63,7 @@ def _exchange(rng: Random, mix: TrainingMix, thinking: bool) -> tuple[str, str, 
     return task.prompt, task.reasoning, task.answer
 
 
-def draw_document(rng: Random, mix: TrainingMix) -> Document:
+def draw_document(rng: Random, mix: TrainingMix) -> TrainingDocument:
     """Draw one training document from the train split."""
     parts = [turn("system", rng.choice(SYSTEM_PROMPTS))] if rng.random() < mix.system_share else []
     if rng.random() < mix.history_share:
@@ -72,6 +72,6 @@ def draw_document(rng: Random, mix: TrainingMix) -> Document:
             parts += [turn("user", said), turn("assistant", reply)]
     thinking = rng.random() < mix.thinking_share
     said, reasoning, reply = _exchange(rng, mix, thinking)
-    parts += [turn("user", said), opening(thinking)]
+    parts += [turn("user", said), generation_prompt(thinking)]
     completion = f"{reasoning}\n</think>\n\n{reply}<|im_end|>" if thinking else f"{reply}<|im_end|>"
-    return Document("".join(parts), completion)
+    return TrainingDocument("".join(parts), completion)

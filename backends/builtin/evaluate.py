@@ -19,8 +19,8 @@ import torch
 
 from backends.builtin.paths import MODELS_DIR
 from backends.builtin.reference import generate_answers, load_reference, load_tokenizer
-from backends.builtin.tasks.check import check
-from backends.builtin.tasks.generate import NATURAL_MIX, UNIFORM_MIX, generate
+from backends.builtin.tasks.answer_checker import check
+from backends.builtin.tasks.task_generator import NATURAL_MIX, UNIFORM_MIX, generate
 from backends.builtin.tasks.types import GRADES, Task
 
 MAX_THINKING_TOKENS = 320

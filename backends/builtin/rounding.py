@@ -22,12 +22,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from backends.builtin.conversations import opening, turn
+from backends.builtin.conversations import generation_prompt, turn
 from backends.builtin.evaluate import MAX_ANSWER_TOKENS, MAX_THINKING_TOKENS
 from backends.builtin.paths import MODELS_DIR
 from backends.builtin.reference import generate_answers, load_reference, load_tokenizer
-from backends.builtin.tasks.check import check
-from backends.builtin.tasks.generate import NATURAL_MIX, generate
+from backends.builtin.tasks.answer_checker import check
+from backends.builtin.tasks.task_generator import NATURAL_MIX, generate
 from backends.builtin.tasks.types import Task
 from engine.kernels.fp8 import quantize_rows_reference
 
@@ -55,7 +55,7 @@ def compare_logprobs(model: Any, tokenizer: Any, tasks: Sequence[Task], *, think
     sums = torch.zeros(5, dtype=torch.float64)
     num_tokens = 0
     for task in tasks:
-        prompt = turn("user", task.prompt) + opening(thinking)
+        prompt = turn("user", task.prompt) + generation_prompt(thinking)
         answer = f"{task.answer}<|im_end|>"
         completion = f"{task.reasoning}\n</think>\n\n{answer}" if thinking else answer
         before, after = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (prompt, completion))

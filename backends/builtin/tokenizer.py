@@ -14,8 +14,8 @@ from random import Random
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from backends.builtin.tasks.chat import draw_chat
-from backends.builtin.tasks.generate import UNIFORM_MIX, generate
+from backends.builtin.tasks.small_talk import draw_chat
+from backends.builtin.tasks.task_generator import UNIFORM_MIX, generate
 
 VOCAB_SIZE = 1536
 CONTEXT_LENGTH = 1024

@@ -12,11 +12,11 @@ from typing import Any
 
 import orjson
 
-from backends.provider.call import Call
-from backends.provider.wire import embeddings_body, usage_body
+from backends.provider.call import ProviderCall
+from backends.provider.openai_codec import embeddings_body, usage_body
 from backends.testing import count_prompt_tokens, split_tokens, token_id
 
-Behaviour = Callable[[Call], Awaitable[None]]
+Behaviour = Callable[[ProviderCall], Awaitable[None]]
 BEHAVIOURS: dict[str, Behaviour] = {}
 
 
@@ -26,7 +26,7 @@ def _named(behaviour: Behaviour) -> Behaviour:
 
 
 def _status(name: str, status: int, message: str, headers: dict[str, str] | None = None, **fields: Any) -> None:
-    async def answer(call: Call) -> None:
+    async def answer(call: ProviderCall) -> None:
         await call.error(status, message, headers, **fields)
 
     BEHAVIOURS[name] = answer
@@ -36,7 +36,7 @@ def _status(name: str, status: int, message: str, headers: dict[str, str] | None
 
 
 @_named
-async def ok(call: Call) -> None:
+async def ok(call: ProviderCall) -> None:
     """Answer as scripted, streamed or whole as asked."""
     if not call.seen.body.get("stream"):
         await call.answer_whole()
@@ -47,7 +47,7 @@ async def ok(call: Call) -> None:
 
 
 @_named
-async def slow(call: Call) -> None:
+async def slow(call: ProviderCall) -> None:
     """Take 0.3 s to the first token."""
     await asyncio.sleep(0.3)
     await call.stream()
@@ -55,14 +55,14 @@ async def slow(call: Call) -> None:
 
 
 @_named
-async def slow_tokens(call: Call) -> None:
+async def slow_tokens(call: ProviderCall) -> None:
     """Take 30 ms for each token."""
     await call.stream(delay_s=0.03)
     await call.done()
 
 
 @_named
-async def torn_sse(call: Call) -> None:
+async def torn_sse(call: ProviderCall) -> None:
     """Send every byte in a write of its own: events, lines and characters are torn everywhere."""
     await call.start()
     body = b"".join(b"data: " + orjson.dumps(chunk) + b"\n\n" for chunk in call.chunks()) + b"data: [DONE]\n\n"
@@ -72,7 +72,7 @@ async def torn_sse(call: Call) -> None:
 
 
 @_named
-async def one_write(call: Call) -> None:
+async def one_write(call: ProviderCall) -> None:
     """Send the whole stream at once."""
     await call.start()
     await call.write(
@@ -82,7 +82,7 @@ async def one_write(call: Call) -> None:
 
 
 @_named
-async def crlf(call: Call) -> None:
+async def crlf(call: ProviderCall) -> None:
     """End lines with carriage return and newline, and begin with a byte order mark."""
     await call.start()
     await call.write(b"\xef\xbb\xbf")
@@ -93,7 +93,7 @@ async def crlf(call: Call) -> None:
 
 
 @_named
-async def comments(call: Call) -> None:
+async def comments(call: ProviderCall) -> None:
     """Send keep-alive comments, ids and event names between chunks."""
     await call.start()
     for at, chunk in enumerate(call.chunks()):
@@ -102,27 +102,27 @@ async def comments(call: Call) -> None:
 
 
 @_named
-async def not_streamed(call: Call) -> None:
+async def not_streamed(call: ProviderCall) -> None:
     """Answer whole although a stream was asked for."""
     await call.answer_whole()
 
 
 @_named
-async def no_done(call: Call) -> None:
+async def no_done(call: ProviderCall) -> None:
     """End the stream without ``[DONE]``."""
     await call.stream()
     await call.end()
 
 
 @_named
-async def ignores_stop(call: Call) -> None:
+async def ignores_stop(call: ProviderCall) -> None:
     """Know no stop strings, as transformers' server does."""
     call.seen.body.pop("stop", None)
     await ok(call)
 
 
 @_named
-async def after_done(call: Call) -> None:
+async def after_done(call: ProviderCall) -> None:
     """Go on after ``[DONE]``, and keep the connection open."""
     await call.stream()
     await call.write(b"data: [DONE]\n\ndata: {nonsense\n\n")
@@ -130,7 +130,7 @@ async def after_done(call: Call) -> None:
 
 
 @_named
-async def no_usage(call: Call) -> None:
+async def no_usage(call: ProviderCall) -> None:
     """Count no tokens."""
     await call.start()
     for chunk in call.chunks(with_usage=False):
@@ -139,7 +139,7 @@ async def no_usage(call: Call) -> None:
 
 
 @_named
-async def no_stream_options(call: Call) -> None:
+async def no_stream_options(call: ProviderCall) -> None:
     """Refuse ``stream_options`` as older servers do."""
     if "stream_options" in call.seen.body:
         await call.error(400, "Unrecognized request argument supplied: stream_options")
@@ -149,7 +149,7 @@ async def no_stream_options(call: Call) -> None:
 
 
 @_named
-async def usage_never(call: Call) -> None:
+async def usage_never(call: ProviderCall) -> None:
     """Finish the answer, then fall silent instead of counting tokens."""
     await call.start()
     for chunk in call.chunks(with_usage=False):
@@ -195,7 +195,7 @@ _status(
 
 
 @_named
-async def flaky(call: Call) -> None:
+async def flaky(call: ProviderCall) -> None:
     """Fail every first and second of three requests."""
     if call.num_seen % 3:
         await call.error(503, "not yet")
@@ -204,45 +204,45 @@ async def flaky(call: Call) -> None:
 
 
 @_named
-async def redirect(call: Call) -> None:
+async def redirect(call: ProviderCall) -> None:
     """Point elsewhere."""
     await call.whole(307, b"", {"location": "http://127.0.0.1:9/v1/chat/completions"})
 
 
 @_named
-async def html(call: Call) -> None:
+async def html(call: ProviderCall) -> None:
     """Answer 200 with a web page, as a captive portal does."""
     await call.whole(200, b"<html>Welcome!</html>", {"content-type": "text/html"})
 
 
 @_named
-async def html_502(call: Call) -> None:
+async def html_502(call: ProviderCall) -> None:
     """Answer as a reverse proxy whose server is gone."""
     await call.whole(502, b"<html><h1>502 Bad Gateway</h1></html>", {"content-type": "text/html"})
 
 
 @_named
-async def json_error_200(call: Call) -> None:
+async def json_error_200(call: ProviderCall) -> None:
     """Answer 200 with an error object."""
     await call.json(200, {"error": {"message": "engine died", "code": 500}})
 
 
 @_named
-async def empty_body(call: Call) -> None:
+async def empty_body(call: ProviderCall) -> None:
     """Answer 200 with an event stream of no bytes."""
     await call.start()
     await call.end()
 
 
 @_named
-async def empty_stream(call: Call) -> None:
+async def empty_stream(call: ProviderCall) -> None:
     """Answer 200 with ``[DONE]`` and nothing before it."""
     await call.start()
     await call.done()
 
 
 @_named
-async def error_event(call: Call) -> None:
+async def error_event(call: ProviderCall) -> None:
     """Answer 200, then an error event."""
     await call.start()
     await call.event({"error": {"message": "engine died", "code": 500}})
@@ -250,7 +250,7 @@ async def error_event(call: Call) -> None:
 
 
 @_named
-async def malformed_json(call: Call) -> None:
+async def malformed_json(call: ProviderCall) -> None:
     """Send an event that is not JSON."""
     await call.start()
     await call.write(b'data: {"choices": [{"delta": {"content": "a"\n\n')
@@ -258,7 +258,7 @@ async def malformed_json(call: Call) -> None:
 
 
 @_named
-async def wrong_types(call: Call) -> None:
+async def wrong_types(call: ProviderCall) -> None:
     """Send JSON whose values have the wrong types."""
     await call.start()
     await call.event({"object": "chat.completion.chunk", "choices": [{"delta": {"content": 7}}]})
@@ -266,40 +266,40 @@ async def wrong_types(call: Call) -> None:
 
 
 @_named
-async def huge_line(call: Call) -> None:
+async def huge_line(call: ProviderCall) -> None:
     """Send a line that never ends."""
     await call.start()
     await call.repeat(b"x" * 1_000_000)
 
 
 @_named
-async def hang(call: Call) -> None:
+async def hang(call: ProviderCall) -> None:
     """Never answer."""
     await call.until_gone()
 
 
 @_named
-async def hang_after_head(call: Call) -> None:
+async def hang_after_head(call: ProviderCall) -> None:
     """Answer 200 and then nothing."""
     await call.start()
     await call.until_gone()
 
 
 @_named
-async def pings_forever(call: Call) -> None:
+async def pings_forever(call: ProviderCall) -> None:
     """Send comments, never a token: alive by the socket, dead by its purpose."""
     await call.start()
     await call.repeat(b": ping\n\n", delay_s=0.01)
 
 
 @_named
-async def reset_before_head(call: Call) -> None:
+async def reset_before_head(call: ProviderCall) -> None:
     """Reset the connection instead of answering."""
     call.reset()
 
 
 @_named
-async def reset_after_head(call: Call) -> None:
+async def reset_after_head(call: ProviderCall) -> None:
     """Reset the connection before the first token."""
     await call.start()
     await call.write(b": hello\n\n")
@@ -310,7 +310,7 @@ async def reset_after_head(call: Call) -> None:
 
 
 @_named
-async def reset_after_3_tokens(call: Call) -> None:
+async def reset_after_3_tokens(call: ProviderCall) -> None:
     """Reset the connection in the middle of the answer."""
     await call.stream(3)
     await asyncio.sleep(0.05)
@@ -318,21 +318,21 @@ async def reset_after_3_tokens(call: Call) -> None:
 
 
 @_named
-async def close_after_3_tokens(call: Call) -> None:
+async def close_after_3_tokens(call: ProviderCall) -> None:
     """End the stream cleanly in the middle of the answer."""
     await call.stream(3)
     await call.end()
 
 
 @_named
-async def done_after_3_tokens(call: Call) -> None:
+async def done_after_3_tokens(call: ProviderCall) -> None:
     """Send ``[DONE]`` in the middle of the answer, without a finish reason."""
     await call.stream(3)
     await call.done()
 
 
 @_named
-async def cut_after_3_tokens(call: Call) -> None:
+async def cut_after_3_tokens(call: ProviderCall) -> None:
     """End the stream in the middle of an event."""
     await call.stream(3)
     await call.write(b'data: {"choices": [{"delta": {"con')
@@ -340,21 +340,21 @@ async def cut_after_3_tokens(call: Call) -> None:
 
 
 @_named
-async def stall_after_3_tokens(call: Call) -> None:
+async def stall_after_3_tokens(call: ProviderCall) -> None:
     """Fall silent in the middle of the answer."""
     await call.stream(3)
     await call.until_gone()
 
 
 @_named
-async def ping_after_3_tokens(call: Call) -> None:
+async def ping_after_3_tokens(call: ProviderCall) -> None:
     """Send only comments from the middle of the answer on."""
     await call.stream(3)
     await call.repeat(b": ping\n\n", delay_s=0.01)
 
 
 @_named
-async def error_after_3_tokens(call: Call) -> None:
+async def error_after_3_tokens(call: ProviderCall) -> None:
     """Send an error event in the middle of the answer."""
     await call.stream(3)
     await call.event({"error": {"message": "engine died", "type": "InternalServerError", "code": 500}})
@@ -362,7 +362,7 @@ async def error_after_3_tokens(call: Call) -> None:
 
 
 @_named
-async def malformed_after_3_tokens(call: Call) -> None:
+async def malformed_after_3_tokens(call: ProviderCall) -> None:
     """Send nonsense in the middle of the answer."""
     await call.stream(3)
     await call.write(b"data: nonsense\n\n")
@@ -370,7 +370,7 @@ async def malformed_after_3_tokens(call: Call) -> None:
 
 
 @_named
-async def unknown_reason(call: Call) -> None:
+async def unknown_reason(call: ProviderCall) -> None:
     """Finish for a reason nobody documented."""
     await call.start()
     for chunk in call.chunks():
@@ -381,7 +381,7 @@ async def unknown_reason(call: Call) -> None:
 
 
 @_named
-async def two_endings(call: Call) -> None:
+async def two_endings(call: ProviderCall) -> None:
     """Send the finish reason twice, then text."""
     await call.start()
     for chunk in call.chunks():
@@ -394,7 +394,7 @@ async def two_endings(call: Call) -> None:
 # --- everything but completions --------------------------------------------------------------------------------------
 
 
-async def answer_other(call: Call) -> None:
+async def answer_other(call: ProviderCall) -> None:
     """Answer ``/v1/embeddings``, ``/v1/models`` and vLLM's ``/tokenize``."""
     body = call.seen.body
     if call.seen.behaviour in ("500", "503", "hang", "429"):

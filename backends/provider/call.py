@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import orjson
 
 from backends.protocol import GenerateRequest
-from backends.provider.wire import answer_chunks, parse_request, whole_answer
+from backends.provider.openai_codec import answer_chunks, parse_request, whole_answer
 from backends.testing import Script
 
 Scope = MutableMapping[str, Any]
@@ -27,7 +27,7 @@ class Connections(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class SeenRequest:
+class RecordedRequest:
     """One request as it arrived: behaviour, the path after it, headers (lower case) and the JSON body."""
 
     behaviour: str
@@ -37,13 +37,13 @@ class SeenRequest:
 
 
 @dataclass(slots=True)
-class Call:
+class ProviderCall:
     """One request being answered. ``num_seen`` counts this behaviour's requests, this one included."""
 
     scope: Scope
     receive: Receive
     send: Send
-    seen: SeenRequest
+    seen: RecordedRequest
     script: Script
     num_seen: int
     server: Connections

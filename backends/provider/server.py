@@ -19,7 +19,7 @@ import orjson
 import uvicorn
 
 from backends.provider.behaviours import BEHAVIOURS, answer_other
-from backends.provider.call import Call, Receive, Scope, SeenRequest, Send
+from backends.provider.call import ProviderCall, Receive, RecordedRequest, Scope, Send
 from backends.testing import Script, count_prompt_tokens
 
 _ECHO = Script()
@@ -54,7 +54,7 @@ class ProviderServer:
         self.model = model
         self.api_key = api_key
         self.context_length = context_length
-        self.requests: list[SeenRequest] = []
+        self.requests: list[RecordedRequest] = []
         self.num_active = 0
         self.num_gone = 0
         self.errors: list[Exception] = []
@@ -110,12 +110,12 @@ class ProviderServer:
         _, behaviour, *rest = scope["path"].split("/")
         headers = {key.decode(): value.decode() for key, value in scope["headers"]}
         body = await _read_body(receive)
-        seen = SeenRequest(behaviour, "/" + "/".join(rest), headers, orjson.loads(body) if body else {})
+        seen = RecordedRequest(behaviour, "/" + "/".join(rest), headers, orjson.loads(body) if body else {})
         self.requests.append(seen)
         self.num_active += 1
-        watch = _Watch(receive)
+        watch = _DisconnectWatch(receive)
         try:
-            await self._answer(Call(scope, watch.receive, send, seen, self.script, self.count(behaviour), self))
+            await self._answer(ProviderCall(scope, watch.receive, send, seen, self.script, self.count(behaviour), self))
         except Exception as error:
             self.errors.append(error)
             raise
@@ -123,7 +123,7 @@ class ProviderServer:
             self.num_active -= 1
             self.num_gone += watch.is_gone
 
-    async def _answer(self, call: Call) -> None:
+    async def _answer(self, call: ProviderCall) -> None:
         if call.seen.path.removeprefix("/v1") not in ("/chat/completions", "/completions"):
             await answer_other(call)
             return
@@ -137,7 +137,7 @@ class ProviderServer:
         else:
             await behave(call)
 
-    def _refusal(self, call: Call) -> tuple[int, str] | None:
+    def _refusal(self, call: ProviderCall) -> tuple[int, str] | None:
         if self.api_key is not None and call.seen.headers.get("authorization") != f"Bearer {self.api_key}":
             return 401, f"Incorrect API key provided: {call.seen.headers.get('authorization')}"
         if call.seen.body.get("model") != self.model:
@@ -152,7 +152,7 @@ class ProviderServer:
         return None
 
 
-class _Watch:
+class _DisconnectWatch:
     """Remember whether the client hung up while its answer was being made."""
 
     def __init__(self, receive: Receive) -> None:

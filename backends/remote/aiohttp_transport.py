@@ -1,7 +1,7 @@
 """aiohttp's connections under httpx: the same requests and responses for less CPU time.
 
 Only what the remote backend uses is here: HTTP/1.1, bodies given whole, answers streamed. Failures become httpx's own
-exceptions, so that one table (:mod:`backends.remote.failures`) serves both transports.
+exceptions, so that one table (:mod:`backends.remote.failure_table`) serves both transports.
 """
 
 from __future__ import annotations

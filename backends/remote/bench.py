@@ -22,14 +22,14 @@ import orjson
 
 from backends.config import RemoteModelConfig
 from backends.protocol import GenerateRequest, Message, SamplingParams
-from backends.remote.openai import OpenAIBackend
+from backends.remote.openai_backend import OpenAIBackend
 from backends.remote.transport import has_aiohttp
 
 _PACKAGES = ("httpx", "aiohttp", "uvicorn", "uvloop", "httptools")
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class TransportCost:
     """CPU milliseconds per request of ``num_chunks`` streamed chunks, at some concurrency."""
 
     name: str
@@ -71,7 +71,7 @@ _TAIL = (
 
 async def measure(
     name: str, one: Callable[[], Awaitable[None]], *, concurrency: int, num_chunks: int, num_requests: int
-) -> Cost:
+) -> TransportCost:
     """Run ``one`` some hundred times, ``concurrency`` at once, and return its share of this process's CPU time."""
 
     async def worker(count: int) -> None:
@@ -85,7 +85,7 @@ async def measure(
     began_s = time.process_time()
     await run(num_requests)
     num_done = num_requests // concurrency * concurrency
-    return Cost(name, concurrency, num_chunks, 1e3 * (time.process_time() - began_s) / num_done)
+    return TransportCost(name, concurrency, num_chunks, 1e3 * (time.process_time() - began_s) / num_done)
 
 
 def backend_call(base: str, num_chunks: int, transport: str) -> tuple[Callable[[], Awaitable[None]], OpenAIBackend]:
@@ -115,7 +115,7 @@ def bare_call(base: str, num_chunks: int, client: httpx.AsyncClient) -> Callable
     return one
 
 
-async def bench(base: str, *, num_requests: int) -> list[Cost]:
+async def bench(base: str, *, num_requests: int) -> list[TransportCost]:
     """Measure every transport at 1 and 32 at once, with 1 and 50 chunks."""
     costs = []
     transports = ["httpx", *(["aiohttp"] if has_aiohttp() else [])]
@@ -142,7 +142,7 @@ def card(num_requests: int) -> dict[str, str | int]:
     return {**found, "num_requests": num_requests}
 
 
-def report(costs: list[Cost]) -> None:
+def report(costs: list[TransportCost]) -> None:
     """Print the table: milliseconds per request, and microseconds per chunk from 1 to 50 chunks."""
     by_key = {(cost.name, cost.concurrency, cost.num_chunks): cost.cpu_ms for cost in costs}
     print(f"{'client':<24}{'at once':>8}{'ms/request':>12}{'ms/50 chunks':>14}{'us/chunk':>10}")
@@ -180,7 +180,7 @@ def main() -> None:
     print(json.dumps({"bench": "backends.remote", "card": facts, "costs": [vars_of(cost) for cost in costs]}))
 
 
-def vars_of(cost: Cost) -> dict[str, str | int | float]:
+def vars_of(cost: TransportCost) -> dict[str, str | int | float]:
     """Return a cost as JSON fields."""
     return {
         "name": cost.name,

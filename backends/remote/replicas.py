@@ -35,7 +35,7 @@ class Replica:
         self.resting_until = max(self.resting_until, until_s)
 
 
-class Lease:
+class ReplicaLease:
     """One attempt's claim on a replica, given back on leaving the ``with`` block with whatever was learnt.
 
     A health check may claim a replica whose breaker is open; success then closes it.
@@ -74,7 +74,7 @@ class Lease:
         if self._ticket is not None:
             self.replica.breaker.fail(self._ticket, now_s)
 
-    def __enter__(self) -> Lease:
+    def __enter__(self) -> ReplicaLease:
         return self
 
     def __exit__(

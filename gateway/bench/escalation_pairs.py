@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from backends.builtin.conversations import opening, turn
+from backends.builtin.conversations import generation_prompt, turn
 from backends.builtin.tasks.types import Task
 from backends.local import LocalBackend
 from backends.protocol import Finished, GenerateRequest, Message, SamplingParams, TokenDelta
@@ -65,7 +65,7 @@ async def generate(
     request = GenerateRequest(
         salt,
         messages=None if is_reasoned else (Message("user", task.prompt),),
-        prompt=turn("user", task.prompt) + opening(thinking=True) if is_reasoned else None,
+        prompt=turn("user", task.prompt) + generation_prompt(thinking=True) if is_reasoned else None,
         sampling=SamplingParams(temperature=0.0, max_tokens=max_tokens),
         extra={"cache_salt": salt},
         prediction=prediction,

@@ -24,8 +24,8 @@ from typing import Any
 
 import httpx
 
-from backends.builtin.tasks.check import check
-from backends.builtin.tasks.generate import FAMILIES, generate
+from backends.builtin.tasks.answer_checker import check
+from backends.builtin.tasks.task_generator import FAMILIES, generate
 from backends.builtin.tasks.types import Task
 from gateway.bench.card import card
 from gateway.bench.process import ready_server

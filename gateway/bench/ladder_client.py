@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from backends.builtin.tasks.check import check
+from backends.builtin.tasks.answer_checker import check
 from backends.builtin.tasks.types import Task
 from gateway.answering.escalation import DOUBTED
 from gateway.bench.process import ready_server

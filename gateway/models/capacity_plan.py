@@ -17,7 +17,7 @@ from pathlib import Path
 
 from backends.config import LocalModelConfig, ModelConfig
 from backends.footprint import Footprint, footprint, read_shape, shape_of
-from backends.local_engine.grouping import engine_groups
+from backends.local_engine.engine_groups import engine_groups
 from backends.local_engine.slab_plan import slabs_for, slabs_in
 from policies.ladder import Ladder
 

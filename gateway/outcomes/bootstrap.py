@@ -189,7 +189,7 @@ def builtin_rows(num_tasks: int, seed: int) -> list[PromptRow]:
     the tasks come from the test split, from the half that the ladder bench leaves alone. Small talk teaches the router
     that a greeting needs no thought; it counts for no metric and no threshold.
     """
-    from backends.builtin.tasks.chat import draw_chat
+    from backends.builtin.tasks.small_talk import draw_chat
 
     tasks = draw_half(FITTING_HALF, seed, num_tasks)
     rows = [make_row((Message("user", task.prompt),), task.answer, "builtin") for task in tasks]

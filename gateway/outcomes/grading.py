@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from backends.builtin.tasks.check import check as check_task
+from backends.builtin.tasks.answer_checker import check as check_task
 from backends.builtin.tasks.types import Task
 
 _THINKING = re.compile(r"<think>.*?(</think>|\Z)", re.DOTALL)

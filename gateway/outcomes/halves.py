@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 
-from backends.builtin.tasks.generate import generate
+from backends.builtin.tasks.task_generator import generate
 from backends.builtin.tasks.types import Task
 
 FITTING_HALF = 0

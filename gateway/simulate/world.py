@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from backends.builtin.tasks.generate import NATURAL_MIX, draw_task
+from backends.builtin.tasks.task_generator import NATURAL_MIX, draw_task
 from gateway.simulate.accuracy import Accuracy
 from gateway.simulate.scenario import HARD_FAMILIES, Conditions
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from backends.builtin.tasks.check import check as check_task
+from backends.builtin.tasks.answer_checker import check as check_task
 from backends.builtin.tasks.types import Task
 from backends.protocol import Finished, GenerateRequest, Message, Priority, SamplingParams, TokenDelta
 from gateway.config.sections import GraderName

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from backends.provider.server import ProviderServer
-from backends.remote.openai import OpenAIBackend
+from backends.remote.openai_backend import OpenAIBackend
 from backends.testing import Script
 from tests.backends.remote_kit import ANSWER
 

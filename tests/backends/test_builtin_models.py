@@ -13,11 +13,11 @@ import torch
 from safetensors import safe_open
 from transformers import AutoTokenizer, LlamaConfig
 
-from backends.builtin.conversations import draw_document, opening, turn
+from backends.builtin.conversations import draw_document, generation_prompt, turn
 from backends.builtin.evaluate import grade_tier
 from backends.builtin.paths import MODELS_DIR, model_dir
 from backends.builtin.reference import dequantized_state, generate_answers, load_reference, load_tokenizer
-from backends.builtin.tasks.generate import generate
+from backends.builtin.tasks.task_generator import generate
 from backends.builtin.tokenizer import build_tokenizer
 from backends.builtin.train.specs import SPECS
 from backends.errors import ModelLoadError
@@ -125,9 +125,9 @@ def test_the_chat_template_is_what_was_trained() -> None:
         return text
 
     assert render() == said
-    assert render(add_generation_prompt=True) == said + opening(thinking=False)
-    assert render(add_generation_prompt=True, enable_thinking=False) == said + opening(thinking=False)
-    assert render(add_generation_prompt=True, enable_thinking=True) == said + opening(thinking=True)
+    assert render(add_generation_prompt=True) == said + generation_prompt(thinking=False)
+    assert render(add_generation_prompt=True, enable_thinking=False) == said + generation_prompt(thinking=False)
+    assert render(add_generation_prompt=True, enable_thinking=True) == said + generation_prompt(thinking=True)
 
 
 def test_training_documents_fit_the_context() -> None:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from backends.builtin.paths import model_dir
 from backends.builtin.reference import load_reference
 from backends.builtin.rounding import compare, rounded_activations
-from backends.builtin.tasks.generate import generate
+from backends.builtin.tasks.task_generator import generate
 from engine.kernels.fp8 import quantize_rows_reference
 
 

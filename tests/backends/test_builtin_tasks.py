@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from backends.builtin.paths import model_dir
-from backends.builtin.tasks.chat import draw_chat
-from backends.builtin.tasks.check import check
-from backends.builtin.tasks.checks import digit_by_digit
-from backends.builtin.tasks.everyday import draw_everyday
+from backends.builtin.tasks.answer_checker import check
+from backends.builtin.tasks.everyday_questions import draw_everyday
 from backends.builtin.tasks.families.arithmetic import multiply_steps
-from backends.builtin.tasks.generate import FAMILIES, NATURAL_MIX, UNIFORM_MIX, draw_task, generate, split_of
-from backends.builtin.tasks.thinking import pick, think
+from backends.builtin.tasks.small_talk import draw_chat
+from backends.builtin.tasks.solution_checks import digit_by_digit
+from backends.builtin.tasks.task_generator import FAMILIES, NATURAL_MIX, UNIFORM_MIX, draw_task, generate, split_of
 from backends.builtin.tasks.types import GRADES, Split
+from backends.builtin.tasks.worked_solution import pick, think
 
 _APPLY: dict[str, Callable[[float, float], float]] = {"+": add, "-": sub, "*": mul, "/": truediv}
 CELLS = [(family, grade) for family in FAMILIES for grade in GRADES]

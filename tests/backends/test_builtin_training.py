@@ -15,7 +15,7 @@ from transformers import LlamaForCausalLM
 from backends.builtin.conversations import TrainingMix
 from backends.builtin.paths import model_dir
 from backends.builtin.reference import load_reference
-from backends.builtin.tasks.generate import UNIFORM_MIX
+from backends.builtin.tasks.task_generator import UNIFORM_MIX
 from backends.builtin.train.batches import draw_batches
 from backends.builtin.train.export import export
 from backends.builtin.train.loop import RunConfig, Trainer, learning_rate_scale, load_trained, loss_of, rounding_share

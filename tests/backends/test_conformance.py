@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 
 from backends.config import LocalModelConfig, RemoteModelConfig, SpeculationConfig
-from backends.conformance import CHECKS, Check, checks_for
+from backends.conformance import CHECKS, ConformanceCheck, checks_for
+from backends.conformance_subject import ConformanceSubject
 from backends.local import LocalBackend
 from backends.protocol import Backend
 from backends.provider.server import ProviderServer
-from backends.remote.openai import OpenAIBackend
-from backends.subject import Subject
+from backends.remote.openai_backend import OpenAIBackend
 from backends.testing import EchoBackend, Script
 from backends.weights import LoadOptions, WeightPool
 
@@ -93,28 +93,28 @@ async def engine_is_idle(backend: Backend) -> bool:
     return not backend.engine.has_work() and pool.num_available == pool.num_blocks
 
 
-def subject_of(name: str, request: pytest.FixtureRequest) -> Subject:
+def subject_of(name: str, request: pytest.FixtureRequest) -> ConformanceSubject:
     traits = traits_of(name)
     if name == "echo":
-        return Subject(lambda: EchoBackend(script=Script(text=LONG), context_length=512), traits)
+        return ConformanceSubject(lambda: EchoBackend(script=Script(text=LONG), context_length=512), traits)
     if name.startswith("remote"):
         if name == "remote-aiohttp":
             pytest.importorskip("aiohttp")
         server: ProviderServer = request.getfixturevalue("server")
-        return Subject(lambda: remote(server, name), traits)
+        return ConformanceSubject(lambda: remote(server, name), traits)
     weights: WeightPool = request.getfixturevalue("weights")
-    return Subject(lambda: local(name, weights), traits, is_idle=engine_is_idle)
+    return ConformanceSubject(lambda: local(name, weights), traits, is_idle=engine_is_idle)
 
 
-def applicable(name: str) -> list[Check]:
-    return checks_for(Subject(EchoBackend, traits_of(name)))
+def applicable(name: str) -> list[ConformanceCheck]:
+    return checks_for(ConformanceSubject(EchoBackend, traits_of(name)))
 
 
 @pytest.mark.parametrize(
     ("name", "check"),
     [pytest.param(name, check, id=f"{name}-{check}") for name in NAMES for check in applicable(name)],
 )
-async def test_conformance(name: str, check: Check, request: pytest.FixtureRequest) -> None:
+async def test_conformance(name: str, check: ConformanceCheck, request: pytest.FixtureRequest) -> None:
     await check(subject_of(name, request))
 
 
@@ -134,7 +134,7 @@ async def test_a_broken_backend_is_caught() -> None:
     failed = []
     for check in CHECKS:
         try:
-            await check(Subject(lambda: Forgetful(script=Script(text=LONG)), EVERYTHING))
+            await check(ConformanceSubject(lambda: Forgetful(script=Script(text=LONG)), EVERYTHING))
         except (AssertionError, TimeoutError, IndexError):
             failed.append(check.name)
     assert "one_ending" in failed

@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 from backends.config import EchoModelConfig, LocalModelConfig, RemoteModelConfig, ReplayModelConfig, SpeculationConfig
-from backends.local_engine.grouping import drafter_path_of
+from backends.local_engine.engine_groups import drafter_path_of
 from backends.protocol import Backend, Finished, FinishReason, GenerateRequest, Message, SamplingParams, TokenDelta
 from backends.provider.server import ProviderServer
 from backends.registry import build_backends

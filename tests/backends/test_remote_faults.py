@@ -20,7 +20,7 @@ from backends.errors import (
 from backends.protocol import FinishReason, GenerateRequest
 from backends.provider.behaviours import BEHAVIOURS
 from backends.provider.server import ProviderServer
-from backends.remote.openai import OpenAIBackend
+from backends.remote.openai_backend import OpenAIBackend
 from backends.testing import split_tokens
 from tests.backends.remote_kit import (
     ANSWER,

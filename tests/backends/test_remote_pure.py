@@ -15,7 +15,7 @@ from backends.config import BreakerConfig, RetryConfig
 from backends.remote.breaker import Breaker, BreakerState
 from backends.remote.retry import full_jitter_s, parse_retry_after_s
 from backends.remote.sse import EventTooLarge, SSEParser, SSEvent
-from backends.remote.stops import StopCutter
+from backends.remote.stop_cutter import StopCutter
 
 # --- server-sent events ----------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from backends.errors import (
 )
 from backends.protocol import Finished, FinishReason, TokenDelta
 from backends.provider.server import ProviderServer
-from backends.remote.openai import OpenAIBackend
+from backends.remote.openai_backend import OpenAIBackend
 from backends.testing import Script
 from tests.backends.remote_kit import (
     ANSWER,

@@ -8,14 +8,20 @@ from collections.abc import Iterator
 import pytest
 
 from backends.builtin.paths import model_dir
-from backends.builtin.tasks.generate import generate
+from backends.builtin.tasks.task_generator import generate
 from backends.config import LocalModelConfig, RemoteModelConfig
-from backends.conformance import Check, checks_for
+from backends.conformance import ConformanceCheck, checks_for
+from backends.conformance_subject import ConformanceSubject, collect, text_of
 from backends.local import LocalBackend
-from backends.peers import Peer, has_llama_cpp, has_transformers_server, llama_cpp_server, transformers_server
+from backends.peer_servers import (
+    PeerServer,
+    has_llama_cpp,
+    has_transformers_server,
+    llama_cpp_server,
+    transformers_server,
+)
 from backends.protocol import Backend, GenerateRequest, Message, SamplingParams
-from backends.remote.openai import OpenAIBackend
-from backends.subject import Subject, collect, text_of
+from backends.remote.openai_backend import OpenAIBackend
 from backends.testing import EchoBackend
 
 pytestmark = pytest.mark.slow
@@ -30,7 +36,7 @@ TRAITS = {
 
 
 @pytest.fixture(scope="module")
-def transformers_peer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peer]:
+def transformers_peer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PeerServer]:
     if not has_transformers_server():
         pytest.skip("transformers serve needs fastapi: pip install fastapi")
     from backends.builtin.reference import load_reference
@@ -44,7 +50,7 @@ def transformers_peer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peer
 
 
 @pytest.fixture(scope="module")
-def llama_cpp_peer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peer]:
+def llama_cpp_peer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PeerServer]:
     if not has_llama_cpp():
         pytest.skip("llama.cpp's server is not installed: pip install 'llama-cpp-python[server]' gguf")
     from backends.builtin.gguf_export import export_gguf
@@ -55,7 +61,7 @@ def llama_cpp_peer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peer]:
         yield peer
 
 
-async def test_llama_cpp_says_what_the_engine_says(llama_cpp_peer: Peer) -> None:
+async def test_llama_cpp_says_what_the_engine_says(llama_cpp_peer: PeerServer) -> None:
     """The same weights, exported and read by somebody else's code, give the same greedy answers."""
     remote = OpenAIBackend("peer", RemoteModelConfig(urls=(llama_cpp_peer.url,), model=llama_cpp_peer.model))
     local = LocalBackend("ours", LocalModelConfig(path="builtin:tier1", device="cpu"))
@@ -72,21 +78,23 @@ async def test_llama_cpp_says_what_the_engine_says(llama_cpp_peer: Peer) -> None
         await remote.close()
 
 
-def applicable(name: str) -> list[Check]:
-    return checks_for(Subject(EchoBackend, TRAITS[name]))
+def applicable(name: str) -> list[ConformanceCheck]:
+    return checks_for(ConformanceSubject(EchoBackend, TRAITS[name]))
 
 
 @pytest.mark.parametrize(
     ("name", "check"),
     [pytest.param(name, check, id=f"{name}-{check}") for name in TRAITS for check in applicable(name)],
 )
-async def test_a_server_that_is_not_ours_conforms(name: str, check: Check, request: pytest.FixtureRequest) -> None:
+async def test_a_server_that_is_not_ours_conforms(
+    name: str, check: ConformanceCheck, request: pytest.FixtureRequest
+) -> None:
     fixture = {"transformers": "transformers_peer", "llama.cpp": "llama_cpp_peer"}[name]
-    peer: Peer = request.getfixturevalue(fixture)
+    peer: PeerServer = request.getfixturevalue(fixture)
 
     def make() -> Backend:
         capabilities = ("generate", "logprobs") if "logprobs" in TRAITS[name] else ("generate",)
         config = RemoteModelConfig(urls=(peer.url,), model=peer.model, capabilities=capabilities)  # type: ignore[arg-type]
         return OpenAIBackend("peer", config)
 
-    await check(Subject(make, TRAITS[name]))
+    await check(ConformanceSubject(make, TRAITS[name]))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from backends.builtin.tasks.generate import generate
+from backends.builtin.tasks.task_generator import generate
 from backends.builtin.tasks.types import Split, Task
 from classifier.heads import sigmoid
 from classifier.metrics import Floats

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backends.builtin.tasks.generate import generate
+from backends.builtin.tasks.task_generator import generate
 from classifier.card import render_card
 from classifier.router import BUILTIN, ArtifactRouter
 from classifier.types import Sufficiency

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from backends.builtin.paths import model_dir
-from backends.builtin.tasks.check import check
-from backends.builtin.tasks.generate import generate
+from backends.builtin.tasks.answer_checker import check
+from backends.builtin.tasks.task_generator import generate
 from engine.config import EngineConfig
 from engine.engine import Engine, collect
 from engine.layers.linear_gpu import Fp8RowsLinear

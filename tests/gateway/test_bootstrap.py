@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.builtin.tasks.generate import generate
+from backends.builtin.tasks.task_generator import generate
 from backends.errors import BackendFailure, BackendOverloaded, ContextLengthExceeded
 from backends.protocol import Backend, Event, GenerateRequest
 from backends.testing import EchoBackend, Script

@@ -13,7 +13,7 @@ GRADES = (1, 2, 3, 4, 5)
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class TaskProblem:
     """One drawn problem.
 
     ``key`` is its canonical form, free of wording: two phrasings of a problem share it, and it alone decides between
@@ -38,4 +38,4 @@ class Task:
     reasoning: str
 
 
-Draw = Callable[[int, Random], Problem]
+Draw = Callable[[int, Random], TaskProblem]

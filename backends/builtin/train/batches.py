@@ -27,7 +27,7 @@ _QUEUE_DEPTH = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class TrainingBatch:
     """Right-padded rows of one length.
 
     ``token_ids`` (rows, length) uint16; ``kind`` (rows, length) uint8: 0 padding, 1 prompt, 2 completion.
@@ -37,7 +37,7 @@ class Batch:
     kind: npt.NDArray[np.uint8]
 
 
-def draw_batches(spec: TierSpec, tokenizer_path: Path, seed: str) -> Iterator[Batch]:
+def draw_batches(spec: TierSpec, tokenizer_path: Path, seed: str) -> Iterator[TrainingBatch]:
     """Yield batches of about ``spec.tokens_per_step`` positions for ever; the same seed gives the same batches."""
     tokenizer = Tokenizer.from_file(str(tokenizer_path))
     pad_id = tokenizer.token_to_id(END_OF_TEXT)
@@ -59,17 +59,17 @@ def draw_batches(spec: TierSpec, tokenizer_path: Path, seed: str) -> Iterator[Ba
                 waiting[bucket] = []
 
 
-def _stack(rows: list[tuple[list[int], int]], length: int, pad_id: int) -> Batch:
+def _stack(rows: list[tuple[list[int], int]], length: int, pad_id: int) -> TrainingBatch:
     token_ids = np.full((len(rows), length), pad_id, dtype=np.uint16)
     kind = np.zeros((len(rows), length), dtype=np.uint8)
     for row, (ids, num_prompt) in enumerate(rows):
         token_ids[row, : len(ids)] = ids
         kind[row, :num_prompt] = 1
         kind[row, num_prompt : len(ids)] = 2
-    return Batch(token_ids, kind)
+    return TrainingBatch(token_ids, kind)
 
 
-def _work(queue: Queue[Batch], tier: int, tokenizer_path: Path, seed: str) -> None:
+def _work(queue: Queue[TrainingBatch], tier: int, tokenizer_path: Path, seed: str) -> None:
     for batch in draw_batches(SPECS[tier], tokenizer_path, seed):
         queue.put(batch)
 
@@ -82,7 +82,7 @@ class BatchStream:
 
     def __init__(self, tier: int, tokenizer_path: Path, seed: int, num_workers: int) -> None:
         context = multiprocessing.get_context("spawn")
-        self._queues: list[Queue[Batch]] = [context.Queue(_QUEUE_DEPTH) for _ in range(num_workers)]
+        self._queues: list[Queue[TrainingBatch]] = [context.Queue(_QUEUE_DEPTH) for _ in range(num_workers)]
         self._workers = [
             context.Process(target=_work, args=(q, tier, tokenizer_path, f"{seed}/{tier}/{i}"), daemon=True)
             for i, q in enumerate(self._queues)
@@ -90,7 +90,7 @@ class BatchStream:
         for worker in self._workers:
             worker.start()
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[TrainingBatch]:
         while True:
             for queue in self._queues:
                 yield queue.get()

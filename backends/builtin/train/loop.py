@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from backends.builtin.reference import dequantized_state
-from backends.builtin.train.batches import Batch
+from backends.builtin.train.batches import TrainingBatch
 from backends.builtin.train.export import export
 from backends.builtin.train.network import Network
 from backends.builtin.train.specs import TierSpec
@@ -129,7 +129,7 @@ class Trainer:
         if config.compile:
             _compiled(self.network)
 
-    def run(self, stream: Iterable[Batch]) -> dict[str, Any]:
+    def run(self, stream: Iterable[TrainingBatch]) -> dict[str, Any]:
         """Train until the minutes are over; export now and then, and at the end.
 
         Returns
@@ -148,7 +148,7 @@ class Trainer:
                 self._export(elapsed_s)
         return self._export(time.monotonic() - started)
 
-    def _step(self, batch: Batch, progress: float) -> None:
+    def _step(self, batch: TrainingBatch, progress: float) -> None:
         token_ids = self._to_device(torch.from_numpy(batch.token_ids.astype("int64")))
         kind = self._to_device(torch.from_numpy(batch.kind.astype("int64")))
         # Weights that start on the 4-bit grid stay rounded, and only decay.

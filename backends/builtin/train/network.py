@@ -27,7 +27,7 @@ class QuantizedLinear(nn.Module):
         return F.linear(x, weight.to(x.dtype))
 
 
-class RMSNorm(nn.Module):
+class TrainingRMSNorm(nn.Module):
     def __init__(self, size: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size))
@@ -80,9 +80,9 @@ class MLP(nn.Module):
 class Block(nn.Module):
     def __init__(self, spec: TierSpec) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(spec.hidden_size)
+        self.input_layernorm = TrainingRMSNorm(spec.hidden_size)
         self.self_attn = Attention(spec)
-        self.post_attention_layernorm = RMSNorm(spec.hidden_size)
+        self.post_attention_layernorm = TrainingRMSNorm(spec.hidden_size)
         self.mlp = MLP(spec)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, share: Tensor) -> Tensor:
@@ -99,7 +99,7 @@ class Network(nn.Module):
         self.spec = spec
         self.embed_tokens = nn.Embedding(spec.vocab_size, spec.hidden_size)
         self.layers = nn.ModuleList(Block(spec) for _ in range(spec.num_layers))
-        self.norm = RMSNorm(spec.hidden_size)
+        self.norm = TrainingRMSNorm(spec.hidden_size)
         self._initialise()
 
     def _initialise(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from backends.builtin.tasks.check import check
+from backends.builtin.tasks.answer_checker import check
 from gateway.config.settings import load_settings
 from gateway.models.loader import make_backends
 from gateway.outcomes.halves import JUDGING_HALF, draw_half

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from backends.builtin.tasks.checks import check_sums
-from backends.builtin.tasks.thinking import think
-from backends.builtin.tasks.types import Problem
+from backends.builtin.tasks.solution_checks import check_sums
+from backends.builtin.tasks.types import TaskProblem
+from backends.builtin.tasks.worked_solution import think
 
 # An expression, its value, and the steps that compute it.
 Worked = tuple[str, int, list[str]]
@@ -126,7 +126,7 @@ _KINDS: dict[int, tuple[Callable[[Random], Worked], ...]] = {
 }
 
 
-def draw(grade: int, rng: Random) -> Problem:
+def draw(grade: int, rng: Random) -> TaskProblem:
     """One expression: a single sum at grade 1, products of brackets at grade 5."""
     text, value, steps = rng.choice(_KINDS[grade])(rng)
     shown = text
@@ -135,7 +135,7 @@ def draw(grade: int, rng: Random) -> Problem:
     elif rng.random() < 0.25:
         shown = text.replace(" ", "")
     question = rng.choice(_TEMPLATES).format(e=shown)
-    return Problem(text, question, str(value), work(text, value, steps))
+    return TaskProblem(text, question, str(value), work(text, value, steps))
 
 
 def work(text: str, value: int, steps: list[str]) -> str:

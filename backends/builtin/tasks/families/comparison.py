@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from random import Random
 
-from backends.builtin.tasks.checks import check_extreme, check_sums, digit_by_digit
-from backends.builtin.tasks.thinking import think
-from backends.builtin.tasks.types import Problem
+from backends.builtin.tasks.solution_checks import check_extreme, check_sums, digit_by_digit
+from backends.builtin.tasks.types import TaskProblem
 from backends.builtin.tasks.wording import join_and
+from backends.builtin.tasks.worked_solution import think
 
 _PAIR = ("Which is {w}, {a} or {b}?", "Which number is {w}: {a} or {b}?", "Of {a} and {b}, which is {w}?")
 _EXTREME = (
@@ -61,20 +61,20 @@ def _expressions(count: int, rng: Random) -> tuple[list[str], list[int], list[st
     return list(texts), list(values), list(steps)
 
 
-def _of_numbers(grade: int, rng: Random) -> Problem:
+def _of_numbers(grade: int, rng: Random) -> TaskProblem:
     high = rng.random() < 0.5
     take = max if high else min
     if grade == 1:
         a, b = _numbers(2, 10, 1000, rng)
         word = rng.choice(("larger", "bigger", "greater") if high else ("smaller", "less", "lower"))
         text = rng.choice(_PAIR).format(w=word, a=a, b=b)
-        return Problem(f"{take.__name__} {a} {b}", text, str(take(a, b)), work_pair(take.__name__, a, b))
+        return TaskProblem(f"{take.__name__} {a} {b}", text, str(take(a, b)), work_pair(take.__name__, a, b))
     numbers = _numbers(rng.randint(4, 5), 10, 1000, rng)
     shown = ", ".join(map(str, numbers))
     word = rng.choice(("largest", "biggest", "greatest") if high else ("smallest", "lowest"))
     answer = take(numbers)
     text = rng.choice(_EXTREME).format(w=word, l=shown)
-    return Problem(f"{take.__name__} {shown}", text, str(answer), work_extreme(take.__name__, numbers))
+    return TaskProblem(f"{take.__name__} {shown}", text, str(answer), work_extreme(take.__name__, numbers))
 
 
 def work_pair(name: str, a: int, b: int) -> str:
@@ -113,7 +113,7 @@ def work_extreme(name: str, numbers: list[int]) -> str:
     )
 
 
-def _spread_of_numbers(rng: Random) -> Problem:
+def _spread_of_numbers(rng: Random) -> TaskProblem:
     numbers = _numbers(rng.randint(3, 5), 10, 300, rng)
     shown = join_and([str(n) for n in numbers])
     high, low = max(numbers), min(numbers)
@@ -126,7 +126,7 @@ def _spread_of_numbers(rng: Random) -> Problem:
         answer=str(high - low),
         checks=_sure_of_spread(numbers, steps),
     )
-    return Problem(f"spread {shown}", rng.choice(_SPREAD).format(l=shown), str(high - low), reasoning)
+    return TaskProblem(f"spread {shown}", rng.choice(_SPREAD).format(l=shown), str(high - low), reasoning)
 
 
 def _sure_of_spread(numbers: list[int], steps: list[str]) -> Iterator[str]:
@@ -139,7 +139,7 @@ def _sure_of_values(values: list[int], steps: list[str]) -> Iterator[str]:
     yield from check_sums(steps)
 
 
-def draw(grade: int, rng: Random) -> Problem:
+def draw(grade: int, rng: Random) -> TaskProblem:
     """Two numbers at grade 1; the spread of the values of five expressions at grade 5."""
     if grade <= 2:
         return _of_numbers(grade, rng)
@@ -159,7 +159,7 @@ def draw(grade: int, rng: Random) -> Problem:
             answer=str(high - low),
             checks=_sure_of_values(values, steps),
         )
-        return Problem(f"spread {shown}", question, str(high - low), reasoning)
+        return TaskProblem(f"spread {shown}", question, str(high - low), reasoning)
     word, answer, name = ("largest", high, "max") if rng.random() < 0.5 else ("smallest", low, "min")
     question = rng.choice(_VALUES).format(w=word, l=shown)
     reasoning = think(
@@ -170,4 +170,4 @@ def draw(grade: int, rng: Random) -> Problem:
         answer=str(answer),
         checks=_sure_of_values(values, steps),
     )
-    return Problem(f"{name} {shown}", question, str(answer), reasoning)
+    return TaskProblem(f"{name} {shown}", question, str(answer), reasoning)

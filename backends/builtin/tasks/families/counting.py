@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from random import Random
 
-from backends.builtin.tasks.checks import numbered, spelled
-from backends.builtin.tasks.thinking import think
-from backends.builtin.tasks.types import Problem
+from backends.builtin.tasks.solution_checks import numbered, spelled
+from backends.builtin.tasks.types import TaskProblem
+from backends.builtin.tasks.worked_solution import think
 
 _LENGTH = (
     "How many letters are in the code {s}?",
@@ -27,9 +27,9 @@ _WORTH = (
 _ALPHABET = "ABCDEFGHKLMNPRST"
 
 
-def _length(rng: Random) -> Problem:
+def _length(rng: Random) -> TaskProblem:
     code = "".join(rng.choices(_ALPHABET, k=rng.randint(3, 7)))
-    return Problem(f"length {code}", rng.choice(_LENGTH).format(s=code), str(len(code)), work_length(code))
+    return TaskProblem(f"length {code}", rng.choice(_LENGTH).format(s=code), str(len(code)), work_length(code))
 
 
 def work_length(code: str) -> str:
@@ -57,7 +57,7 @@ def _sure_of_length(code: str) -> Iterator[str]:
     yield f"In pairs: {', '.join(code[i : i + 2] for i in range(0, len(code), 2))}."
 
 
-def _occurrences(rng: Random) -> Problem:
+def _occurrences(rng: Random) -> TaskProblem:
     letters = rng.sample(_ALPHABET, 3)
     code = "".join(rng.choices(letters, k=rng.randint(5, 9)))
     wanted = rng.choice(letters)
@@ -73,7 +73,7 @@ def _occurrences(rng: Random) -> Problem:
         answer=str(seen),
         checks=_sure_of_occurrences(code, wanted),
     )
-    return Problem(f"{wanted} {code}", rng.choice(_OCCURS).format(x=wanted, s=code), str(seen), reasoning)
+    return TaskProblem(f"{wanted} {code}", rng.choice(_OCCURS).format(x=wanted, s=code), str(seen), reasoning)
 
 
 def _sure_of_occurrences(code: str, wanted: str) -> Iterator[str]:
@@ -86,7 +86,7 @@ def _sure_of_occurrences(code: str, wanted: str) -> Iterator[str]:
     yield f"Sorted: {spelled(''.join(sorted(code)))}."
 
 
-def _worth(grade: int, rng: Random) -> Problem:
+def _worth(grade: int, rng: Random) -> TaskProblem:
     kinds, length, most = {3: (2, 4, 9), 4: (3, 6, 20), 5: (4, 9, 40)}[grade]
     letters = rng.sample(_ALPHABET, kinds)
     points = dict(zip(letters, rng.sample(range(2, most + 1), kinds), strict=True))
@@ -104,7 +104,7 @@ def _worth(grade: int, rng: Random) -> Problem:
         answer=str(total),
         checks=_sure_of_worth(code, points),
     )
-    return Problem(f"{shown} {code}", rng.choice(_WORTH).format(v=shown, s=code), str(total), reasoning)
+    return TaskProblem(f"{shown} {code}", rng.choice(_WORTH).format(v=shown, s=code), str(total), reasoning)
 
 
 def _sure_of_worth(code: str, points: dict[str, int]) -> Iterator[str]:
@@ -128,7 +128,7 @@ def _running_back(code: str, points: dict[str, int]) -> Iterator[str]:
         yield f"{letter}{total}"
 
 
-def draw(grade: int, rng: Random) -> Problem:
+def draw(grade: int, rng: Random) -> TaskProblem:
     """The length of a short code at grade 1, the worth of nine letters at grade 5."""
     if grade == 1:
         return _length(rng)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from random import Random
 
-from backends.builtin.tasks.checks import check_sums
 from backends.builtin.tasks.facts import DAYS_OF_MONTH, MONTHS, WEEKDAYS
-from backends.builtin.tasks.thinking import think
-from backends.builtin.tasks.types import Problem
+from backends.builtin.tasks.solution_checks import check_sums
+from backends.builtin.tasks.types import TaskProblem
 from backends.builtin.tasks.wording import join_and
+from backends.builtin.tasks.worked_solution import think
 
 _ENDS = (
     "A film starts at {t} and lasts {d}. When does it end?",
@@ -39,7 +39,7 @@ def _clock(minutes: int) -> str:
     return f"{hour:02d}:{minute:02d}"
 
 
-def _end(grade: int, rng: Random) -> Problem:
+def _end(grade: int, rng: Random) -> TaskProblem:
     hour, minute = rng.randint(0, 20), rng.randint(0, 59)
     if grade == 1:
         minute = rng.randint(0, 48)
@@ -62,7 +62,7 @@ def _end(grade: int, rng: Random) -> Problem:
         answer=end,
         checks=_sure_of_clock(start, length, steps),
     )
-    return Problem(f"{start}+{length}", rng.choice(_ENDS).format(t=_clock(start), d=said), end, reasoning)
+    return TaskProblem(f"{start}+{length}", rng.choice(_ENDS).format(t=_clock(start), d=said), end, reasoning)
 
 
 def _sure_of_clock(start: int, length: int, steps: list[str]) -> Iterator[str]:
@@ -77,7 +77,7 @@ def _sure_of_clock(start: int, length: int, steps: list[str]) -> Iterator[str]:
     yield from check_sums(steps)
 
 
-def _weekday(rng: Random) -> Problem:
+def _weekday(rng: Random) -> TaskProblem:
     start, days = rng.randrange(7), rng.randint(10, 200)
     rest = days % 7
     day = WEEKDAYS[(start + rest) % 7]
@@ -91,7 +91,7 @@ def _weekday(rng: Random) -> Problem:
         answer=day,
         checks=_sure_of_weekday(start, days, steps),
     )
-    return Problem(f"{start}+{days}", rng.choice(_WEEKDAY).format(w=WEEKDAYS[start], n=days), day, reasoning)
+    return TaskProblem(f"{start}+{days}", rng.choice(_WEEKDAY).format(w=WEEKDAYS[start], n=days), day, reasoning)
 
 
 def _sure_of_weekday(start: int, days: int, steps: list[str]) -> Iterator[str]:
@@ -105,7 +105,7 @@ def _sure_of_weekday(start: int, days: int, steps: list[str]) -> Iterator[str]:
     yield from check_sums(steps)
 
 
-def _date(most: int, rng: Random) -> Problem:
+def _date(most: int, rng: Random) -> TaskProblem:
     month, ahead = rng.randrange(12), rng.randint(most // 3, most)
     day = rng.randint(1, DAYS_OF_MONTH[MONTHS[month]])
     total, at = day + ahead, month
@@ -124,7 +124,7 @@ def _date(most: int, rng: Random) -> Problem:
         answer=answer,
         checks=_sure_of_date(month, at, total, steps),
     )
-    return Problem(f"{month}/{day}+{ahead}", question, answer, reasoning)
+    return TaskProblem(f"{month}/{day}+{ahead}", question, answer, reasoning)
 
 
 def _sure_of_date(month: int, at: int, day: int, steps: list[str]) -> Iterator[str]:
@@ -134,7 +134,7 @@ def _sure_of_date(month: int, at: int, day: int, steps: list[str]) -> Iterator[s
     yield from check_sums(steps)
 
 
-def _trip(count: int, rng: Random) -> Problem:
+def _trip(count: int, rng: Random) -> TaskProblem:
     start = rng.randint(5, 15) * 60 + rng.randint(0, 59)
     parts = [rng.randint(11, 95) for _ in range(count)]
     total, steps = parts[0], []
@@ -156,7 +156,7 @@ def _trip(count: int, rng: Random) -> Problem:
         answer=end,
         checks=_sure_of_trip(start, total, steps),
     )
-    return Problem(f"{start}+{parts}", question, end, reasoning)
+    return TaskProblem(f"{start}+{parts}", question, end, reasoning)
 
 
 def _sure_of_trip(start: int, total: int, steps: list[str]) -> Iterator[str]:
@@ -166,7 +166,7 @@ def _sure_of_trip(start: int, total: int, steps: list[str]) -> Iterator[str]:
     yield from check_sums(steps)
 
 
-def draw(grade: int, rng: Random) -> Problem:
+def draw(grade: int, rng: Random) -> TaskProblem:
     """Minutes within the hour at grade 1; dates months ahead and trips of many legs at grade 5."""
     if grade <= 2:
         return _end(grade, rng)

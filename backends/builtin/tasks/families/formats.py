@@ -6,10 +6,10 @@ import json
 from collections.abc import Iterator
 from random import Random
 
-from backends.builtin.tasks.checks import check_extreme, check_sums, numbered, spelled
-from backends.builtin.tasks.thinking import think
-from backends.builtin.tasks.types import Problem
+from backends.builtin.tasks.solution_checks import check_extreme, check_sums, numbered, spelled
+from backends.builtin.tasks.types import TaskProblem
 from backends.builtin.tasks.wording import NAMES, WORDS
+from backends.builtin.tasks.worked_solution import think
 
 _REPEAT = (
     "Write the word {w} {n} times, separated by {s}.",
@@ -35,7 +35,7 @@ _ASK = (
 _NUMBER_WORDS = {2: "two", 3: "three", 4: "four", 5: "five", 6: "six"}
 
 
-def _repeat(rng: Random) -> Problem:
+def _repeat(rng: Random) -> TaskProblem:
     word, count = rng.choice(WORDS), rng.randint(2, 6)
     name = rng.choice(list(_SEPARATORS))
     said = str(count) if rng.random() < 0.5 else _NUMBER_WORDS[count]
@@ -54,7 +54,7 @@ def _repeat(rng: Random) -> Problem:
         answer=answer,
         checks=_sure_of_repeat(words, name),
     )
-    return Problem(f"{answer} {name}", question, answer, reasoning)
+    return TaskProblem(f"{answer} {name}", question, answer, reasoning)
 
 
 def _sure_of_repeat(words: list[str], name: str) -> Iterator[str]:
@@ -71,7 +71,7 @@ def _sure_of_repeat(words: list[str], name: str) -> Iterator[str]:
     yield f"The last two: {_SEPARATORS[name].join(words[-2:])}."
 
 
-def _wrap(rng: Random) -> Problem:
+def _wrap(rng: Random) -> TaskProblem:
     words = rng.sample(WORDS, rng.randint(2, 4))
     name = rng.choice(list(_BRACKETS))
     left, right = _BRACKETS[name]
@@ -85,7 +85,7 @@ def _wrap(rng: Random) -> Problem:
         answer=answer,
         checks=_sure_of_wrap(words, left, right),
     )
-    return Problem(answer, question, answer, reasoning)
+    return TaskProblem(answer, question, answer, reasoning)
 
 
 def _sure_of_wrap(words: list[str], left: str, right: str) -> Iterator[str]:
@@ -99,7 +99,7 @@ def _sure_of_wrap(words: list[str], left: str, right: str) -> Iterator[str]:
     yield f"Backwards: {', '.join(words[::-1])}."
 
 
-def _record(rng: Random) -> Problem:
+def _record(rng: Random) -> TaskProblem:
     name, age, city = rng.choice(NAMES), rng.randint(18, 99), rng.choice(_CITIES)
     answer = json.dumps({"name": name, "age": age, "city": city})
     question = rng.choice(_JSON).format(n=name, a=age, c=city)
@@ -111,7 +111,7 @@ def _record(rng: Random) -> Problem:
         answer=answer,
         checks=_sure_of_record(name, age, city),
     )
-    return Problem(answer, question, answer, reasoning)
+    return TaskProblem(answer, question, answer, reasoning)
 
 
 def _sure_of_record(name: str, age: int, city: str) -> Iterator[str]:
@@ -123,7 +123,7 @@ def _sure_of_record(name: str, age: int, city: str) -> Iterator[str]:
     yield f"The name is spelled {spelled(name)}, the city {spelled(city)}."
 
 
-def _figures(grade: int, rng: Random) -> Problem:
+def _figures(grade: int, rng: Random) -> TaskProblem:
     keys, said = _FIGURES[grade]
     numbers = [rng.randint(2, 99) for _ in range({3: rng.randint(3, 7), 4: 4, 5: rng.randint(5, 6)}[grade])]
     total, steps = numbers[0], []
@@ -149,7 +149,7 @@ def _figures(grade: int, rng: Random) -> Problem:
         answer=answer,
         checks=_sure_of_figures(numbers, steps),
     )
-    return Problem(f"{grade} {shown}", question, answer, reasoning)
+    return TaskProblem(f"{grade} {shown}", question, answer, reasoning)
 
 
 def _sure_of_figures(numbers: list[int], steps: list[str]) -> Iterator[str]:
@@ -158,7 +158,7 @@ def _sure_of_figures(numbers: list[int], steps: list[str]) -> Iterator[str]:
     yield from check_extreme(numbers, max(numbers), "max")
 
 
-def draw(grade: int, rng: Random) -> Problem:
+def draw(grade: int, rng: Random) -> TaskProblem:
     """Repeats at grade 1, a JSON object of three computed figures at grade 5."""
     if grade == 1:
         return _repeat(rng) if rng.random() < 0.5 else _wrap(rng)

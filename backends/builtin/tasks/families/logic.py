@@ -6,10 +6,10 @@ import itertools
 from collections.abc import Iterator
 from random import Random
 
-from backends.builtin.tasks.checks import numbered
-from backends.builtin.tasks.thinking import think
-from backends.builtin.tasks.types import Problem
+from backends.builtin.tasks.solution_checks import numbered
+from backends.builtin.tasks.types import TaskProblem
 from backends.builtin.tasks.wording import NAMES
+from backends.builtin.tasks.worked_solution import think
 
 _RELATIONS = (
     ("taller", "shorter", "tallest", "shortest"),
@@ -30,7 +30,7 @@ _ORDER = ("Write the row from left to right.", "What is the order now?", "Who st
 NUM_SWAPS = {3: 2, 4: 4, 5: 7}
 
 
-def _ranking(grade: int, rng: Random) -> Problem:
+def _ranking(grade: int, rng: Random) -> TaskProblem:
     """People ordered by facts about neighbours, the facts shuffled from grade 2 on."""
     more, less, most, least = rng.choice(_RELATIONS)
     people = rng.sample(NAMES, 3 if grade == 1 else rng.randint(4, 5))
@@ -51,7 +51,7 @@ def _ranking(grade: int, rng: Random) -> Problem:
         answer=answer,
         checks=_sure_of_ranking(people, more, less),
     )
-    return Problem(f"{'top' if top else 'bottom'} {' '.join(people)}", question, answer, reasoning)
+    return TaskProblem(f"{'top' if top else 'bottom'} {' '.join(people)}", question, answer, reasoning)
 
 
 def _sure_of_ranking(people: list[str], more: str, less: str) -> Iterator[str]:
@@ -66,7 +66,7 @@ def _sure_of_ranking(people: list[str], more: str, less: str) -> Iterator[str]:
         yield f"{above} comes before {below}."
 
 
-def _passing(rng: Random) -> Problem:
+def _passing(rng: Random) -> TaskProblem:
     """Passes told out of order, so that the chain has to be followed name by name."""
     chain = rng.sample(NAMES, rng.randint(4, 6))
     hops = [rng.choice(_PASSES).format(a=a, b=b) for a, b in itertools.pairwise(chain)]
@@ -80,7 +80,7 @@ def _passing(rng: Random) -> Problem:
         answer=chain[-1],
         checks=_sure_of_passes(chain),
     )
-    return Problem(f"passes {' '.join(chain)}", told, chain[-1], reasoning)
+    return TaskProblem(f"passes {' '.join(chain)}", told, chain[-1], reasoning)
 
 
 def _sure_of_passes(chain: list[str]) -> Iterator[str]:
@@ -92,7 +92,7 @@ def _sure_of_passes(chain: list[str]) -> Iterator[str]:
         yield f"{taker} has it from {giver}."
 
 
-def _row(grade: int, rng: Random) -> Problem:
+def _row(grade: int, rng: Random) -> TaskProblem:
     row = rng.sample(NAMES, 4 if grade < 5 else 5)
     said = [rng.choice(_ROWS).format(l=", ".join(row))]
     key, steps, last = [", ".join(row)], [], (-1, -1)
@@ -116,7 +116,7 @@ def _row(grade: int, rng: Random) -> Problem:
         answer=", ".join(row),
         checks=_sure_of_row([key[0], *steps]),
     )
-    return Problem(" ".join(key), " ".join(said), ", ".join(row), reasoning)
+    return TaskProblem(" ".join(key), " ".join(said), ", ".join(row), reasoning)
 
 
 def _sure_of_row(rows: list[str]) -> Iterator[str]:
@@ -129,7 +129,7 @@ def _sure_of_row(rows: list[str]) -> Iterator[str]:
     yield f"Numbered: {numbered(names)}."
 
 
-def draw(grade: int, rng: Random) -> Problem:
+def draw(grade: int, rng: Random) -> TaskProblem:
     """Three people ranked at grade 1; a row of five after seven swaps at grade 5."""
     if grade <= 2:
         return _ranking(grade, rng)

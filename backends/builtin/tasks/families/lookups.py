@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from random import Random
 
-from backends.builtin.tasks.checks import check_sums, numbered
 from backends.builtin.tasks.facts import CAPITALS, NUMERIC
-from backends.builtin.tasks.thinking import think
-from backends.builtin.tasks.types import Problem
+from backends.builtin.tasks.solution_checks import check_sums, numbered
+from backends.builtin.tasks.types import TaskProblem
 from backends.builtin.tasks.wording import join_and
+from backends.builtin.tasks.worked_solution import think
 
 NUM_FACTS = {3: 2, 4: 4, 5: 6}
 
@@ -34,7 +34,7 @@ _TOTALS = (
 )
 
 
-def _choice(rng: Random) -> Problem:
+def _choice(rng: Random) -> TaskProblem:
     countries = rng.sample(list(CAPITALS), rng.randint(3, 4))
     country = rng.choice(countries)
     if rng.random() < 0.5:
@@ -53,7 +53,7 @@ def _choice(rng: Random) -> Problem:
         answer=answer,
         checks=_sure_of_choice(countries, country),
     )
-    return Problem(f"{answer} of {options}", question, answer, reasoning)
+    return TaskProblem(f"{answer} of {options}", question, answer, reasoning)
 
 
 def work_capital(country: str, asked: str, answer: str) -> str:
@@ -74,7 +74,7 @@ def _sure_of_choice(countries: list[str], chosen: str) -> Iterator[str]:
     yield f"So {chosen} is number {countries.index(chosen) + 1} of {len(countries)}."
 
 
-def _list(rng: Random) -> Problem:
+def _list(rng: Random) -> TaskProblem:
     countries = rng.sample(list(CAPITALS), rng.randint(2, 3))
     capitals = [CAPITALS[c] for c in countries]
     reasoning = think(
@@ -85,7 +85,7 @@ def _list(rng: Random) -> Problem:
         answer=", ".join(capitals),
         checks=_sure_of_list(countries),
     )
-    return Problem(
+    return TaskProblem(
         "capitals " + " ".join(countries),
         rng.choice(_CAPITALS).format(l=join_and(countries)),
         ", ".join(capitals),
@@ -101,7 +101,7 @@ def _sure_of_list(countries: list[str]) -> Iterator[str]:
     yield f"Their capitals: {numbered(CAPITALS[country] for country in countries)}."
 
 
-def _total(count: int, rng: Random) -> Problem:
+def _total(count: int, rng: Random) -> TaskProblem:
     said, key, facts, sums, total = "", [], [], [], 0
     for place in range(count):
         phrase, table = rng.choices(NUMERIC, weights=(5, 2, 2, 2))[0]
@@ -126,10 +126,10 @@ def _total(count: int, rng: Random) -> Problem:
         answer=str(total),
         checks=check_sums(sums),
     )
-    return Problem("".join(key), rng.choice(_TOTALS).format(l=said), str(total), reasoning)
+    return TaskProblem("".join(key), rng.choice(_TOTALS).format(l=said), str(total), reasoning)
 
 
-def draw(grade: int, rng: Random) -> Problem:
+def draw(grade: int, rng: Random) -> TaskProblem:
     """One fact among choices at grade 1, a sum over six facts at grade 5."""
     if grade == 1:
         return _choice(rng)

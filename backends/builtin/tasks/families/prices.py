@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from random import Random
 
-from backends.builtin.tasks.checks import check_sums
-from backends.builtin.tasks.thinking import think
-from backends.builtin.tasks.types import Problem
+from backends.builtin.tasks.solution_checks import check_sums
+from backends.builtin.tasks.types import TaskProblem
 from backends.builtin.tasks.wording import NAMES, THINGS, join_and
+from backends.builtin.tasks.worked_solution import think
 
 _LISTS = (
     "Prices in dollars: {l}.",
@@ -89,7 +89,7 @@ def _sure_of_bill(bought: list[tuple[int, str]], prices: dict[str, int], steps: 
     yield from check_sums([*products, *steps])
 
 
-def draw(grade: int, rng: Random) -> Problem:
+def draw(grade: int, rng: Random) -> TaskProblem:
     """One price at grade 1; four products, their sum and the change at grade 5."""
     things = rng.sample(THINGS, {1: rng.randint(2, 4), 4: 5, 5: 5}.get(grade, rng.randint(3, 5)))
     asked_first = rng.random() < 0.4
@@ -99,7 +99,7 @@ def draw(grade: int, rng: Random) -> Problem:
     if grade == 1:
         thing = rng.choice(things)
         question = _told(listing, rng.choice(_ONE).format(t=thing), asked_first)
-        return Problem(f"{thing} of {shown}", question, str(prices[thing]), _work_one(thing, prices))
+        return TaskProblem(f"{thing} of {shown}", question, str(prices[thing]), _work_one(thing, prices))
     bought = [(rng.randint(2, 9), t) for t in rng.sample(things, NUM_BOUGHT[grade])]
     total, steps = _bill(bought, prices)
     basket = join_and([f"{count} {t}" for count, t in bought])
@@ -110,7 +110,7 @@ def draw(grade: int, rng: Random) -> Problem:
         ask = rng.choice(_CHANGE).format(p=person, l=basket, c=paid)
         steps.append(f"{paid}-{total}={paid - total}")
         reasoning = _work(key, f"{basket}, paid with {paid}.", bought, prices, steps)
-        return Problem(f"{key} {paid}", _told(listing, ask, asked_first), str(paid - total), reasoning)
+        return TaskProblem(f"{key} {paid}", _told(listing, ask, asked_first), str(paid - total), reasoning)
     ask = rng.choice(_BILL).format(p=person, l=basket)
     reasoning = _work(key, f"the cost of {basket}.", bought, prices, steps)
-    return Problem(key, _told(listing, ask, asked_first), str(total), reasoning)
+    return TaskProblem(key, _told(listing, ask, asked_first), str(total), reasoning)

@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Iterator
 from random import Random
 
-from backends.builtin.tasks.checks import check_sums
-from backends.builtin.tasks.thinking import think
-from backends.builtin.tasks.types import Problem
+from backends.builtin.tasks.solution_checks import check_sums
+from backends.builtin.tasks.types import TaskProblem
+from backends.builtin.tasks.worked_solution import think
 
 _NEXT = (
     "What comes next: {l}, ...?",
@@ -36,7 +36,7 @@ def _shown(numbers: list[int]) -> str:
     return ", ".join(map(str, numbers))
 
 
-def _constant_step(grade: int, rng: Random) -> Problem:
+def _constant_step(grade: int, rng: Random) -> TaskProblem:
     step = rng.randint(2, 12) if grade == 1 else rng.randint(11, 60)
     start = rng.randint(1, 60) if grade == 1 else rng.randint(10, 400)
     down = grade == 2 and rng.random() < 0.5
@@ -54,7 +54,7 @@ def _constant_step(grade: int, rng: Random) -> Problem:
         answer=str(terms[4]),
         checks=_sure_of_step(terms, sign, step),
     )
-    return Problem(shown, rng.choice(_NEXT).format(l=shown), str(terms[4]), reasoning)
+    return TaskProblem(shown, rng.choice(_NEXT).format(l=shown), str(terms[4]), reasoning)
 
 
 def _sure_of_step(terms: list[int], sign: str, step: int) -> Iterator[str]:
@@ -63,7 +63,7 @@ def _sure_of_step(terms: list[int], sign: str, step: int) -> Iterator[str]:
     yield from check_sums([f"{before}{sign}{step}={last}"])
 
 
-def _growing_step(ahead: int, rng: Random) -> Problem:
+def _growing_step(ahead: int, rng: Random) -> TaskProblem:
     value, step, growth = rng.randint(1, 40), rng.randint(2, 12), rng.randint(2, 7)
     terms = [value + i * step + growth * i * (i - 1) // 2 for i in range(4 + ahead)]
     diffs = [b - a for a, b in itertools.pairwise(terms[:4])]
@@ -73,7 +73,7 @@ def _growing_step(ahead: int, rng: Random) -> Problem:
         steps.append(f"{diff - growth}+{growth}={diff}\n{terms[i - 1]}+{diff}={terms[i]}")
     shown = _shown(terms[:4])
     ask = rng.choice(_NEXT).format(l=shown) if ahead == 1 else rng.choice(_AHEAD).format(l=shown, k=_AFTER[ahead])
-    return Problem(f"{shown} {ahead}", ask, str(terms[-1]), _work(shown, "the steps grow evenly.", ahead, steps))
+    return TaskProblem(f"{shown} {ahead}", ask, str(terms[-1]), _work(shown, "the steps grow evenly.", ahead, steps))
 
 
 def _work(shown: str, rule: str, ahead: int, steps: list[str]) -> str:
@@ -87,13 +87,13 @@ def _work(shown: str, rule: str, ahead: int, steps: list[str]) -> str:
     )
 
 
-def _fibonacci(ahead: int, rng: Random) -> Problem:
+def _fibonacci(ahead: int, rng: Random) -> TaskProblem:
     terms = [rng.randint(1, 30), rng.randint(1, 30)]
     while len(terms) < 4 + ahead:
         terms.append(terms[-2] + terms[-1])
     steps = [f"{a}+{b}={a + b}" for a, b in itertools.pairwise(terms[2:-1])]
     shown = _shown(terms[:4])
-    return Problem(
+    return TaskProblem(
         f"fib {shown} {ahead}",
         rng.choice(_FIBONACCI).format(l=shown, k=_AFTER[ahead]),
         str(terms[-1]),
@@ -101,7 +101,7 @@ def _fibonacci(ahead: int, rng: Random) -> Problem:
     )
 
 
-def _rule(num_steps: int, rng: Random) -> Problem:
+def _rule(num_steps: int, rng: Random) -> TaskProblem:
     factor, start = rng.randint(2, 3), rng.randint(2, 9)
     shift = rng.randint(1, 9) * (1 if rng.random() < 0.5 or start * factor <= start + 9 else -1)
     value, steps, sign = start, [], "-" if shift < 0 else "+"
@@ -113,10 +113,10 @@ def _rule(num_steps: int, rng: Random) -> Problem:
     rule = f"{verb} and {'subtract' if shift < 0 else 'add'} {abs(shift)}"
     question = rng.choice(_RULE).format(s=start, r=rule, n=num_steps)
     reasoning = _work(f"{start}, {rule}", "apply the rule each time.", num_steps, steps)
-    return Problem(f"{start}*{factor}{sign}{abs(shift)} x{num_steps}", question, str(value), reasoning)
+    return TaskProblem(f"{start}*{factor}{sign}{abs(shift)} x{num_steps}", question, str(value), reasoning)
 
 
-def draw(grade: int, rng: Random) -> Problem:
+def draw(grade: int, rng: Random) -> TaskProblem:
     """A constant step at grade 1; many terms ahead of a growing step, or of a rule, at grade 5."""
     if grade <= 2:
         return _constant_step(grade, rng)

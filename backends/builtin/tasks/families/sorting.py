@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from random import Random
 
-from backends.builtin.tasks.checks import check_extreme, check_order
-from backends.builtin.tasks.thinking import think
-from backends.builtin.tasks.types import Problem
+from backends.builtin.tasks.solution_checks import check_extreme, check_order
+from backends.builtin.tasks.types import TaskProblem
+from backends.builtin.tasks.worked_solution import think
 
 _SORT = (
     "Sort these numbers {w}: {l}.",
@@ -49,7 +49,7 @@ def _digit_steps(number: int) -> str:
     return f"{number}:{'+'.join(str(number))}={_digit_sum(number)}"
 
 
-def _by_value(grade: int, rng: Random) -> Problem:
+def _by_value(grade: int, rng: Random) -> TaskProblem:
     count, high = {1: (3, 99), 2: (rng.randint(5, 6), 999), 3: (rng.randint(6, 7), 999)}[grade]
     numbers = rng.sample(range(10, high), count)
     shown = ", ".join(map(str, numbers))
@@ -58,10 +58,10 @@ def _by_value(grade: int, rng: Random) -> Problem:
     said = rng.choice(_DOWN if down else _UP)
     in_order = ", ".join(map(str, order))
     if grade < 3:
-        return Problem(f"{down} {shown}", rng.choice(_SORT).format(w=said, l=shown), in_order, work(numbers, down))
+        return TaskProblem(f"{down} {shown}", rng.choice(_SORT).format(w=said, l=shown), in_order, work(numbers, down))
     place = rng.randint(2, count - 2)
     question = rng.choice(_KTH).format(w=said, l=shown, k=ORDINALS[place])
-    return Problem(f"{down} {place} {shown}", question, str(order[place]), work(numbers, down, place))
+    return TaskProblem(f"{down} {place} {shown}", question, str(order[place]), work(numbers, down, place))
 
 
 def work(numbers: list[int], down: bool, place: int | None = None) -> str:
@@ -92,7 +92,7 @@ def _sure_of_digits(order: list[int]) -> Iterator[str]:
     yield from check_order(sorted(order))
 
 
-def draw(grade: int, rng: Random) -> Problem:
+def draw(grade: int, rng: Random) -> TaskProblem:
     """Three numbers at grade 1, digit sums of five three-digit numbers and a sum at grade 5."""
     if grade <= 3:
         return _by_value(grade, rng)
@@ -102,12 +102,12 @@ def draw(grade: int, rng: Random) -> Problem:
     steps = [*map(_digit_steps, numbers), ", ".join(map(str, order))]
     if grade == 4:
         reasoning = _work_digits(shown, order, steps, "in order", steps[-1])
-        return Problem(f"digits {shown}", rng.choice(_BY_DIGITS).format(l=shown), steps[-1], reasoning)
+        return TaskProblem(f"digits {shown}", rng.choice(_BY_DIGITS).format(l=shown), steps[-1], reasoning)
     first, last = order[0], order[-1]
     steps.append(f"{first}+{last}={first + last}")
     answer = str(first + last)
     reasoning = _work_digits(shown, order, steps, "first and last added", answer)
-    return Problem(f"digits+ {shown}", rng.choice(_BY_DIGITS_ADD).format(l=shown), answer, reasoning)
+    return TaskProblem(f"digits+ {shown}", rng.choice(_BY_DIGITS_ADD).format(l=shown), answer, reasoning)
 
 
 def _work_digits(shown: str, order: list[int], steps: list[str], wanted: str, answer: str) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from random import Random
 
-from backends.builtin.tasks.checks import numbered, spelled
-from backends.builtin.tasks.thinking import think
-from backends.builtin.tasks.types import Problem
+from backends.builtin.tasks.solution_checks import numbered, spelled
+from backends.builtin.tasks.types import TaskProblem
+from backends.builtin.tasks.worked_solution import think
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 NUM_EDITS = {1: 1, 2: 2, 3: 3, 4: 5, 5: 7}
@@ -57,7 +57,7 @@ def _edit(code: str, rng: Random) -> Edit:
     return rng.choice(_EDITS)
 
 
-def draw(grade: int, rng: Random) -> Problem:
+def draw(grade: int, rng: Random) -> TaskProblem:
     """One edit at grade 1, seven at grade 5; the reasoning writes the code after each."""
     code = "".join(rng.choices(LETTERS, k=rng.randint(4, 5) if grade == 1 else rng.randint(5, 6)))
     key, said, steps, now = [code], [], [], code
@@ -73,7 +73,7 @@ def draw(grade: int, rng: Random) -> Problem:
         first, *rest = said
         told = ". ".join([first[0].upper() + first[1:], *(rng.choice(_LINKS).format(e=e) for e in rest)])
         question = rng.choice(_MANY).format(s=code, e=told)
-    return Problem(" ".join(key), question, now, work(" ".join(key), code, said, steps))
+    return TaskProblem(" ".join(key), question, now, work(" ".join(key), code, said, steps))
 
 
 def work(key: str, code: str, said: list[str], steps: list[str]) -> str:

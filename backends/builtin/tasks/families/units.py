@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from random import Random
 
-from backends.builtin.tasks.checks import check_sums
 from backends.builtin.tasks.families.arithmetic import multiply_steps
-from backends.builtin.tasks.thinking import think
-from backends.builtin.tasks.types import Problem
+from backends.builtin.tasks.solution_checks import check_sums
+from backends.builtin.tasks.types import TaskProblem
 from backends.builtin.tasks.wording import join_and
+from backends.builtin.tasks.worked_solution import think
 
 _DECIMAL = (
     ("meters", "centimeters", 100), ("kilometers", "meters", 1000), ("kilograms", "grams", 1000),
@@ -47,12 +47,12 @@ _SUM = (
 )
 
 
-def _convert(grade: int, rng: Random) -> Problem:
+def _convert(grade: int, rng: Random) -> TaskProblem:
     big, small, factor = rng.choice(_DECIMAL if grade == 1 else _OTHER)
     n = rng.randint(2, 199) if grade == 1 else rng.randint(3, 99)
     question = rng.choice(_CONVERT).format(a=big, b=small, n=n)
     steps = multiply_steps(n, factor) if factor < 100 else [f"{n}*{factor}={n * factor}"]
-    return Problem(f"{n} {big} {small}", question, str(n * factor), work_conversion(n, big, small, factor, steps))
+    return TaskProblem(f"{n} {big} {small}", question, str(n * factor), work_conversion(n, big, small, factor, steps))
 
 
 def work_conversion(n: int, big: str, small: str, factor: int, steps: list[str]) -> str:
@@ -72,7 +72,7 @@ def _work(key: str, asked: str, unit: tuple[str, str, int], steps: list[str], va
     )
 
 
-def _mixed(grade: int, rng: Random) -> Problem:
+def _mixed(grade: int, rng: Random) -> TaskProblem:
     big, small, factor = rng.choice(_OTHER if rng.random() < 0.7 else _DECIMAL[:1])
     n, m = rng.randint(2, 19), rng.randint(1, factor - 1)
     total = n * factor + m
@@ -81,19 +81,21 @@ def _mixed(grade: int, rng: Random) -> Problem:
     said = {"a": big, "b": small, "n": n, "m": m}
     unit, asked = (big, small, factor), f"{n} {big} and {m} {small}"
     if grade == 3:
-        return Problem(key, rng.choice(_BOTH).format(**said), str(total), _work(key, f"{asked}.", unit, steps, total))
+        return TaskProblem(
+            key, rng.choice(_BOTH).format(**said), str(total), _work(key, f"{asked}.", unit, steps, total)
+        )
     if rng.random() < 0.5:
         k = rng.randint(2, total - 1)
         steps.append(f"{total}-{k}={total - k}")
         reasoning = _work(key, f"{asked}, less {k} {small}.", unit, steps, total - k)
-        return Problem(f"{key} -{k}", rng.choice(_LESS).format(k=k, **said), str(total - k), reasoning)
+        return TaskProblem(f"{key} -{k}", rng.choice(_LESS).format(k=k, **said), str(total - k), reasoning)
     k = rng.randint(3, 9)
     steps.append(f"{total}*{k}={total * k}")
     reasoning = _work(key, f"{k} times {asked}.", unit, steps, total * k)
-    return Problem(f"{key} *{k}", rng.choice(_TIMES).format(k=k, **said), str(total * k), reasoning)
+    return TaskProblem(f"{key} *{k}", rng.choice(_TIMES).format(k=k, **said), str(total * k), reasoning)
 
 
-def _sum(rng: Random) -> Problem:
+def _sum(rng: Random) -> TaskProblem:
     big, small, factor = rng.choice(_OTHER)
     parts: list[str] = []
     key: list[str] = []
@@ -115,10 +117,10 @@ def _sum(rng: Random) -> Problem:
     question = rng.choice(_SUM).format(l=join_and(parts), b=small)
     asked = f"{', '.join(parts)} together, in {small}."
     reasoning = _work(" ".join(key), asked, (big, small, factor), steps, run)
-    return Problem(f"{big} {' '.join(key)}", question, str(run), reasoning)
+    return TaskProblem(f"{big} {' '.join(key)}", question, str(run), reasoning)
 
 
-def draw(grade: int, rng: Random) -> Problem:
+def draw(grade: int, rng: Random) -> TaskProblem:
     """Powers of ten at grade 1, sums of mixed measures at grade 5."""
     if grade <= 2:
         return _convert(grade, rng)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from random import Random
 
-from backends.builtin.tasks.checks import check_sums
-from backends.builtin.tasks.thinking import think
-from backends.builtin.tasks.types import Problem
+from backends.builtin.tasks.solution_checks import check_sums
+from backends.builtin.tasks.types import TaskProblem
 from backends.builtin.tasks.wording import NAMES, THINGS
+from backends.builtin.tasks.worked_solution import think
 
 NUM_STEPS = {1: 1, 2: 2, 3: 3, 4: 5, 5: 7}
 _MOST = 400
@@ -66,7 +66,7 @@ def _first_event(have: int, rng: Random) -> tuple[str, int, str, str, dict[str, 
     return rng.choice(_GAIN), have + n, f"{have}+{n}={have + n}", f"+{n}", {"n": n}
 
 
-def draw(grade: int, rng: Random) -> Problem:
+def draw(grade: int, rng: Random) -> TaskProblem:
     """A heap and one event (grade 1) to seven events (grade 5), each depending on the one before."""
     person, other = rng.sample(NAMES, 2)
     thing, other_thing = rng.sample(THINGS, 2)
@@ -90,7 +90,7 @@ def draw(grade: int, rng: Random) -> Problem:
     if rng.random() < 0.2:
         said.insert(1, rng.choice(_ASIDES).format(o=other, n=rng.randint(2, 60), t=other_thing))
     said.append(rng.choice(_ASKS).format(p=person, t=thing))
-    return Problem(" ".join(key), " ".join(said), str(have), work(key, thing, steps, have))
+    return TaskProblem(" ".join(key), " ".join(said), str(have), work(key, thing, steps, have))
 
 
 def work(key: list[str], thing: str, steps: list[str], left: int) -> str:

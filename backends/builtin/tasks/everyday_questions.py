@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from backends.builtin.tasks.checks import digit_by_digit
 from backends.builtin.tasks.facts import CAPITALS, DAYS_OF_MONTH, WEEKDAYS
 from backends.builtin.tasks.families import (
     arithmetic,
@@ -21,10 +20,11 @@ from backends.builtin.tasks.families import (
     units,
     word_problems,
 )
-from backends.builtin.tasks.generate import split_of
-from backends.builtin.tasks.thinking import think
-from backends.builtin.tasks.types import Problem
+from backends.builtin.tasks.solution_checks import digit_by_digit
+from backends.builtin.tasks.task_generator import split_of
+from backends.builtin.tasks.types import TaskProblem
 from backends.builtin.tasks.wording import NAMES, THINGS, join_and
+from backends.builtin.tasks.worked_solution import think
 
 _SIGNS = {
     "+": ("+", " + ", " plus "),
@@ -45,7 +45,7 @@ _ASK = (
 )
 
 
-def _sum(rng: Random) -> tuple[str, Problem]:
+def _sum(rng: Random) -> tuple[str, TaskProblem]:
     most = rng.choice((9, 20, 99))
     a, b, sign = rng.randint(0, most), rng.randint(0, most), rng.choice("++-**/")
     if sign == "-":
@@ -59,10 +59,10 @@ def _sum(rng: Random) -> tuple[str, Problem]:
     shown = f"{a}{rng.choice(_SIGNS[sign])}{b}"
     key = f"{a} {sign} {b}"
     reasoning = arithmetic.work(key, value, [f"{a}{sign}{b}={value}"])
-    return "arithmetic", Problem(key, rng.choice(_ASK).format(e=shown), str(value), reasoning)
+    return "arithmetic", TaskProblem(key, rng.choice(_ASK).format(e=shown), str(value), reasoning)
 
 
-def _add_up(rng: Random) -> tuple[str, Problem]:
+def _add_up(rng: Random) -> tuple[str, TaskProblem]:
     numbers = [rng.randint(1, rng.choice((9, 50))) for _ in range(rng.randint(2, 4))]
     listed = rng.choice((join_and(list(map(str, numbers))), ", ".join(map(str, numbers))))
     asks = ("What is the sum of {l}?", "Add {l}.", "add up {l}", "sum of {l}", "What is the total of {l}?")
@@ -71,10 +71,10 @@ def _add_up(rng: Random) -> tuple[str, Problem]:
         steps.append(f"{run}+{number}={run + number}")
         run += number
     key = " + ".join(map(str, numbers))
-    return "arithmetic", Problem(key, rng.choice(asks).format(l=listed), str(run), arithmetic.work(key, run, steps))
+    return "arithmetic", TaskProblem(key, rng.choice(asks).format(l=listed), str(run), arithmetic.work(key, run, steps))
 
 
-def _capital(rng: Random) -> tuple[str, Problem]:
+def _capital(rng: Random) -> tuple[str, TaskProblem]:
     country = rng.choice(list(CAPITALS))
     capital = CAPITALS[country]
     if rng.random() < 0.25:
@@ -84,7 +84,7 @@ def _capital(rng: Random) -> tuple[str, Problem]:
             "Of which country is {k} the capital?",
         )
         reasoning = lookups.work_capital(country, f"the country of {capital}.", country)
-        return "", Problem("", rng.choice(asks).format(k=capital), country, reasoning)
+        return "", TaskProblem("", rng.choice(asks).format(k=capital), country, reasoning)
     asks = (
         "What is the capital of {c}?",
         "capital of {c}",
@@ -93,10 +93,10 @@ def _capital(rng: Random) -> tuple[str, Problem]:
         "Name the capital of {c}.",
     )
     reasoning = lookups.work_capital(country, f"the capital of {country}.", capital)
-    return "", Problem("", rng.choice(asks).format(c=country), capital, reasoning)
+    return "", TaskProblem("", rng.choice(asks).format(c=country), capital, reasoning)
 
 
-def _sort(rng: Random) -> tuple[str, Problem]:
+def _sort(rng: Random) -> tuple[str, TaskProblem]:
     numbers = rng.sample(range(rng.choice((10, 30, 100))), rng.randint(2, 6))
     down = rng.random() < 0.25
     order = ", ".join(map(str, sorted(numbers, reverse=down)))
@@ -106,10 +106,10 @@ def _sort(rng: Random) -> tuple[str, Problem]:
     else:
         asks = ("Sort {l}", "sort {l}.", "Sort these: {l}", "Put {l} in order.", "order {l}", "Sort the numbers {l}.")
     key = f"{down} {', '.join(map(str, numbers))}"
-    return "sorting", Problem(key, rng.choice(asks).format(l=shown), order, sorting.work(numbers, down))
+    return "sorting", TaskProblem(key, rng.choice(asks).format(l=shown), order, sorting.work(numbers, down))
 
 
-def _compare(rng: Random) -> tuple[str, Problem]:
+def _compare(rng: Random) -> tuple[str, TaskProblem]:
     a, b = rng.sample(range(rng.choice((12, 100, 1000))), 2)
     if rng.random() < 0.3:
         word = rng.choice(("bigger", "larger", "greater"))
@@ -123,17 +123,17 @@ def _compare(rng: Random) -> tuple[str, Problem]:
             answer=answer,
             checks=[f"{min(a, b)}<{max(a, b)}.", digit_by_digit(min(a, b), max(a, b))],
         )
-        return "", Problem("", asked, answer, reasoning)
+        return "", TaskProblem("", asked, answer, reasoning)
     high = rng.random() < 0.6
     word = rng.choice(("bigger", "larger", "greater", "more") if high else ("smaller", "less", "lower"))
     take = max if high else min
     asks = ("Which is {w}, {a} or {b}?", "what is {w}: {a} or {b}", "{a} or {b}, which is {w}?")
     key = f"{take.__name__} {a} {b}"
     reasoning = comparison.work_pair(take.__name__, a, b)
-    return "comparison", Problem(key, rng.choice(asks).format(w=word, a=a, b=b), str(take(a, b)), reasoning)
+    return "comparison", TaskProblem(key, rng.choice(asks).format(w=word, a=a, b=b), str(take(a, b)), reasoning)
 
 
-def _extreme(rng: Random) -> tuple[str, Problem]:
+def _extreme(rng: Random) -> tuple[str, TaskProblem]:
     numbers = rng.sample(range(100), rng.randint(3, 5))
     name, take, words = rng.choice(
         (("max", max, ("largest", "biggest", "max")), ("min", min, ("smallest", "lowest", "min")))
@@ -141,7 +141,7 @@ def _extreme(rng: Random) -> tuple[str, Problem]:
     shown = ", ".join(map(str, numbers))
     asks = ("What is the {w} of {l}?", "{w} of {l}", "Which number is the {w}: {l}?")
     answer = str(take(numbers))
-    return "comparison", Problem(
+    return "comparison", TaskProblem(
         f"{name} {shown}",
         rng.choice(asks).format(w=rng.choice(words), l=shown),
         answer,
@@ -149,7 +149,7 @@ def _extreme(rng: Random) -> tuple[str, Problem]:
     )
 
 
-def _backwards(rng: Random) -> tuple[str, Problem]:
+def _backwards(rng: Random) -> tuple[str, TaskProblem]:
     code = "".join(rng.choices("ABCDEFGHIJKLMNOPRSTUVWY", k=rng.randint(3, 6)))
     asks = (
         "Reverse {s}",
@@ -159,14 +159,14 @@ def _backwards(rng: Random) -> tuple[str, Problem]:
         "Reverse the word {s}.",
     )
     reasoning = strings.work(f"{code} reverse", code, ["reverse it"], [code[::-1]])
-    return "strings", Problem(f"{code} reverse", rng.choice(asks).format(s=code), code[::-1], reasoning)
+    return "strings", TaskProblem(f"{code} reverse", rng.choice(asks).format(s=code), code[::-1], reasoning)
 
 
-def _letters(rng: Random) -> tuple[str, Problem]:
+def _letters(rng: Random) -> tuple[str, TaskProblem]:
     code = "".join(rng.choices("ABCDEFGHKLMNPRSTEO", k=rng.randint(3, 7)))
     asks = ("How many letters are in {s}?", "How many letters does {s} have?", "length of {s}")
     question = rng.choice(asks).format(s=code)
-    return "counting", Problem(f"length {code}", question, str(len(code)), counting.work_length(code))
+    return "counting", TaskProblem(f"length {code}", question, str(len(code)), counting.work_length(code))
 
 
 _PEOPLE = (*NAMES, "Tom", "Lisa", "John", "Mary", "Alice", "Bob", "Peter", "Sara")
@@ -174,7 +174,7 @@ _GOES = ("eats {m}", "loses {m}", "gives away {m}", "sells {m}", "gives {m} to a
 _COMES = ("buys {m} more", "gets {m} more", "finds {m}", "receives {m}", "picks {m}", "adds {m}")
 
 
-def _heap(rng: Random) -> tuple[str, Problem]:
+def _heap(rng: Random) -> tuple[str, TaskProblem]:
     have = rng.randint(1, rng.choice((10, 30)))
     if rng.random() < 0.55:
         m = rng.randint(1, have)
@@ -189,10 +189,10 @@ def _heap(rng: Random) -> tuple[str, Problem]:
     told = f"{person} has {have} {thing}" + rng.choice((" and {v}. ", ". {p} {v}. ", ", then {v}. ")) + rng.choice(asks)
     question = told.format(v=verb.format(m=m), p=person, t=thing)
     reasoning = word_problems.work([str(have), f"{sign}{m}"], thing, [f"{have}{sign}{m}={value}"], value)
-    return "word_problems", Problem(f"{have} {sign}{m}", question, str(value), reasoning)
+    return "word_problems", TaskProblem(f"{have} {sign}{m}", question, str(value), reasoning)
 
 
-def _weekday(rng: Random) -> tuple[str, Problem]:
+def _weekday(rng: Random) -> tuple[str, TaskProblem]:
     at, step = rng.randrange(7), rng.choice((1, 1, -1, 2))
     today, other = WEEKDAYS[at], WEEKDAYS[(at + step) % 7]
     asks = {
@@ -212,7 +212,7 @@ def _weekday(rng: Random) -> tuple[str, Problem]:
         answer=other,
         checks=[f"The week: {', '.join(WEEKDAYS)}."],
     )
-    return "", Problem("", rng.choice(asks[step]).format(w=today), other, reasoning)
+    return "", TaskProblem("", rng.choice(asks[step]).format(w=today), other, reasoning)
 
 
 _AMOUNTS = (
@@ -229,22 +229,22 @@ _SINGLE = (
 )  # fmt: skip
 
 
-def _amount(rng: Random) -> tuple[str, Problem]:
+def _amount(rng: Random) -> tuple[str, TaskProblem]:
     if rng.random() < 0.3:
         said, value = rng.choice((*_SINGLE, *((f"days are in {m}", d) for m, d in DAYS_OF_MONTH.items())))
         reasoning = think(
             said, asked=f"how many {said}.", plan="recall it.", steps=[f"{said}={value}"], answer=str(value), checks=()
         )
-        return "", Problem("", f"How many {said}?", str(value), reasoning)
+        return "", TaskProblem("", f"How many {said}?", str(value), reasoning)
     big, small, factor = rng.choice(_AMOUNTS)
     n = rng.randint(2, 12)
     asks = ("How many {b} are in {n} {a}?", "How many {b} is {n} {a}?", "convert {n} {a} to {b}", "{n} {a} in {b}")
     question = rng.choice(asks).format(a=big, b=small, n=n)
     reasoning = units.work_conversion(n, big, small, factor, [f"{n}*{factor}={n * factor}"])
-    return "units", Problem(f"{n} {big} {small}", question, str(n * factor), reasoning)
+    return "units", TaskProblem(f"{n} {big} {small}", question, str(n * factor), reasoning)
 
 
-def _parity(rng: Random) -> tuple[str, Problem]:
+def _parity(rng: Random) -> tuple[str, TaskProblem]:
     n = rng.randint(0, 99)
     answer = "odd" if n % 2 else "even"
     last = n % 10
@@ -256,25 +256,25 @@ def _parity(rng: Random) -> tuple[str, Problem]:
         answer=answer,
         checks=[f"{n // 2}*2={n // 2 * 2}, and {n // 2 * 2}+{n % 2}={n}."],
     )
-    return "", Problem("", rng.choice(("Is {n} even or odd?", "is {n} odd or even")).format(n=n), answer, reasoning)
+    return "", TaskProblem("", rng.choice(("Is {n} even or odd?", "is {n} odd or even")).format(n=n), answer, reasoning)
 
 
-_KINDS: tuple[tuple[Callable[[Random], tuple[str, Problem]], float], ...] = (
+_KINDS: tuple[tuple[Callable[[Random], tuple[str, TaskProblem]], float], ...] = (
     (_sum, 4.0), (_add_up, 1.5), (_capital, 1.5), (_sort, 2.0), (_compare, 1.0), (_extreme, 1.0), (_backwards, 1.0),
     (_letters, 0.7), (_heap, 2.5), (_weekday, 1.0), (_amount, 1.5), (_parity, 0.5),
 )  # fmt: skip
 _DRAWS, _WEIGHTS = zip(*_KINDS, strict=True)
 
 
-def draw_everyday(rng: Random) -> Problem:
+def draw_everyday(rng: Random) -> TaskProblem:
     """One such question; never a problem of the test split."""
     while True:
         family, problem = rng.choices(_DRAWS, _WEIGHTS)[0](rng)
         if not family or split_of(family, problem.key) == "train":
-            return Problem(problem.key, _careless(problem, rng), problem.answer, problem.reasoning)
+            return TaskProblem(problem.key, _careless(problem, rng), problem.answer, problem.reasoning)
 
 
-def _careless(problem: Problem, rng: Random) -> str:
+def _careless(problem: TaskProblem, rng: Random) -> str:
     """Sometimes without capitals, sometimes without the last mark; codes keep their capitals."""
     text = problem.question
     if rng.random() < 0.25 and not any(word.isupper() and len(word) > 1 for word in text.strip("?.").split()):

@@ -11,7 +11,7 @@ Engine = TypeVar("Engine")
 
 
 @dataclass(slots=True)
-class _Entry(Generic[Engine]):
+class _SharedEngineEntry(Generic[Engine]):
     lock: threading.Lock = field(default_factory=threading.Lock)
     engine: Engine | None = None
     num_users: int = 0
@@ -21,13 +21,13 @@ class SharedEngines(Generic[Engine]):
     """What is made once for a group of models. Safe from any thread."""
 
     def __init__(self) -> None:
-        self._entries: dict[Hashable, _Entry[Engine]] = {}
+        self._entries: dict[Hashable, _SharedEngineEntry[Engine]] = {}
         self._lock = threading.Lock()
 
     def acquire(self, group: Hashable, make: Callable[[], Engine]) -> Engine:
         """Take a use of the engine of a group, waiting for whoever makes it; raises what ``make`` raises."""
         with self._lock:
-            entry = self._entries.setdefault(group, _Entry())
+            entry = self._entries.setdefault(group, _SharedEngineEntry())
         with entry.lock:
             if entry.engine is None:
                 entry.engine = make()

@@ -28,7 +28,7 @@ _READY_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
+class PeerServer:
     """A running server: base URL, the model's name there, its process."""
 
     url: str
@@ -36,7 +36,7 @@ class Peer:
     pid: int
 
 
-class PeerFailed(Exception):
+class PeerStartError(Exception):
     """A server did not come up; carries the end of what it printed."""
 
 
@@ -53,7 +53,7 @@ def has_transformers_server() -> bool:
 @contextlib.contextmanager
 def llama_cpp_server(
     gguf: Path, *, context_length: int = 1024, threads: int = 1, python: str = sys.executable
-) -> Iterator[Peer]:
+) -> Iterator[PeerServer]:
     """Serve a GGUF file by llama.cpp (``llama_cpp.server``) until the block ends.
 
     Parameters
@@ -81,7 +81,7 @@ def llama_cpp_server(
 
 
 @contextlib.contextmanager
-def transformers_server(folder: Path, *, threads: int = 1, continuous_batching: bool = False) -> Iterator[Peer]:
+def transformers_server(folder: Path, *, threads: int = 1, continuous_batching: bool = False) -> Iterator[PeerServer]:
     """Serve a checkpoint folder by ``transformers serve`` until the block ends."""
     port = free_port()
     # The command line of transformers, as its console script calls it.
@@ -101,7 +101,7 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def _running(command: Sequence[str], port: int, ready_path: str, model: str, threads: int) -> Iterator[Peer]:
+def _running(command: Sequence[str], port: int, ready_path: str, model: str, threads: int) -> Iterator[PeerServer]:
     # A copy with the threads bounded; nothing is read from it here.
     environment = {
         **os.environ,
@@ -113,7 +113,7 @@ def _running(command: Sequence[str], port: int, ready_path: str, model: str, thr
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
         try:
             _wait_until_ready(process, f"http://127.0.0.1:{port}{ready_path}", output.fileno())
-            yield Peer(f"http://127.0.0.1:{port}/v1", model, process.pid)
+            yield PeerServer(f"http://127.0.0.1:{port}/v1", model, process.pid)
         finally:
             process.terminate()
             try:
@@ -134,4 +134,4 @@ def _wait_until_ready(process: subprocess.Popen[bytes], url: str, output: int) -
         time.sleep(0.1)
     size = os.lseek(output, 0, os.SEEK_END)
     os.lseek(output, max(0, size - 2000), os.SEEK_SET)
-    raise PeerFailed(f"{process.args!r} did not come up:\n{os.read(output, 2000).decode(errors='replace')}")
+    raise PeerStartError(f"{process.args!r} did not come up:\n{os.read(output, 2000).decode(errors='replace')}")

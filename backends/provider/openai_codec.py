@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from backends.protocol import FinishReason, GenerateRequest, Message, SamplingParams, TokenDelta, TokenLogprob
-from backends.testing import Script, count_prompt_tokens, plan_answer, prompt_text, split_tokens, token_id
+from backends.testing import Script, count_prompt_tokens, prompt_text, script_answer, split_tokens, token_id
 
 
 def parse_request(body: dict[str, Any]) -> GenerateRequest:
@@ -43,7 +43,7 @@ def answer_chunks(
     request: GenerateRequest, script: Script, body: dict[str, Any], *, is_chat: bool, with_usage: bool
 ) -> list[dict[str, Any]]:
     """Return the chunks of a streamed answer: role, one per delta, finish reason, usage."""
-    plan = plan_answer(request, script)
+    plan = script_answer(request, script)
     chunks = []
     if is_chat:
         chunks.append(_chunk(body, is_chat, {"delta": {"role": "assistant", "content": ""}}))
@@ -61,7 +61,7 @@ def answer_chunks(
 
 def whole_answer(request: GenerateRequest, script: Script, body: dict[str, Any], *, is_chat: bool) -> dict[str, Any]:
     """Return an answer that is not streamed."""
-    plan = plan_answer(request, script)
+    plan = script_answer(request, script)
     text = "".join(delta.text for delta in plan.deltas)
     reasoning = "".join(delta.reasoning for delta in plan.deltas)
     message = {"role": "assistant", "content": text, "reasoning_content": reasoning or None}

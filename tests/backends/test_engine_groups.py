@@ -10,8 +10,8 @@ import pytest
 
 from backends.config import EchoModelConfig, LocalModelConfig, ModelConfig, SpeculationConfig
 from backends.local import LocalBackend
-from backends.local_engine.grouping import engine_groups
-from backends.local_engine.shared import SharedEngines
+from backends.local_engine.engine_groups import engine_groups
+from backends.local_engine.shared_engines import SharedEngines
 from backends.protocol import Finished, FinishReason, GenerateRequest, SamplingParams, TokenDelta
 from backends.registry import build_backends
 from tests.backends.test_local import GREEDY, HELLO, collect, make_folder, text_of

@@ -10,11 +10,11 @@ import httpx
 
 from backends.config import TimeoutConfig
 from backends.errors import BackendError, BackendFailure, BackendTimeout
-from backends.remote.answer import Answer
-from backends.remote.chunks import Chunk, ErrorChunk, MalformedChunk, read_chunk
-from backends.remote.failures import FOREIGN_ERRORS, from_error_chunk, from_status, from_transport, strike_out
+from backends.remote.answer_accumulator import AnswerAccumulator
+from backends.remote.chunk_decoder import AnswerChunk, ErrorChunk, MalformedChunk, read_chunk
+from backends.remote.failure_table import FOREIGN_ERRORS, from_error_chunk, from_status, from_transport, strike_out
 from backends.remote.sse import EventTooLarge, SSEParser, SSEvent
-from backends.remote.waits import Waits
+from backends.remote.wait_registry import WaitRegistry
 
 _MAX_ERROR_BYTES = 64 * 1024
 _MAX_ANSWER_BYTES = 8 * 1024 * 1024
@@ -22,7 +22,7 @@ _MAX_ANSWER_BYTES = 8 * 1024 * 1024
 _DRAIN_S = 0.1
 
 
-class Exchange:
+class ReplicaExchange:
     """A request on its way and the chunks that come back.
 
     Use as an async context manager: leaving it closes the response, and with it the connection when the stream was not
@@ -38,7 +38,7 @@ class Exchange:
         *,
         headers: Mapping[str, str],
         timeouts: TimeoutConfig,
-        waits: Waits,
+        waits: WaitRegistry,
         secrets: tuple[str, ...] = (),
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -54,7 +54,7 @@ class Exchange:
         self._patience_s = timeouts.first_token_s
         self._num_tokens = 0
 
-    async def __aenter__(self) -> Exchange:
+    async def __aenter__(self) -> ReplicaExchange:
         return self
 
     async def __aexit__(self, *exc_info: Any) -> None:
@@ -100,7 +100,7 @@ class Exchange:
                 raise BackendFailure(f"{self._where} sent more than {limit_bytes} bytes.")
         return b"".join(pieces)
 
-    async def chunks(self) -> AsyncGenerator[list[Chunk], None]:
+    async def chunks(self) -> AsyncGenerator[list[AnswerChunk], None]:
         """Yield the chunks of an answer, those that arrived together in one list.
 
         Ends after ``[DONE]`` or at the stream's end, whichever comes first; whether the answer was whole then is for
@@ -128,7 +128,7 @@ class Exchange:
                 return
         await self._drain()
 
-    def expect(self, answer: Answer) -> None:
+    def expect(self, answer: AnswerAccumulator) -> None:
         """Set how long the next silence may be, by what has come so far."""
         if answer.is_complete:
             self._patience_s = _DRAIN_S if answer.has_usage else self._timeouts.trailer_s
@@ -168,9 +168,9 @@ class Exchange:
         except EventTooLarge as error:
             raise BackendFailure(f"{self._where}: {error}") from error
 
-    def _read_events(self, events: list[SSEvent]) -> tuple[list[Chunk], BackendError | None, bool]:
+    def _read_events(self, events: list[SSEvent]) -> tuple[list[AnswerChunk], BackendError | None, bool]:
         """Return (chunks, failure, whether ``[DONE]`` was seen); chunks before a bad one are not lost."""
-        chunks: list[Chunk] = []
+        chunks: list[AnswerChunk] = []
         for event in events:
             if event.data == b"[DONE]":
                 return chunks, None, True
@@ -180,7 +180,7 @@ class Exchange:
                 return chunks, failure, False
         return chunks, None, False
 
-    def _read(self, data: bytes) -> Chunk:
+    def _read(self, data: bytes) -> AnswerChunk:
         try:
             return read_chunk(data)
         except MalformedChunk as error:

@@ -13,7 +13,7 @@ class BackendClosed(Exception):
     """The backend was closed while something waited."""
 
 
-class Waits:
+class WaitRegistry:
     """Every wait that is going on. One event loop."""
 
     def __init__(self) -> None:

@@ -29,7 +29,7 @@ async def _nothing_runs(backend: Backend) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class ConformanceSubject:
     """A backend to be checked.
 
     Parameters
@@ -56,7 +56,7 @@ class Subject:
 
 
 @asynccontextmanager
-async def started(subject: Subject) -> AsyncIterator[Backend]:
+async def started(subject: ConformanceSubject) -> AsyncIterator[Backend]:
     """Make, start, hand out and close; on the way out nothing may be held."""
     backend = subject.make()
     await backend.start()
@@ -67,7 +67,7 @@ async def started(subject: Subject) -> AsyncIterator[Backend]:
         await backend.close()
 
 
-async def assert_idle(subject: Subject, backend: Backend) -> None:
+async def assert_idle(subject: ConformanceSubject, backend: Backend) -> None:
     """Assert that a backend lets go of everything within some seconds."""
     async with asyncio.timeout(SETTLE_S):
         while not await subject.is_idle(backend):  # noqa: ASYNC110 - the engine's thread has no event of ours

@@ -109,7 +109,7 @@ def _sampling(request: GenerateRequest, config: RemoteModelConfig) -> dict[str, 
         name = config.max_tokens_parameter if is_chat(request) else "max_tokens"
         body[name] = sampling.max_tokens
     if sampling.stop:
-        # The answer is cut here in any case (backends.remote.stops); a server that cuts too spares tokens.
+        # The answer is cut here in any case (backends.remote.stop_cutter); a server that cuts too spares tokens.
         body["stop"] = list(sampling.stop[: config.max_stop])
     if sampling.stop_token_ids:
         body["stop_token_ids"] = list(sampling.stop_token_ids)

@@ -8,7 +8,7 @@ import torch
 
 from backends.config import LocalModelConfig
 from backends.errors import ModelLoadError
-from backends.local_engine.grouping import EngineGroup
+from backends.local_engine.engine_groups import EngineGroup
 from backends.weights import Checkpoint, LoadOptions, Progress, WeightPool
 from engine.arena import Arena
 from engine.config import EngineConfig
@@ -26,14 +26,14 @@ _DRAFTED_CONTEXTS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedEngine:
     """An engine and the checkpoints it keeps in memory, the target first."""
 
     engine: Engine
     checkpoints: tuple[Checkpoint, ...]
 
 
-def build(group: EngineGroup, weights: WeightPool, *, on_progress: Progress | None) -> Served:
+def build(group: EngineGroup, weights: WeightPool, *, on_progress: Progress | None) -> ServedEngine:
     """Load what a group's table names and start its engine; blocks for as long as reading the files takes.
 
     Raises
@@ -81,10 +81,10 @@ def build(group: EngineGroup, weights: WeightPool, *, on_progress: Progress | No
         if isinstance(error, ModelLoadError):
             raise
         raise ModelLoadError(f"{model_id} cannot be served: {error}") from error
-    return Served(engine, tuple(checkpoints))
+    return ServedEngine(engine, tuple(checkpoints))
 
 
-def close(served: Served, weights: WeightPool) -> None:
+def close(served: ServedEngine, weights: WeightPool) -> None:
     """End what the engine runs and give back its checkpoints; blocks for a step at most."""
     served.engine.close()
     for checkpoint in served.checkpoints:

@@ -22,7 +22,7 @@ _REASON = {
 }
 
 
-class Call:
+class EngineCall:
     """Reads one request's sink.
 
     Parameters

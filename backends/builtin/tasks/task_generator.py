@@ -22,7 +22,7 @@ from backends.builtin.tasks.families import (
     units,
     word_problems,
 )
-from backends.builtin.tasks.types import GRADES, Draw, Problem, Split, Task
+from backends.builtin.tasks.types import GRADES, Draw, Split, Task, TaskProblem
 from backends.builtin.tasks.wording import dress
 
 FAMILIES: Mapping[str, Draw] = MappingProxyType(
@@ -51,13 +51,13 @@ UNIFORM_MIX: Mapping[int, float] = MappingProxyType(dict.fromkeys(GRADES, 0.2))
 _TEST_MODULUS = 8
 
 
-def _digest(family: str, problem: Problem) -> int:
+def _digest(family: str, problem: TaskProblem) -> int:
     return int.from_bytes(blake2b(f"{family}:{problem.key}".encode(), digest_size=8).digest(), "big")
 
 
 def split_of(family: str, key: str) -> Split:
     """Which split a problem belongs to, whatever its wording, seed or grade."""
-    problem = Problem(key=key, question="", answer="", reasoning="")
+    problem = TaskProblem(key=key, question="", answer="", reasoning="")
     return "test" if _digest(family, problem) % _TEST_MODULUS == 0 else "train"
 
 

@@ -28,15 +28,22 @@ from backends.protocol import (
     SamplingParams,
     ScoreResult,
 )
-from backends.remote.answer import Answer, estimate_prompt_tokens
-from backends.remote.attempts import AttemptPlan, Try
-from backends.remote.calls import embed_body, read_embeddings, read_score, read_token_count, score_body, tokenize_body
-from backends.remote.failures import blames_replica
-from backends.remote.replicas import Lease, Replica, ReplicaSet
-from backends.remote.stream import Exchange
+from backends.remote.answer_accumulator import AnswerAccumulator, estimate_prompt_tokens
+from backends.remote.attempt_plan import AttemptPlan, PlannedAttempt
+from backends.remote.failure_table import blames_replica
+from backends.remote.replica_exchange import ReplicaExchange
+from backends.remote.replicas import Replica, ReplicaLease, ReplicaSet
+from backends.remote.request_encoder import request_body, request_path
 from backends.remote.transport import build_client
-from backends.remote.waits import BackendClosed, Waits
-from backends.remote.wire import request_body, request_path
+from backends.remote.unary_codec import (
+    embed_body,
+    read_embeddings,
+    read_score,
+    read_token_count,
+    score_body,
+    tokenize_body,
+)
+from backends.remote.wait_registry import BackendClosed, WaitRegistry
 
 T = TypeVar("T")
 
@@ -86,7 +93,7 @@ class OpenAIBackend:
         self._clock = clock
         self._sleep = sleep
         self._rng = rng or Random()
-        self._waits = Waits()
+        self._waits = WaitRegistry()
         self._replicas = ReplicaSet.of(config.urls, config.breaker, config.max_outstanding)
         # Servers are asked to count until one refuses the question.
         self._asks_usage = True
@@ -121,7 +128,7 @@ class OpenAIBackend:
         ContextLengthExceeded, RequestRejected : a server refused this request
         BackendOverloaded, BackendUnavailable, BackendTimeout, BackendFailure : every attempt failed; the last error
         """
-        answer = Answer(request, self._clock)
+        answer = AnswerAccumulator(request, self._clock)
         is_settled = False
         try:
             body = request_body(request, self._config, with_usage=self._asks_usage)
@@ -149,10 +156,10 @@ class OpenAIBackend:
                 request.on_abandoned(answer.ending(FinishReason.CANCELLED))
 
     async def _attempt(
-        self, replica: Replica, request: GenerateRequest, body: dict[str, Any], answer: Answer
+        self, replica: Replica, request: GenerateRequest, body: dict[str, Any], answer: AnswerAccumulator
     ) -> AsyncGenerator[Event, None]:
         """Play one attempt: raise before the first delta, end with ``error`` after it."""
-        with Lease(replica, self._clock(), _work(request)) as lease:
+        with ReplicaLease(replica, self._clock(), _work(request)) as lease:
             try:
                 async with (
                     await self._open(replica, request_path(request), body) as exchange,
@@ -173,7 +180,7 @@ class OpenAIBackend:
             yield delta
         yield ending
 
-    def _broken(self, lease: Lease, answer: Answer, error: BackendError | BackendClosed) -> Finished:
+    def _broken(self, lease: ReplicaLease, answer: AnswerAccumulator, error: BackendError | BackendClosed) -> Finished:
         """Return the ending of an attempt that broke, or raise what broke it while it may still be retried."""
         if answer.is_complete and not answer.is_unreadable:
             # The answer is whole; only its token counts were lost.
@@ -244,7 +251,7 @@ class OpenAIBackend:
 
     async def _one_token(self, replica: Replica, probe: GenerateRequest) -> None:
         body = request_body(probe, self._config, with_usage=self._asks_usage)
-        answer = Answer(probe, self._clock)
+        answer = AnswerAccumulator(probe, self._clock)
         async with aclosing(self._attempt(replica, probe, body, answer)) as events:
             async for event in events:
                 if isinstance(event, Finished) and event.reason is FinishReason.ERROR:
@@ -276,7 +283,7 @@ class OpenAIBackend:
     async def _call_once(
         self, replica: Replica, path: str, body: dict[str, Any], read: Callable[[bytes], T], work: float
     ) -> T:
-        with Lease(replica, self._clock(), work) as lease:
+        with ReplicaLease(replica, self._clock(), work) as lease:
             try:
                 async with await self._open(replica, path, body) as exchange:
                     result = read(await exchange.read_all(_MAX_CALL_BYTES))
@@ -286,7 +293,7 @@ class OpenAIBackend:
             lease.succeed()
             return result
 
-    async def _open(self, replica: Replica, path: str, body: dict[str, Any]) -> Exchange:
+    async def _open(self, replica: Replica, path: str, body: dict[str, Any]) -> ReplicaExchange:
         """Return an exchange whose answer has begun with status 200."""
         exchange = self._exchange(replica, path, body)
         try:
@@ -301,8 +308,8 @@ class OpenAIBackend:
             await exchange.send()
         return exchange
 
-    def _exchange(self, replica: Replica, path: str, body: dict[str, Any]) -> Exchange:
-        return Exchange(
+    def _exchange(self, replica: Replica, path: str, body: dict[str, Any]) -> ReplicaExchange:
+        return ReplicaExchange(
             self._connected(),
             replica.url,
             path,
@@ -320,12 +327,12 @@ class OpenAIBackend:
         max_rest_s = self._config.breaker.max_open_s
         return AttemptPlan(self._replicas, self._config.retry, self._rng, self._model_id, max_rest_s)
 
-    async def _claim(self, plan: AttemptPlan, step: Try) -> Replica:
+    async def _claim(self, plan: AttemptPlan, step: PlannedAttempt) -> Replica:
         if step.wait_s > 0:
             await self._waits.bounded(self._sleep(step.wait_s), step.wait_s + 1.0)
         return plan.claim(step, self._clock())
 
-    def _judge(self, lease: Lease, error: BackendError) -> None:
+    def _judge(self, lease: ReplicaLease, error: BackendError) -> None:
         if blames_replica(error):
             lease.fail(self._clock())
         elif not error.retryable:

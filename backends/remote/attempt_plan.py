@@ -12,7 +12,7 @@ from backends.remote.retry import full_jitter_s
 
 
 @dataclass(frozen=True, slots=True)
-class Try:
+class PlannedAttempt:
     """Try this replica after a wait in seconds."""
 
     replica: Replica
@@ -39,7 +39,7 @@ class AttemptPlan:
     num_failed: int = 0
     last_error: BackendError | None = None
 
-    def first(self, now_s: float) -> Try:
+    def first(self, now_s: float) -> PlannedAttempt:
         """Return the first replica to try.
 
         Raises
@@ -50,9 +50,9 @@ class AttemptPlan:
         replica = self.replicas.choose(now_s)
         if replica is None:
             raise self._nobody(now_s)
-        return Try(replica)
+        return PlannedAttempt(replica)
 
-    def after(self, error: BackendError, replica: Replica, now_s: float) -> Try:
+    def after(self, error: BackendError, replica: Replica, now_s: float) -> PlannedAttempt:
         """Return what to try after ``error``, or raise it."""
         self.num_failed += 1
         self.last_error = error
@@ -67,10 +67,10 @@ class AttemptPlan:
             raise error
         fresh = self.replicas.choose(now_s, avoid=self.tried)
         if fresh is not None:
-            return Try(fresh)
+            return PlannedAttempt(fresh)
         return self._again(error, now_s)
 
-    def claim(self, planned: Try, now_s: float) -> Replica:
+    def claim(self, planned: PlannedAttempt, now_s: float) -> Replica:
         """Return the planned replica once its wait is over, or another if things have changed meanwhile."""
         if planned.replica.can_take(now_s, self.replicas.max_outstanding):
             return planned.replica
@@ -79,7 +79,7 @@ class AttemptPlan:
             raise self.last_error or self._nobody(now_s)
         return replica
 
-    def _again(self, error: BackendError, now_s: float) -> Try:
+    def _again(self, error: BackendError, now_s: float) -> PlannedAttempt:
         jitter_s = full_jitter_s(self.num_failed, self.config, self.rng)
         waits = {
             index: max(jitter_s, each.wait_s(now_s))
@@ -91,7 +91,7 @@ class AttemptPlan:
         index = min(waits, key=lambda each: (waits[each], self.replicas.replicas[each].work))
         if waits[index] > self.config.max_s:
             raise error
-        return Try(self.replicas.replicas[index], waits[index])
+        return PlannedAttempt(self.replicas.replicas[index], waits[index])
 
     def _nobody(self, now_s: float) -> BackendUnavailable:
         wait_s = self.replicas.wait_s(now_s)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.builtin.tasks.check import check
-from backends.builtin.tasks.generate import FAMILIES, draw_task
+from backends.builtin.tasks.answer_checker import check
+from backends.builtin.tasks.task_generator import FAMILIES, draw_task
 from backends.builtin.tasks.types import GRADES, Task
 
 cells = st.tuples(st.sampled_from(sorted(FAMILIES)), st.sampled_from(GRADES), st.integers(0, 2**63))

@@ -45,7 +45,7 @@ class ErrorChunk(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class AnswerChunk:
     """What one chunk adds. ``reason`` is set by the chunk that ends the answer, ``usage`` by the one that counts it.
 
     ``unknown_reason`` is a finish reason nobody documented: treated as a failure, so that a truncated answer is never
@@ -65,7 +65,7 @@ class Chunk:
         return bool(self.text or self.reasoning or self.logprobs)
 
 
-def read_chunk(data: bytes) -> Chunk:
+def read_chunk(data: bytes) -> AnswerChunk:
     """Read one chunk of a chat or text completion, streamed or whole.
 
     Raises
@@ -88,18 +88,18 @@ def read_chunk(data: bytes) -> Chunk:
         raise MalformedChunk(f"expected a completion chunk, got {_beginning(data)}") from error
 
 
-def _read(body: dict[str, Any]) -> Chunk:
+def _read(body: dict[str, Any]) -> AnswerChunk:
     choices = body.get("choices")
     usage = body.get("usage")
     if choices is None and usage is None and "object" not in body:
         raise ValueError("neither choices nor usage")
     read_usage_ = read_usage(usage) if usage is not None else None
     if not choices:
-        return Chunk(usage=read_usage_)
+        return AnswerChunk(usage=read_usage_)
     choice = choices[0]
     reason, unknown = _reason(choice.get("finish_reason"))
     source = choice.get("delta") or choice.get("message") or choice
-    return Chunk(
+    return AnswerChunk(
         text=_text(source.get("content")) + _text(source.get("text")),
         # DeepSeek, llama.cpp, SGLang: reasoning_content; newer vLLM and OpenRouter: reasoning.
         reasoning=_text(source.get("reasoning_content")) or _text(source.get("reasoning")),

@@ -11,8 +11,8 @@ import orjson
 from backends.config import RemoteModelConfig
 from backends.errors import BackendFailure, UnsupportedByBackend
 from backends.protocol import EmbedResult, GenerateRequest, ScoreResult, TokenLogprob, Usage
-from backends.remote.chunks import UNKNOWN_TOKEN_ID, read_chunk, read_usage
-from backends.remote.wire import message_body
+from backends.remote.chunk_decoder import UNKNOWN_TOKEN_ID, read_chunk, read_usage
+from backends.remote.request_encoder import message_body
 
 # Alternatives asked for where a server gives no ranks: a token outside them has at least this rank.
 _NUM_RANKED = 5

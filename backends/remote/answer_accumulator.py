@@ -15,14 +15,14 @@ from backends.protocol import (
     TokenLogprob,
     Usage,
 )
-from backends.remote.chunks import Chunk
-from backends.remote.stops import StopCutter
+from backends.remote.chunk_decoder import AnswerChunk
+from backends.remote.stop_cutter import StopCutter
 
 # English prose in common vocabularies; only used where a server does not count.
 _BYTES_PER_TOKEN = 4
 
 
-class Answer:
+class AnswerAccumulator:
     """Accumulates one generation. ``clock`` is in seconds; it starts at construction."""
 
     def __init__(self, request: GenerateRequest, clock: Callable[[], float], began_s: float | None = None) -> None:
@@ -38,9 +38,9 @@ class Answer:
         self.num_tokens = 0
         self.num_reasoning_tokens = 0
 
-    def restarted(self) -> Answer:
+    def restarted(self) -> AnswerAccumulator:
         """Return a blank answer for the next attempt; time runs on."""
-        return Answer(self._request, self._clock, self._began_s)
+        return AnswerAccumulator(self._request, self._clock, self._began_s)
 
     @property
     def has_begun(self) -> bool:
@@ -67,7 +67,7 @@ class Answer:
         """Whether the server has counted its tokens."""
         return self._usage is not None
 
-    def take(self, chunks: Sequence[Chunk]) -> list[TokenDelta]:
+    def take(self, chunks: Sequence[AnswerChunk]) -> list[TokenDelta]:
         """Take chunks that arrived together; return their content in as few deltas as keep its order.
 
         Text that has already arrived together is not made to travel apart.
@@ -98,7 +98,7 @@ class Answer:
         held = self._cutter.flush()
         return [TokenDelta(held)] if held else []
 
-    def _note(self, chunk: Chunk) -> None:
+    def _note(self, chunk: AnswerChunk) -> None:
         if chunk.reason is not None and self._reason is None:
             self._reason = chunk.reason
             self._unknown_reason = chunk.unknown_reason
@@ -107,7 +107,7 @@ class Answer:
         if chunk.prompt_logprobs is not None:
             self._prompt_logprobs = chunk.prompt_logprobs
 
-    def _count(self, chunk: Chunk) -> int:
+    def _count(self, chunk: AnswerChunk) -> int:
         # A chunk is one token at most servers; with logprobs the count is exact.
         num_tokens = len(chunk.logprobs) or 1
         self.num_tokens += num_tokens
