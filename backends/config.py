@@ -1,10 +1,10 @@
-"""How a served model is described: typed tables for ``[models.NAME]``, without loading anything.
+"""Describes served models as typed tables for ``[models.NAME]``, without loading anything.
 
 Every option carries its meaning and its limits as data (``dataclasses.fields(...)[i].metadata``), so the settings
 reader, the reference page and the check in ``__post_init__`` say the same thing. Mappings are copied, never shared.
 """
 
-# ruff: noqa: RUF009 - _option returns a dataclasses.field, and the config classes used as defaults are frozen
+# ruff: noqa: RUF009 - option returns a dataclasses.field, and the config classes used as defaults are frozen
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MaxTokensParameter = Literal["max_tokens", "max_completion_tokens"]
 _DEVICE = re.compile(r"cpu|cuda(?::(\d{1,3}))?", re.ASCII)
 
 
-def _option(
+def option(
     default: Any,
     help_text: str,
     *,
@@ -39,6 +39,14 @@ def _option(
     at_most: float | None = None,
     choices: tuple[Any, ...] | None = None,
 ) -> Any:
+    """Declare a field of a config class, with its meaning and its limits as data.
+
+    Parameters
+    ----------
+    default : ``MISSING`` where the option must be given
+    at_least, at_most : limits of a number, both allowed
+    choices : the only values allowed
+    """
     metadata = {"help": help_text, "at_least": at_least, "at_most": at_most, "choices": choices}
     return field(default=default, metadata=metadata)
 
@@ -69,14 +77,14 @@ def check_limits(config: Any) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationConfig:
-    """How a tier drafts its own tokens."""
+    """Says how a tier drafts its own tokens."""
 
-    mode: SpeculationMode = _option(
+    mode: SpeculationMode = option(
         "off",
         "`draft` lets a smaller model propose, `ngram` proposes from the text so far.",
         choices=get_args(SpeculationMode),
     )
-    max_draft_tokens: int = _option(5, "Most tokens proposed per step.", at_least=1, at_most=64)
+    max_draft_tokens: int = option(5, "Most tokens proposed per step.", at_least=1, at_most=64)
 
     def __post_init__(self) -> None:
         check_limits(self)
@@ -88,39 +96,39 @@ class LocalModelConfig:
 
     kind: ClassVar[str] = "local"
 
-    path: str = _option(MISSING, "A folder in Hugging Face layout, a hub id, or `builtin:tier1` … `builtin:tier3`.")
-    dtype: Dtype = _option(
+    path: str = option(MISSING, "A folder in Hugging Face layout, a hub id, or `builtin:tier1` … `builtin:tier3`.")
+    dtype: Dtype = option(
         "auto", "Type of weights that are not quantised, and of activations.", choices=get_args(Dtype)
     )
-    cpu_compute: CpuCompute = _option(
+    cpu_compute: CpuCompute = option(
         "auto",
         "How 4-bit weights are multiplied on a CPU: `int8` copies (fast), packed `int4`, or `exact` (slow).",
         choices=get_args(CpuCompute),
     )
-    activations: Activations = _option(
+    activations: Activations = option(
         "auto",
         "What 4-bit weights meet on a Hopper GPU: `fp8` rounds activations to 8 bits where a step has 49 rows or more.",
         choices=get_args(Activations),
     )
-    load_format: LoadFormat = _option(
+    load_format: LoadFormat = option(
         "auto",
         "`dummy` draws random weights from `config.json` alone, for measuring; the tokenizer is still read.",
         choices=get_args(LoadFormat),
     )
-    tensor_parallel: int = _option(
+    tensor_parallel: int = option(
         1, "GPUs of this host that the model is cut over, from `device` on; for what does not fit one.", at_least=1
     )
-    thinking: bool = _option(False, "Whether the model thinks step by step unless a request says otherwise.")
-    drafter: str | None = _option(None, "The model that drafts: another served model's name, or a path as above.")
-    speculation: SpeculationConfig = _option(SpeculationConfig(), "How the tier drafts.")
-    max_num_seqs: int = _option(32, "Most sequences in one step.", at_least=1, at_most=4096)
-    max_batch_tokens: int = _option(1024, "Most tokens in one step, prefill chunks included.", at_least=16)
-    kv_cache_bytes: int | None = _option(
+    thinking: bool = option(False, "Whether the model thinks step by step unless a request says otherwise.")
+    drafter: str | None = option(None, "The model that drafts: another served model's name, or a path as above.")
+    speculation: SpeculationConfig = option(SpeculationConfig(), "How the tier drafts.")
+    max_num_seqs: int = option(32, "Most sequences in one step.", at_least=1, at_most=4096)
+    max_batch_tokens: int = option(1024, "Most tokens in one step, prefill chunks included.", at_least=16)
+    kv_cache_bytes: int | None = option(
         None, "Memory for the KV cache; by default sized from what is free.", at_least=1
     )
-    context_length: int | None = _option(None, "Longest prompt and answer; by default the model's own.", at_least=8)
-    device: str = _option("auto", "`cpu`, `cuda`, `cuda:1`, …; `auto` takes a GPU when there is one.")
-    threads: int | None = _option(None, "CPU threads per operation; by default chosen for this machine.", at_least=1)
+    context_length: int | None = option(None, "Longest prompt and answer; by default the model's own.", at_least=8)
+    device: str = option("auto", "`cpu`, `cuda`, `cuda:1`, …; `auto` takes a GPU when there is one.")
+    threads: int | None = option(None, "CPU threads per operation; by default chosen for this machine.", at_least=1)
 
     def __post_init__(self) -> None:
         if not isinstance(self.path, str) or not self.path:
@@ -136,9 +144,9 @@ class LocalModelConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceConfig:
-    """What the models on one device share."""
+    """Says what the models on one device share."""
 
-    kv_bytes: int = _option(
+    kv_bytes: int = option(
         MISSING,
         "Memory for the keys and values of all its models without `kv_cache_bytes` of their own, in one.",
         at_least=1,
@@ -149,18 +157,18 @@ class DeviceConfig:
 
 
 def device_key(name: str) -> str | None:
-    """One spelling of a device's name, `cuda` being `cuda:0`; None if it is none."""
+    """Return the one spelling of a device's name, `cuda` being `cuda:0`; None if it is none."""
     match = _DEVICE.fullmatch(name)
     return match and (f"cuda:{int(match[1] or 0)}" if name != "cpu" else name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakerConfig:
-    """When a replica is left alone, and for how long."""
+    """Says when a replica is left alone, and for how long."""
 
-    failure_threshold: int = _option(3, "Consecutive failures that open the breaker.", at_least=1)
-    open_s: float = _option(5.0, "Seconds a breaker stays open before one probe is let through.", at_least=0)
-    max_open_s: float = _option(60.0, "Longest wait; the time doubles with each failed probe.", at_least=0)
+    failure_threshold: int = option(3, "Consecutive failures that open the breaker.", at_least=1)
+    open_s: float = option(5.0, "Seconds a breaker stays open before one probe is let through.", at_least=0)
+    max_open_s: float = option(60.0, "Longest wait; the time doubles with each failed probe.", at_least=0)
 
     def __post_init__(self) -> None:
         check_limits(self)
@@ -170,11 +178,14 @@ class BreakerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryConfig:
-    """How failures before the first token are retried. Waits are drawn uniformly up to a doubling cap (full jitter)."""
+    """Says how failures before the first token are retried.
 
-    max_attempts: int = _option(3, "Attempts in all, over all replicas.", at_least=1, at_most=20)
-    base_s: float = _option(0.25, "Cap of the first wait in seconds.", at_least=0)
-    max_s: float = _option(8.0, "Cap of any wait; a longer Retry-After ends the retries.", at_least=0)
+    Waits are drawn uniformly up to a doubling cap (full jitter).
+    """
+
+    max_attempts: int = option(3, "Attempts in all, over all replicas.", at_least=1, at_most=20)
+    base_s: float = option(0.25, "Cap of the first wait in seconds.", at_least=0)
+    max_s: float = option(8.0, "Cap of any wait; a longer Retry-After ends the retries.", at_least=0)
 
     def __post_init__(self) -> None:
         check_limits(self)
@@ -184,11 +195,11 @@ class RetryConfig:
 class TimeoutConfig:
     """Limits in seconds on each silence of a server."""
 
-    connect_s: float = _option(5.0, "To open a connection.", at_least=0.001)
-    first_token_s: float = _option(120.0, "From sending a request to its first token.", at_least=0.001)
-    gap_s: float = _option(60.0, "Between two tokens.", at_least=0.001)
-    trailer_s: float = _option(2.0, "From the last token to the token counts.", at_least=0.001)
-    health_s: float = _option(30.0, "For a health check's whole completion.", at_least=0.001)
+    connect_s: float = option(5.0, "To open a connection.", at_least=0.001)
+    first_token_s: float = option(120.0, "From sending a request to its first token.", at_least=0.001)
+    gap_s: float = option(60.0, "Between two tokens.", at_least=0.001)
+    trailer_s: float = option(2.0, "From the last token to the token counts.", at_least=0.001)
+    health_s: float = option(30.0, "For a health check's whole completion.", at_least=0.001)
 
     def __post_init__(self) -> None:
         check_limits(self)
@@ -200,29 +211,29 @@ class RemoteModelConfig:
 
     kind: ClassVar[str] = "remote"
 
-    urls: tuple[str, ...] = _option(MISSING, "Base URL of each replica, up to and including `/v1`.")
-    model: str = _option(MISSING, "The model's name at the server.")
-    api_key_env: str | None = _option(None, "The environment variable that holds the server's API key.")
-    timeouts: TimeoutConfig = _option(TimeoutConfig(), "Limits on silence.")
-    retry: RetryConfig = _option(RetryConfig(), "Retries before the first token.")
-    breaker: BreakerConfig = _option(BreakerConfig(), "When a failing replica is left alone.")
-    max_outstanding: int = _option(256, "Most requests in flight per replica.", at_least=1)
-    context_length: int | None = _option(None, "The model's context in tokens, where known.", at_least=8)
-    capabilities: tuple[Capability, ...] = _option(
+    urls: tuple[str, ...] = option(MISSING, "Base URL of each replica, up to and including `/v1`.")
+    model: str = option(MISSING, "The model's name at the server.")
+    api_key_env: str | None = option(None, "The environment variable that holds the server's API key.")
+    timeouts: TimeoutConfig = option(TimeoutConfig(), "Limits on silence.")
+    retry: RetryConfig = option(RetryConfig(), "Retries before the first token.")
+    breaker: BreakerConfig = option(BreakerConfig(), "When a failing replica is left alone.")
+    max_outstanding: int = option(256, "Most requests in flight per replica.", at_least=1)
+    context_length: int | None = option(None, "The model's context in tokens, where known.", at_least=8)
+    capabilities: tuple[Capability, ...] = option(
         ("generate", "logprobs"),
         "What the server offers: generate, score, embed, thinking, logprobs, prompt_token_ids, prediction.",
     )
-    thinking: bool | None = _option(None, "Whether the model is asked to think unless a request says otherwise.")
-    thinking_parameter: ThinkingParameter = _option(
+    thinking: bool | None = option(None, "Whether the model is asked to think unless a request says otherwise.")
+    thinking_parameter: ThinkingParameter = option(
         "chat_template_kwargs", "How the server is told to think.", choices=get_args(ThinkingParameter)
     )
-    max_tokens_parameter: MaxTokensParameter = _option(
+    max_tokens_parameter: MaxTokensParameter = option(
         "max_tokens", "The name the server gives the limit on an answer.", choices=get_args(MaxTokensParameter)
     )
-    max_stop: int = _option(
+    max_stop: int = option(
         4, "Most stop strings the server takes (OpenAI: 4); the others are applied here.", at_least=1
     )
-    score_api: ScoreApi = _option(
+    score_api: ScoreApi = option(
         "none",
         "How the server scores a given text: vLLM's `prompt_logprobs`, or `echo` with `logprobs`.",
         choices=get_args(ScoreApi),
@@ -233,13 +244,13 @@ class RemoteModelConfig:
     extra_headers: Mapping[str, str] = field(
         default_factory=dict, metadata={"help": "Headers added to every request; not for secrets."}
     )
-    transport: Transport = _option(
+    transport: Transport = option(
         "auto",
         "HTTP client: `aiohttp` costs less CPU and is taken by `auto` when installed.",
         choices=get_args(Transport),
     )
-    proxy: str | None = _option(None, "URL of an HTTP proxy.")
-    verify_tls: bool = _option(True, "Whether certificates are checked.")
+    proxy: str | None = option(None, "URL of an HTTP proxy.")
+    verify_tls: bool = option(True, "Whether certificates are checked.")
 
     def __post_init__(self) -> None:
         # A TOML array arrives as a list; a tuple cannot be changed by whoever holds the other reference.
@@ -277,10 +288,10 @@ class EchoModelConfig:
 
     kind: ClassVar[str] = "echo"
 
-    text: str | None = _option(None, "The answer; by default the last message.")
-    first_delay_s: float = _option(0.0, "Seconds before the first token.", at_least=0)
-    token_delay_s: float = _option(0.0, "Seconds after each token.", at_least=0)
-    context_length: int | None = _option(8192, "Longest prompt and answer in the fake's tokens.", at_least=8)
+    text: str | None = option(None, "The answer; by default the last message.")
+    first_delay_s: float = option(0.0, "Seconds before the first token.", at_least=0)
+    token_delay_s: float = option(0.0, "Seconds after each token.", at_least=0)
+    context_length: int | None = option(8192, "Longest prompt and answer in the fake's tokens.", at_least=8)
 
     def __post_init__(self) -> None:
         check_limits(self)
@@ -292,8 +303,8 @@ class ReplayModelConfig:
 
     kind: ClassVar[str] = "replay"
 
-    path: str = _option(MISSING, "A JSON Lines file of recorded answers.")
-    context_length: int | None = _option(None, "The recorded model's context in tokens, where known.", at_least=8)
+    path: str = option(MISSING, "A JSON Lines file of recorded answers.")
+    context_length: int | None = option(None, "The recorded model's context in tokens, where known.", at_least=8)
 
     def __post_init__(self) -> None:
         if not isinstance(self.path, str) or not self.path:
