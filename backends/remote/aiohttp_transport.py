@@ -1,7 +1,10 @@
-"""aiohttp's connections under httpx: the same requests and responses for less CPU time.
+"""Puts aiohttp's connections under httpx: the same requests and responses for less CPU time.
 
 Only what the remote backend uses is here: HTTP/1.1, bodies given whole, answers streamed. Failures become httpx's own
 exceptions, so that one table (:mod:`backends.remote.failure_table`) serves both transports.
+
+The package httpx-aiohttp 0.2.0 does the same at the same CPU time, but reports a refused and a dropped connection as
+``ConnectTimeout``, on which a replica is not tried again, and reads "no limit" as 100 connections.
 """
 
 from __future__ import annotations
