@@ -1,4 +1,4 @@
-"""What a check is made of: the backend under test, and the ways to run it and to look at what it did."""
+"""Holds a backend under test, and the ways to run it and to look at what it did."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from backends.protocol import (
 )
 
 SETTLE_S = 5.0
-"""How long a backend may take to let go of a request that is over."""
+"""A backend may take so long to let go of a request that is over."""
 
 
 async def _nothing_runs(backend: Backend) -> bool:

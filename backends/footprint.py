@@ -1,4 +1,4 @@
-"""How much memory a local model takes, from its ``config.json`` alone: no weights read, no torch.
+"""Computes the memory a local model takes, from its ``config.json`` alone: no weights read, no torch.
 
 Weights of the linear layers take 4 bits plus their group's scale and zero point when quantised; embeddings, the output
 head and norms keep 16 bits. A token's KV takes one key and one value per layer and KV head.
@@ -40,7 +40,7 @@ class Footprint:
 
 
 def footprint(model: ModelConfig, dtype: str = "auto") -> Footprint:
-    """The memory of a model of this shape.
+    """Return the memory of a model of this shape.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ def read_shape(folder: Path) -> ModelConfig:
 
 
 def shape_of(raw: Mapping[str, Any], path: str) -> ModelConfig:
-    """The shape that a parsed ``config.json`` describes.
+    """Return the shape that a parsed ``config.json`` describes.
 
     Raises
     ------

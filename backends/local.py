@@ -1,4 +1,4 @@
-"""A tier served by the engine in this process: text on one side, token ids on the other."""
+"""Serves a tier by the engine in this process: text on one side, token ids on the other."""
 
 from __future__ import annotations
 

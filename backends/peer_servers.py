@@ -1,4 +1,4 @@
-"""Servers that are not ours, started for comparison: llama.cpp's and transformers', each in a process of its own.
+"""Starts servers that are not ours, for comparison: llama.cpp's and transformers', each in its own process.
 
 ::
 

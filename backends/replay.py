@@ -1,4 +1,4 @@
-"""A backend whose answers were recorded earlier: the same question gets the same answer, at its recorded cost.
+"""Serves answers that were recorded earlier: the same question gets the same answer, at its recorded cost.
 
 For evaluation without a model at hand: a router or a policy is replayed against what each tier really said. One JSON
 object a line, with the question (``messages`` or ``prompt``), the ``answer``, and what is known of how it came about.
@@ -50,7 +50,7 @@ class AnswerRecord:
 
     @property
     def key(self) -> str:
-        """What a request must match."""
+        """Return what a request must match."""
         return _key(self.messages, self.prompt)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""A public, typed fake: a backend that echoes, on script, without a network or a model.
+"""Fakes a backend, publicly and typed: it echoes, on script, without a network or a model.
 
 It keeps the whole protocol (stop strings, ``max_tokens``, logprobs, usage, cancellation, errors), so tests of anything
 above a backend can rely on it, and the gateway's own overhead can be measured with nothing else in the way. The fake
@@ -57,7 +57,7 @@ def token_id(token: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What one generation does.
+    """Says what one generation does.
 
     ``text`` None echoes the last message. Delays are in seconds; a ``token_delay_s`` of 0 gives the event loop one turn
     per delta, None gives it none. ``fail_before`` is raised before the first delta; ``fail_after`` and ``hang_after``
@@ -339,7 +339,7 @@ def _deltas(tokens: list[str], where: str, script: Script, sampling: SamplingPar
 
 
 def _prediction_counts(prediction: str | None, answer: str) -> dict[str, int]:
-    """A predicted token is accepted while all before it were."""
+    """Count accepted and rejected tokens: a predicted token is accepted while all before it were."""
     predicted = split_tokens(prediction or "")
     agrees = map(eq, predicted, split_tokens(answer))
     accepted = sum(1 for _ in takewhile(bool, agrees))

@@ -1,4 +1,4 @@
-"""What models share: checkpoints, each loaded once, engines, a device's memory for KV, and the thread of a CPU."""
+"""Shares among models: checkpoints, each loaded once, engines, a device's memory for KV, and the thread of a CPU."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Progress = Callable[[str, float], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:
-    """Which checkpoint, and as what: two that are equal are one in memory.
+    """Names a checkpoint and how it is loaded: two that are equal are one in memory.
 
     Parameters
     ----------
@@ -110,7 +110,7 @@ class WeightPool:
             return entry.checkpoint
 
     def loop_for(self, device: str, threads: int) -> StepLoop | None:
-        """The shared thread of the engines on a CPU, made with the first; None where an engine has its own.
+        """Return the shared thread of the engines on a CPU, made with the first; None where an engine has its own.
 
         Parameters
         ----------
@@ -124,7 +124,7 @@ class WeightPool:
             return self._loop
 
     def share_for(self, device: str) -> DeviceShare | None:
-        """Where a GPU's engines make room for one another; None on a CPU, where they take turns."""
+        """Return where a GPU's engines make room for one another; None on a CPU, where they take turns."""
         key = device_key(device)
         if torch.device(device).type == "cpu" or key is None:
             return None
@@ -132,7 +132,7 @@ class WeightPool:
             return self._shares.setdefault(key, DeviceShare())
 
     def arena_for(self, device: str) -> Arena | None:
-        """The memory that a device's engines share, taken with the first; None where each has its own.
+        """Return the memory that a device's engines share, taken with the first; None where each has its own.
 
         Raises
         ------
@@ -198,7 +198,7 @@ def load_checkpoint(options: LoadOptions, progress: Progress | None = None) -> C
 
 
 def _devices(first: str, count: int) -> list[str]:
-    """``count`` devices from ``first`` on; a CPU is taken that often."""
+    """Return ``count`` devices from ``first`` on; a CPU is taken that often."""
     kind, _, index = first.partition(":")
     return [first] * count if kind == "cpu" else [f"{kind}:{int(index or 0) + i}" for i in range(count)]
 

@@ -1,4 +1,4 @@
-"""Tasks as conversations: what a training document says, and which part of it the model is to learn."""
+"""Makes conversations of tasks: what a training document says, and which part of it the model is to learn."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST_TURNS = 5
 
 @dataclass(frozen=True, slots=True)
 class TrainingMix:
-    """What one tier studies: the weight of each grade, answered at once and after thinking."""
+    """Says what one tier studies: the weight of each grade, answered at once and after thinking."""
 
     thinking_share: float
     direct: Mapping[int, float]
@@ -40,17 +40,17 @@ class TrainingDocument:
 
 
 def turn(role: str, content: str) -> str:
-    """One finished turn, as the chat template writes it."""
+    """Return one finished turn, as the chat template writes it."""
     return f"<|im_start|>{role}\n{content}<|im_end|>\n"
 
 
 def generation_prompt(thinking: bool) -> str:
-    """The generation prompt, as the chat template writes it."""
+    """Return the assistant's opening, as the chat template writes it."""
     return "<|im_start|>assistant\n<think>\n" + ("" if thinking else "\n</think>\n\n")
 
 
 def _exchange(rng: Random, mix: TrainingMix, thinking: bool) -> tuple[str, str, str]:
-    """A user's words, the reasoning and the answer."""
+    """Draw a user's words, the reasoning and the answer."""
     if rng.random() < mix.chat_share:
         said, reply = draw_chat(rng)
         return said, "This is small talk.", reply

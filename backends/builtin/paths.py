@@ -1,4 +1,4 @@
-"""Where the shipped weights of the built-in ladder lie."""
+"""Finds the shipped weights of the built-in ladder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _DIRECTORY_OF_TIER = {1: "tier1", 2: "tier2", 3: "tier3", 4: "tier3"}
 
 
 def model_dir(tier: int) -> Path:
-    """Folder, in Hugging Face layout, of a tier's weights.
+    """Return the folder, in Hugging Face layout, of a tier's weights.
 
     Parameters
     ----------

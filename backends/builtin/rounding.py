@@ -1,4 +1,4 @@
-"""What 8-bit activations cost in quality: the built-in ladder with every row rounded, beside itself.
+"""Measures what 8-bit activations cost in quality: the built-in ladder with every row rounded, beside itself.
 
 The arithmetic is that of ``activations = "fp8"`` on a GPU (:mod:`engine.kernels.int4_fp8`) where all steps have many
 rows: the input of each projection of the layers is rounded to e4m3 by its row's largest magnitude; weights, sums, the

@@ -1,1 +1,1 @@
-"""What stands between a tier's text and the engine's token ids."""
+"""Translates between a tier's text and the engine's token ids."""

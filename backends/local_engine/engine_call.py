@@ -1,4 +1,4 @@
-"""One generation, from the engine's events to the protocol's."""
+"""Carries one generation from the engine's events to the protocol's."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class EngineCall:
         self._logprobs: list[TokenLogprob] = []
 
     async def events(self) -> AsyncIterator[Event]:
-        """Deltas, then the ending; raises if the first thing to happen is an error."""
+        """Yield deltas, then the ending; raises if the first thing to happen is an error."""
         began = False
         while True:
             event = await self.sink.get()
@@ -71,7 +71,7 @@ class EngineCall:
         yield self.finished(event)
 
     async def drain(self) -> engine_request.RequestEnding:
-        """The ending, whatever comes before it."""
+        """Return the ending, whatever comes before it."""
         while True:
             event = await self.sink.get()
             if isinstance(event, engine_request.RequestEnding):
@@ -86,7 +86,7 @@ class EngineCall:
                 self._logprobs.append(self._logprob(chunk.logprobs[index]))
 
     def _delta(self, *, last: bool = False) -> TokenDelta | None:
-        """What can be shown now; tokens without visible text are counted with the next that has some."""
+        """Return what can be shown now; tokens without visible text are counted with the next that has some."""
         reasoning, text = self._text.take()
         if not (reasoning or text or (last and self._num_pending)):
             return None
@@ -121,7 +121,10 @@ class EngineCall:
         )
 
     def abandoned(self, sequence: Sequence, ending: engine_request.RequestEnding | None) -> Finished:
-        """The bill of a request nobody reads any more; without its ending, from what the engine has counted so far."""
+        """Return the bill of a request nobody reads any more.
+
+        Without its ending it is made from what the engine has counted so far.
+        """
         if ending is None:
             ending = engine_request.RequestEnding(
                 engine_request.FinishReason.CANCELLED,

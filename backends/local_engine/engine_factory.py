@@ -1,4 +1,4 @@
-"""From a model's table to an engine that serves it."""
+"""Makes from a model's table an engine that serves it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _DRAFTED_CONTEXTS = 8
 
 @dataclass(frozen=True, slots=True)
 class ServedEngine:
-    """An engine and the checkpoints it keeps in memory, the target first."""
+    """Holds an engine and the checkpoints it keeps in memory, the target first."""
 
     engine: Engine
     checkpoints: tuple[Checkpoint, ...]

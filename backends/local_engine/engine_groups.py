@@ -1,4 +1,4 @@
-"""Which models are served by one engine: those that differ only in what a request can carry.
+"""Groups models that one engine can serve: those that differ only in what a request can carry.
 
 Two tiers over the same weights, one that thinks and is drafted for and one that answers at once, need one engine: one
 batch reads the weights once for both, and one KV pool holds what both computed. What is the engine's own (where and how
@@ -32,11 +32,11 @@ class EngineGroup:
 
     @classmethod
     def alone(cls, name: str, config: LocalModelConfig, drafter_path: str | None = None) -> EngineGroup:
-        """One model with an engine to itself."""
+        """Return a group of one model, with an engine to itself."""
         return cls((name,), config, drafter_path)
 
     def takes(self, config: LocalModelConfig, drafter_path: str | None) -> bool:
-        """Whether a further model can be served by the same engine."""
+        """Return whether a further model can be served by the same engine."""
         if _engine_of(config) != _engine_of(self.config):
             return False
         modes = self.config.speculation.mode, config.speculation.mode
@@ -45,7 +45,7 @@ class EngineGroup:
         return config.speculation == self.config.speculation and drafter_path == self.drafter_path
 
     def joined_by(self, name: str, config: LocalModelConfig, drafter_path: str | None) -> EngineGroup:
-        """The group with one more model, which it must take."""
+        """Return the group with one more model, which it must take."""
         drafts = self.config.speculation.mode == "off" and config.speculation.mode != "off"
         kv_cache_bytes = self.config.kv_cache_bytes
         merged = replace(
@@ -59,7 +59,7 @@ class EngineGroup:
 
 
 def _engine_of(config: LocalModelConfig) -> tuple[object, ...]:
-    """What models of one engine have in common."""
+    """Return what models of one engine have in common."""
     return (
         config.path,
         config.dtype,
@@ -76,7 +76,7 @@ def _engine_of(config: LocalModelConfig) -> tuple[object, ...]:
 
 
 def engine_groups(models: Mapping[str, ModelConfig]) -> dict[str, EngineGroup]:
-    """Every local model's name → the group that its engine serves."""
+    """Return every local model's name → the group that its engine serves."""
     groups: list[EngineGroup] = []
     for name, config in models.items():
         if not isinstance(config, LocalModelConfig):

@@ -1,4 +1,4 @@
-"""The engine's errors in this room's words: the one table at the border."""
+"""Translates the engine's errors into this room's: the one table at the border."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from engine import errors
 
 
 def translate(error: Exception, model_id: str, *, param: str = "messages") -> BackendError:
-    """Most specific first; what is not in the table is a failure of ours.
+    """Return our error for the engine's, most specific first; what is not in the table is a failure of ours.
 
     Parameters
     ----------

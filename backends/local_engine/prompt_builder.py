@@ -1,4 +1,4 @@
-"""A text-level request as the engine takes it."""
+"""Builds from a text-level request what the engine takes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class PromptBuilder:
         self._kept: OrderedDict[tuple[Any, ...], tuple[int, ...]] = OrderedDict()
 
     async def encode(self, request: GenerateRequest) -> tuple[int, ...]:
-        """Token ids of the whole prompt, after the chat template for messages.
+        """Return the token ids of the whole prompt, after the chat template for messages.
 
         Raises
         ------
@@ -89,7 +89,9 @@ class PromptBuilder:
     async def predicted(
         self, request: GenerateRequest, prompt_ids: tuple[int, ...], context_length: int
     ) -> engine_request.Prediction | None:
-        """Token ids of the answer that the caller predicts; after the reasoning, where the prompt leaves that open.
+        """Return the token ids of the answer that the caller predicts.
+
+        They stand after the reasoning, where the prompt leaves that open.
 
         Raises
         ------
@@ -114,14 +116,14 @@ class PromptBuilder:
         return engine_request.Prediction(tuple(ids), close_id) if ids else None
 
     def encode_input(self, text: str) -> tuple[int, ...]:
-        """Token ids of a text to embed."""
+        """Return the token ids of a text to embed."""
         try:
             return tuple(self.tokenizer.encode(text))
         except EngineError as error:
             raise translate(error, self.model_id, param="input") from error
 
     def text_stream(self, request: GenerateRequest, prompt_ids: tuple[int, ...], eos: tuple[int, ...]) -> TextStream:
-        """Where the answer's tokens become what the caller sees. Raises the engine's ``InvalidRequest``."""
+        """Return the stream by which tokens become what the caller sees. Raises the engine's ``InvalidRequest``."""
         sampling = request.sampling
         chat = request.messages is not None
         return TextStream(
@@ -140,7 +142,7 @@ class PromptBuilder:
         context_length: int,
         stop_check: TextStream | None,
     ) -> engine_request.Request:
-        """The same request in token ids. Raises the engine's ``InvalidRequest`` on an option out of range."""
+        """Return the same request in token ids. Raises the engine's ``InvalidRequest`` on an option out of range."""
         sampling = request.sampling
         opened = request.messages is not None and self.tokenizer.is_thinking_open(prompt_ids)
         return engine_request.Request(
@@ -156,7 +158,10 @@ class PromptBuilder:
         )
 
     def _thinking_limit(self, request: GenerateRequest, room: int) -> engine_request.Thinking:
-        """The budget a request asks for, else a share of the answer's room; then the closing tag is written for it."""
+        """Return the budget a request asks for, else a share of the answer's room.
+
+        Past it the closing tag is written for the model.
+        """
         tags = self.tokenizer.think_tags
         assert tags is not None
         if request.sampling.max_tokens is not None:

@@ -18,7 +18,7 @@ class _SharedEngineEntry(Generic[Engine]):
 
 
 class SharedEngines(Generic[Engine]):
-    """What is made once for a group of models. Safe from any thread."""
+    """Shares what is made once for a group of models. Safe from any thread."""
 
     def __init__(self) -> None:
         self._entries: dict[Hashable, _SharedEngineEntry[Engine]] = {}

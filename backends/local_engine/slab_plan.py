@@ -1,4 +1,4 @@
-"""How a device's shared memory for KV would be cut, said before anything is loaded."""
+"""Plans how a device's shared memory for KV would be cut, before anything is loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What :class:`backends.provider.server.ProviderServer` can do to a client, by name.
+"""Holds, by name, everything :class:`backends.provider.server.ProviderServer` can do to a client.
 
 Most are faults seen in the field: servers that answer late, never, in pieces, half, twice, in the wrong form, or with a
 good status and a bad body.

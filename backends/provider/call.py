@@ -1,4 +1,4 @@
-"""One request at the provider server, and the ways to answer it."""
+"""Holds one request at the provider server, and the ways to answer it."""
 
 from __future__ import annotations
 

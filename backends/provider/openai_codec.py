@@ -1,4 +1,4 @@
-"""The JSON of an OpenAI-compatible server, made from a script: what :mod:`backends.provider.server` sends."""
+"""Makes the JSON of an OpenAI-compatible server from a script, for :mod:`backends.provider.server`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real HTTP server in a thread that plays an OpenAI-compatible provider, well or badly, by path.
+"""Plays an OpenAI-compatible provider, well or badly, by path: a real HTTP server in a thread.
 
 ``server.url("reset_after_3_tokens")`` is a base URL whose every completion breaks off after three tokens; the names are
 the keys of :data:`backends.provider.behaviours.BEHAVIOURS`. Behaviours are served by uvicorn over real sockets, so what

@@ -1,4 +1,4 @@
-"""What one generation has said so far: chunks in, one delta per read out, and the ending when it comes."""
+"""Accumulates one generation: chunks in, one delta per read out, and the ending when it comes."""
 
 from __future__ import annotations
 

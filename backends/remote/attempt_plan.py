@@ -1,4 +1,7 @@
-"""Which replica to try next, after how long, or which error to give up with. Pure: time and chance are arguments."""
+"""Plans attempts: the replica to try next, after how long, or the error to give up with.
+
+Pure: time and chance are arguments.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a remote backend costs this process: CPU time per request and per streamed chunk, by transport.
+"""Measures what a remote backend costs this process: CPU time per request and per streamed chunk, by transport.
 
 ``python -m backends.remote.bench`` plays a provider in a process of its own and measures only the client's CPU time,
 so a busy machine changes the figures little. It prints a card, a table with ratios, and one line of JSON.

@@ -1,4 +1,4 @@
-"""What we receive: one JSON chunk of a stream, or one whole answer, as typed facts.
+"""Decodes what we receive: one JSON chunk of a stream, or one whole answer, as typed facts.
 
 Servers differ in small ways; each reader below names whose way it accepts. Whatever has the wrong type is a
 :class:`MalformedChunk`, never an ``AttributeError`` three calls later.
@@ -46,7 +46,9 @@ class ErrorChunk(Exception):
 
 @dataclass(frozen=True, slots=True)
 class AnswerChunk:
-    """What one chunk adds. ``reason`` is set by the chunk that ends the answer, ``usage`` by the one that counts it.
+    """Holds what one chunk adds.
+
+    ``reason`` is set by the chunk that ends the answer, ``usage`` by the one that counts it.
 
     ``unknown_reason`` is a finish reason nobody documented: treated as a failure, so that a truncated answer is never
     shown as a whole one.

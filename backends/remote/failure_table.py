@@ -1,4 +1,4 @@
-"""Foreign failures as ours: HTTP statuses, error bodies and httpx exceptions, one table each.
+"""Translates foreign failures into ours: HTTP statuses, error bodies and httpx exceptions, one table each.
 
 What a server says may quote what we sent it, and our API key with it; messages are cut short and the key is struck out
 before they go anywhere.

@@ -1,4 +1,4 @@
-"""One HTTP exchange with a replica: send, then read chunks, with a limit on every silence."""
+"""Makes one HTTP exchange with a replica: sends, then reads chunks, with a limit on every silence."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DRAIN_S = 0.1
 
 
 class ReplicaExchange:
-    """A request on its way and the chunks that come back.
+    """Holds one request that was sent and the chunks that come back.
 
     Use as an async context manager: leaving it closes the response, and with it the connection when the stream was not
     read to its end, which is how a server learns that nobody listens.

@@ -1,4 +1,4 @@
-"""The servers behind one model: which takes the next request, and which is left alone."""
+"""Chooses among the servers behind one model: which takes the next request, and which is left alone."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Replica:
 
 
 class ReplicaLease:
-    """One attempt's claim on a replica, given back on leaving the ``with`` block with whatever was learnt.
+    """Holds one attempt's claim on a replica, given back on leaving the ``with`` block with whatever was learnt.
 
     A health check may claim a replica whose breaker is open; success then closes it.
     """

@@ -1,4 +1,4 @@
-"""What we send: a request of ours as the JSON body an OpenAI-compatible server expects.
+"""Encodes a request of ours as the JSON body an OpenAI-compatible server expects.
 
 Options beyond OpenAI's (``top_k``, ``min_p``, ``repetition_penalty``, ``min_tokens``, ``stop_token_ids``,
 ``ignore_eos``) go by vLLM's names, which SGLang and llama.cpp share, and only when they differ from their defaults: a
@@ -131,7 +131,10 @@ def _logprobs(request: GenerateRequest) -> dict[str, Any]:
 
 
 def _prediction(request: GenerateRequest, config: RemoteModelConfig) -> dict[str, Any]:
-    """Where the server takes one; OpenAI refuses it beside log-probabilities, so there it is left out."""
+    """Return the prediction for a server that takes one.
+
+    OpenAI refuses it beside log-probabilities, so there it is left out.
+    """
     is_taken = "prediction" in config.capabilities and is_chat(request) and request.sampling.logprobs is None
     if not request.prediction or not is_taken:
         return {}

@@ -1,4 +1,4 @@
-"""Stop strings, kept here too: some servers ignore ``stop``, some take four, some leave the stop string in the text."""
+"""Cuts text at stop strings: some servers ignore ``stop``, some take four, some leave the stop string in the text."""
 
 from __future__ import annotations
 

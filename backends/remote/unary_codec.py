@@ -1,4 +1,4 @@
-"""Requests with one whole answer: scoring, embedding, counting. Bodies out, answers read and checked."""
+"""Encodes and decodes calls with one whole answer: scoring, embedding, counting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bounded waits that can all be ended at once, when the backend closes."""
+"""Registers bounded waits, so that all can be ended at once when the backend closes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class BackendClosed(Exception):
 
 
 class WaitRegistry:
-    """Every wait that is going on. One event loop."""
+    """Holds every wait that is going on. One event loop."""
 
     def __init__(self) -> None:
         self.is_closed = False

@@ -1,4 +1,4 @@
-"""How tests of the remote backend make one, ask it and look at what came."""
+"""Helps tests of the remote backend make one, ask it and look at what came."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What 8-bit activations cost is measured with the arithmetic that it names, and the model is left as it was."""
+"""The cost of 8-bit activations is measured with the arithmetic that it names, and the model is left as it was."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which models share an engine, and that each still is served as its own table says."""
+"""Models that can share an engine do, and each still is served as its own table says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the remote backend sends and how it reads what comes back."""
+"""The remote backend sends what was asked, and reads what comes back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is this text's final answer the task's answer?
+"""Decides whether a text's final answer is the task's answer.
 
 The text may wrap the answer in a sentence, in Markdown or after visible thinking. What does not count is a text that
 merely contains the right figure among others: without a clear final answer it is wrong.
@@ -95,7 +95,7 @@ def _same_words(answer: str, text: str) -> bool:
 
 
 def check(task: Task, text: str) -> bool:
-    """Whether ``text`` gives the task's answer as its final answer.
+    """Return whether ``text`` gives the task's answer as its final answer.
 
     Thinking between ``<think>`` and ``</think>`` is dropped first; thinking that never ends leaves no answer.
     """

@@ -1,4 +1,4 @@
-"""Second ways to be sure of a sum, of an order and of a code, each one true line."""
+"""Writes second ways to be sure of a sum, of an order and of a code, each one true line."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _UNDONE = {"+": "-", "-": "+", "*": "/", "/": "*"}
 
 
 def equations(steps: Iterable[str]) -> list[Equation]:
-    """The sums of two numbers that stand in the steps, in order."""
+    """Return the sums of two numbers that stand in the steps, in order."""
     return [(int(a), sign, int(b), int(c)) for a, sign, b, c in _EQUATION.findall("\n".join(steps))]
 
 
 def check_sums(steps: Iterable[str]) -> Iterator[str]:
-    """Ways to be sure of the sums in the steps, the last sum first."""
+    """Yield ways to be sure of the sums in the steps, the last sum first."""
     sums = equations(steps)[::-1]
     for a, sign, b, c in sums:
         yield f"Undo: {c}{_UNDONE[sign]}{b}={a}, as it was."
@@ -109,7 +109,7 @@ def _direction(equation: Equation) -> str:
 
 
 def check_order(numbers: Sequence[int]) -> Iterator[str]:
-    """Ways to be sure of numbers that stand in order, either way."""
+    """Yield ways to be sure of numbers that stand in order, either way."""
     up = list(numbers) if numbers[0] <= numbers[-1] else list(numbers)[::-1]
     yield f"From low to high: {'<'.join(map(str, up))}."
     for below, above in itertools.pairwise(up):
@@ -117,7 +117,7 @@ def check_order(numbers: Sequence[int]) -> Iterator[str]:
 
 
 def check_extreme(numbers: Sequence[int], value: int, name: str) -> Iterator[str]:
-    """Every number against the largest or the smallest."""
+    """Yield every number against the largest or the smallest."""
     beaten = [n for n in numbers if n != value]
     yield f"One by one: {', '.join(f'{n}<{value}' if name == 'max' else f'{value}<{n}' for n in beaten)}."
     yield f"In order: {', '.join(map(str, sorted(numbers)))}."
@@ -137,7 +137,7 @@ def spelled(code: str) -> str:
 
 
 def digit_by_digit(low: int, high: int) -> str:
-    """Why one number is smaller: fewer digits, or the first digit in which they differ."""
+    """Say why one number is smaller: fewer digits, or the first digit in which they differ."""
     x, y = str(low), str(high)
     if len(x) < len(y):
         return f"{low} has {len(x)} digits, {high} has {len(y)}: fewer is less."

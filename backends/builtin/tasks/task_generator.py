@@ -1,4 +1,4 @@
-"""Drawing tasks: a seed, a count and a mix of grades give the same tasks every time."""
+"""Draws tasks: a seed, a count and a mix of grades give the same tasks every time."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _digest(family: str, problem: TaskProblem) -> int:
 
 
 def split_of(family: str, key: str) -> Split:
-    """Which split a problem belongs to, whatever its wording, seed or grade."""
+    """Return the split a problem belongs to, whatever its wording, seed or grade."""
     problem = TaskProblem(key=key, question="", answer="", reasoning="")
     return "test" if _digest(family, problem) % _TEST_MODULUS == 0 else "train"
 

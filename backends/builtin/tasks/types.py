@@ -1,4 +1,4 @@
-"""What a task is, before and after it is dressed as a prompt."""
+"""Defines a task, before and after it is dressed as a prompt."""
 
 from __future__ import annotations
 

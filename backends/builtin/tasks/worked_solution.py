@@ -1,4 +1,4 @@
-"""How a worked solution is written down: the question again, a plan, the steps, checks, the answer.
+"""Writes down a worked solution: the question again, a plan, the steps, checks, the answer.
 
 The effort is about the same whatever the task: a solution is checked in one way after another until it has its length,
 so that a task of one step is looked at from several sides and a task of seven steps is mostly steps.
@@ -22,12 +22,12 @@ _ANSWER = ("So the answer is", "The answer is")
 
 
 def estimated_tokens(text: str) -> int:
-    """About how many tokens a text takes, without a tokenizer."""
+    """Estimate how many tokens a text takes, without a tokenizer."""
     return len(_PIECES.findall(text))
 
 
 def pick(options: Sequence[str], key: str) -> str:
-    """One wording for a problem: the first for three problems in four, the others for the rest.
+    """Return one wording for a problem: the first for three problems in four, the others for the rest.
 
     A reader who writes down the likeliest word then says the first, and so does whoever drafts for it.
     """

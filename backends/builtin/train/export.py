@@ -1,4 +1,4 @@
-"""Writing a trained tier as an ordinary Hugging Face folder."""
+"""Writes a trained tier as an ordinary Hugging Face folder."""
 
 from __future__ import annotations
 

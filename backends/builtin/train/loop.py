@@ -1,4 +1,4 @@
-"""The training loop of one tier."""
+"""Trains one tier."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ _LOG_EVERY = 200
 
 @dataclass(frozen=True, slots=True)
 class RunConfig:
-    """How long and where. The schedule follows the clock: a run is given minutes, and ends with its decay done."""
+    """Says how long and where a run trains.
+
+    The schedule follows the clock: a run is given minutes, and ends with its decay done.
+    """
 
     minutes: float
     seed: int
@@ -46,7 +49,7 @@ class RunConfig:
 
 
 def learning_rate_scale(progress: float, hold: float = _HOLD) -> float:
-    """Linear warm-up, a plateau until ``hold``, then a straight line to zero; ``progress`` is 0 to 1."""
+    """Return the rate's factor at ``progress`` 0 to 1: warm-up, a plateau until ``hold``, a straight line to zero."""
     if progress < _WARM_UP:
         return progress / _WARM_UP
     if progress < hold:
@@ -55,7 +58,7 @@ def learning_rate_scale(progress: float, hold: float = _HOLD) -> float:
 
 
 def rounding_share(progress: float) -> float:
-    """How far the 4-bit rounding is phased in."""
+    """Return how far the 4-bit rounding is phased in, 0 to 1."""
     return min(1.0, max(0.0, (progress - _ROUND_FROM) / (_ROUND_UNTIL - _ROUND_FROM)))
 
 
@@ -77,7 +80,7 @@ def make_optimizers(network: Network, learning_rate: float) -> list[torch.optim.
 
 
 def loss_of(network: Network, token_ids: Tensor, kind: Tensor, share: Tensor, dtype: torch.dtype) -> Tensor:
-    """Mean cross-entropy of the next token, completions in full and prompts at a small weight.
+    """Return the mean cross-entropy of the next token, completions in full and prompts at a small weight.
 
     Parameters
     ----------
@@ -111,7 +114,7 @@ def load_trained(network: Network, folder: Path) -> None:
 
 
 class Trainer:
-    """One tier's network, its optimisers, and the clock its schedule follows."""
+    """Holds one tier's network, its optimisers, and the clock its schedule follows."""
 
     def __init__(self, spec: TierSpec, config: RunConfig, tokenizer: Tokenizer, log: Callable[[str], None]) -> None:
         torch.manual_seed(config.seed)

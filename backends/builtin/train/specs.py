@@ -1,4 +1,4 @@
-"""What each tier is and what it studies; no torch here, so that data workers start fast."""
+"""Says what each tier is and studies; no torch here, so that data workers start fast."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is tallest, who holds the ball, where things stand after swaps."""
+"""Draws puzzles: who is tallest, who holds the ball, where things stand after swaps."""
 
 from __future__ import annotations
 
