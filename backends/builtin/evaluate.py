@@ -27,19 +27,21 @@ MAX_THINKING_TOKENS = 320
 MAX_ANSWER_TOKENS = 48
 
 
+def answer_tasks(
+    model: Any, tokenizer: Any, tasks: Sequence[Task], *, thinking: bool, batch_size: int
+) -> list[tuple[str, int]]:
+    """Return a model's greedy answer to each task and the tokens it took."""
+    max_tokens = MAX_THINKING_TOKENS if thinking else MAX_ANSWER_TOKENS
+    prompts = [task.prompt for task in tasks]
+    return generate_answers(model, tokenizer, prompts, thinking=thinking, max_tokens=max_tokens, batch_size=batch_size)
+
+
 def grade_tier(
     folder: Path, tasks: Sequence[Task], *, thinking: bool, device: str, batch_size: int
 ) -> list[tuple[bool, int, str]]:
-    """Whether each task was answered rightly, the tokens it took, and the text."""
+    """Return whether each task was answered rightly, the tokens it took, and the text."""
     model, tokenizer = load_reference(folder, device), load_tokenizer(folder)
-    answers = generate_answers(
-        model,
-        tokenizer,
-        [task.prompt for task in tasks],
-        thinking=thinking,
-        max_tokens=MAX_THINKING_TOKENS if thinking else MAX_ANSWER_TOKENS,
-        batch_size=batch_size,
-    )
+    answers = answer_tasks(model, tokenizer, tasks, thinking=thinking, batch_size=batch_size)
     return [(check(task, text), count, text) for task, (text, count) in zip(tasks, answers, strict=True)]
 
 

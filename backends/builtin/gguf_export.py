@@ -32,6 +32,14 @@ _FILE_TYPES = {
     "q8_0": gguf.LlamaFileType.MOSTLY_Q8_0,
     "q4_0": gguf.LlamaFileType.MOSTLY_Q4_0,
 }
+# A method of the writer, without its add_, and the key of config.json whose value it takes.
+_SHAPE = (
+    ("context_length", "max_position_embeddings"), ("embedding_length", "hidden_size"),
+    ("block_count", "num_hidden_layers"), ("feed_forward_length", "intermediate_size"),
+    ("head_count", "num_attention_heads"), ("head_count_kv", "num_key_value_heads"), ("key_length", "head_dim"),
+    ("value_length", "head_dim"), ("layer_norm_rms_eps", "rms_norm_eps"), ("rope_dimension_count", "head_dim"),
+    ("rope_freq_base", "rope_theta"), ("vocab_size", "vocab_size"),
+)  # fmt: skip
 # The split pattern of the built-in tokenizer is Qwen2's, which llama.cpp knows by this name.
 _PRE_TOKENIZER = "qwen2"
 
@@ -79,18 +87,8 @@ def _interleaved(name: str, values: NDArray[np.float32], config: dict[str, Any])
 
 def _write_shape(writer: Any, config: dict[str, Any], name: str) -> None:
     writer.add_name(f"suffice-{name}")
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_key_length(config["head_dim"])
-    writer.add_value_length(config["head_dim"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_rope_dimension_count(config["head_dim"])
-    writer.add_rope_freq_base(config["rope_theta"])
-    writer.add_vocab_size(config["vocab_size"])
+    for theirs, ours in _SHAPE:
+        getattr(writer, f"add_{theirs}")(config[ours])
 
 
 def _write_tokenizer(writer: Any, folder: Path, config: dict[str, Any]) -> None:

@@ -23,9 +23,9 @@ import torch
 from torch import Tensor, nn
 
 from backends.builtin.conversations import generation_prompt, turn
-from backends.builtin.evaluate import MAX_ANSWER_TOKENS, MAX_THINKING_TOKENS
+from backends.builtin.evaluate import answer_tasks
 from backends.builtin.paths import MODELS_DIR
-from backends.builtin.reference import generate_answers, load_reference, load_tokenizer
+from backends.builtin.reference import load_reference, load_tokenizer
 from backends.builtin.tasks.answer_checker import check
 from backends.builtin.tasks.task_generator import NATURAL_MIX, generate
 from backends.builtin.tasks.types import Task
@@ -88,18 +88,9 @@ def _distributions(model: Any, before: list[int], after: list[int]) -> Tensor:
 def compare(folder: Path, tasks: Sequence[Task], *, thinking: bool, batch_size: int) -> dict[str, float]:
     """Accuracy of greedy answers with and without rounding, how many are the same, and log-probabilities."""
     model, tokenizer = load_reference(folder), load_tokenizer(folder)
-    max_tokens = MAX_THINKING_TOKENS if thinking else MAX_ANSWER_TOKENS
 
     def answers() -> list[str]:
-        made = generate_answers(
-            model,
-            tokenizer,
-            [task.prompt for task in tasks],
-            thinking=thinking,
-            max_tokens=max_tokens,
-            batch_size=batch_size,
-        )
-        return [text for text, _ in made]
+        return [text for text, _ in answer_tasks(model, tokenizer, tasks, thinking=thinking, batch_size=batch_size)]
 
     plain = answers()
     with rounded_activations(model):

@@ -96,7 +96,7 @@ def test_batches_are_deterministic_and_marked(tokenizer: Tokenizer) -> None:
 
 def test_a_batch_is_learnt_and_exported(tokenizer: Tokenizer, tmp_path: Path) -> None:
     spec = _tiny(1)
-    config = RunConfig(minutes=60, seed=1, num_workers=0, device="cpu", folder=tmp_path, compile=False)
+    config = RunConfig(minutes=60, seed=1, device="cpu", folder=tmp_path, compile=False)
     lines: list[str] = []
     trainer = Trainer(spec, config, tokenizer, lines.append)
     batch = next(draw_batches(spec, TOKENIZER, "seed"))

@@ -20,7 +20,7 @@ from backends.builtin.tasks.families import (
     units,
     word_problems,
 )
-from backends.builtin.tasks.solution_checks import digit_by_digit
+from backends.builtin.tasks.solution_checks import digit_by_digit, running_sums
 from backends.builtin.tasks.task_generator import split_of
 from backends.builtin.tasks.types import TaskProblem
 from backends.builtin.tasks.wording import NAMES, THINGS, join_and
@@ -66,12 +66,9 @@ def _add_up(rng: Random) -> tuple[str, TaskProblem]:
     numbers = [rng.randint(1, rng.choice((9, 50))) for _ in range(rng.randint(2, 4))]
     listed = rng.choice((join_and(list(map(str, numbers))), ", ".join(map(str, numbers))))
     asks = ("What is the sum of {l}?", "Add {l}.", "add up {l}", "sum of {l}", "What is the total of {l}?")
-    run, steps = numbers[0], []
-    for number in numbers[1:]:
-        steps.append(f"{run}+{number}={run + number}")
-        run += number
-    key = " + ".join(map(str, numbers))
-    return "arithmetic", TaskProblem(key, rng.choice(asks).format(l=listed), str(run), arithmetic.work(key, run, steps))
+    total, key = sum(numbers), " + ".join(map(str, numbers))
+    reasoning = arithmetic.work(key, total, running_sums(numbers))
+    return "arithmetic", TaskProblem(key, rng.choice(asks).format(l=listed), str(total), reasoning)
 
 
 def _capital(rng: Random) -> tuple[str, TaskProblem]:

@@ -17,6 +17,12 @@ def equations(steps: Iterable[str]) -> list[Equation]:
     return [(int(a), sign, int(b), int(c)) for a, sign, b, c in _EQUATION.findall("\n".join(steps))]
 
 
+def running_sums(numbers: Sequence[int]) -> list[str]:
+    """Return the steps that add numbers up from the left."""
+    totals = itertools.pairwise(itertools.accumulate(numbers))
+    return [f"{before}+{after - before}={after}" for before, after in totals]
+
+
 def check_sums(steps: Iterable[str]) -> Iterator[str]:
     """Yield ways to be sure of the sums in the steps, the last sum first."""
     sums = equations(steps)[::-1]
@@ -52,10 +58,9 @@ def _by_places(equation: Equation) -> str:
     steps: list[str] = []
     if sign == "*":
         parts = _parts(a)
-        made = [part * b for part in parts]
         if len(parts) < 2:
             return ""
-        steps = [f"{part}*{b}={part * b}" for part in parts] + _running(made)
+        steps = [f"{part}*{b}={part * b}" for part in parts] + running_sums([part * b for part in parts])
     elif sign in "+-":
         if len(_parts(b)) < 2:
             return ""
@@ -65,13 +70,6 @@ def _by_places(equation: Equation) -> str:
             steps.append(f"{now}{sign}{part}={after}")
             now = after
     return f"By places: {', '.join(steps)}." if steps else ""
-
-
-def _running(numbers: Sequence[int]) -> list[str]:
-    totals = list(itertools.accumulate(numbers))
-    return [
-        f"{before}+{number}={after}" for before, number, after in zip(totals, numbers[1:], totals[1:], strict=False)
-    ]
 
 
 def _size(equation: Equation) -> str:

@@ -75,7 +75,6 @@ def _train_one(arguments: argparse.Namespace) -> None:
         config = RunConfig(
             minutes=arguments.minutes[0],
             seed=arguments.seed,
-            num_workers=arguments.workers[0],
             device=arguments.device,
             folder=arguments.out,
             compile=not arguments.no_compile,

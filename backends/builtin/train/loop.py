@@ -39,7 +39,6 @@ class RunConfig:
 
     minutes: float
     seed: int
-    num_workers: int
     device: str
     folder: Path
     compile: bool

@@ -23,13 +23,13 @@ class TierSpec:
     hidden_size: int
     num_layers: int
     num_heads: int
-    num_kv_heads: int
     intermediate_size: int
-    quantization: Literal["gptq", "awq"]
-    group_size: int
     learning_rate: float
-    tokens_per_step: int
     mix: TrainingMix
+    quantization: Literal["gptq", "awq"] = "gptq"
+    group_size: int = 64
+    num_kv_heads: int = 2
+    tokens_per_step: int = 65_536
     vocab_size: int = VOCAB_SIZE
     context_length: int = CONTEXT_LENGTH
 
@@ -52,12 +52,8 @@ SPECS: Mapping[int, TierSpec] = MappingProxyType(
             hidden_size=128,
             num_layers=3,
             num_heads=4,
-            num_kv_heads=2,
             intermediate_size=384,
-            quantization="gptq",
-            group_size=64,
             learning_rate=4e-3,
-            tokens_per_step=65_536,
             mix=TrainingMix(0.15, _grades(0.55, 0.28, 0.10, 0.04, 0.03), _grades(0.2, 0.2, 0.2, 0.2, 0.2)),
         ),
         2: TierSpec(
@@ -65,12 +61,8 @@ SPECS: Mapping[int, TierSpec] = MappingProxyType(
             hidden_size=256,
             num_layers=4,
             num_heads=4,
-            num_kv_heads=2,
             intermediate_size=768,
-            quantization="gptq",
-            group_size=64,
             learning_rate=3e-3,
-            tokens_per_step=65_536,
             mix=TrainingMix(0.05, _grades(0.30, 0.36, 0.22, 0.08, 0.04), _grades(0.2, 0.2, 0.2, 0.2, 0.2)),
         ),
         3: TierSpec(
@@ -78,12 +70,10 @@ SPECS: Mapping[int, TierSpec] = MappingProxyType(
             hidden_size=384,
             num_layers=10,
             num_heads=6,
-            num_kv_heads=2,
             intermediate_size=1024,
             quantization="awq",
             group_size=128,
             learning_rate=2.5e-3,
-            tokens_per_step=65_536,
             mix=TrainingMix(0.25, _grades(0.12, 0.26, 0.32, 0.20, 0.10), _grades(0.12, 0.16, 0.20, 0.25, 0.27)),
         ),
     }

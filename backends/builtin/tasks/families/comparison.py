@@ -124,18 +124,13 @@ def _spread_of_numbers(rng: Random) -> TaskProblem:
         plan="find both, then subtract.",
         steps=steps,
         answer=str(high - low),
-        checks=_sure_of_spread(numbers, steps),
+        checks=_sure_of_values("In order", numbers, steps),
     )
     return TaskProblem(f"spread {shown}", rng.choice(_SPREAD).format(l=shown), str(high - low), reasoning)
 
 
-def _sure_of_spread(numbers: list[int], steps: list[str]) -> Iterator[str]:
-    yield f"In order: {', '.join(map(str, sorted(numbers)))}."
-    yield from check_sums(steps)
-
-
-def _sure_of_values(values: list[int], steps: list[str]) -> Iterator[str]:
-    yield f"The values in order: {', '.join(map(str, sorted(values)))}."
+def _sure_of_values(said: str, values: list[int], steps: list[str]) -> Iterator[str]:
+    yield f"{said}: {', '.join(map(str, sorted(values)))}."
     yield from check_sums(steps)
 
 
@@ -157,7 +152,7 @@ def draw(grade: int, rng: Random) -> TaskProblem:
             plan="each value, then largest less smallest.",
             steps=steps,
             answer=str(high - low),
-            checks=_sure_of_values(values, steps),
+            checks=_sure_of_values("The values in order", values, steps),
         )
         return TaskProblem(f"spread {shown}", question, str(high - low), reasoning)
     word, answer, name = ("largest", high, "max") if rng.random() < 0.5 else ("smallest", low, "min")
@@ -168,6 +163,6 @@ def draw(grade: int, rng: Random) -> TaskProblem:
         plan="each value, then compare.",
         steps=[*steps, f"{name}={answer}"],
         answer=str(answer),
-        checks=_sure_of_values(values, steps),
+        checks=_sure_of_values("The values in order", values, steps),
     )
     return TaskProblem(f"{name} {shown}", question, str(answer), reasoning)

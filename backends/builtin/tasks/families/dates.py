@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from random import Random
 
 from backends.builtin.tasks.facts import DAYS_OF_MONTH, MONTHS, WEEKDAYS
-from backends.builtin.tasks.solution_checks import check_sums
+from backends.builtin.tasks.solution_checks import check_sums, running_sums
 from backends.builtin.tasks.types import TaskProblem
 from backends.builtin.tasks.wording import join_and
 from backends.builtin.tasks.worked_solution import think
@@ -137,12 +137,9 @@ def _sure_of_date(month: int, at: int, day: int, steps: list[str]) -> Iterator[s
 def _trip(count: int, rng: Random) -> TaskProblem:
     start = rng.randint(5, 15) * 60 + rng.randint(0, 59)
     parts = [rng.randint(11, 95) for _ in range(count)]
-    total, steps = parts[0], []
-    for part in parts[1:]:
-        steps.append(f"{total}+{part}={total + part}")
-        total += part
+    total = sum(parts)
     hours, rest = divmod(total, 60)
-    steps.append(f"{total}={hours}h{rest}")
+    steps = [*running_sums(parts), f"{total}={hours}h{rest}"]
     minutes = start % 60 + rest
     steps.append(f"{start % 60}+{rest}={minutes}" + (f"\n{minutes}-60={minutes - 60}" if minutes >= 60 else ""))
     end = _clock(start + total)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from random import Random
 
-from backends.builtin.tasks.solution_checks import check_extreme, check_sums, numbered, spelled
+from backends.builtin.tasks.solution_checks import check_extreme, check_sums, numbered, running_sums, spelled
 from backends.builtin.tasks.types import TaskProblem
 from backends.builtin.tasks.wording import NAMES, WORDS
 from backends.builtin.tasks.worked_solution import think
@@ -126,14 +126,9 @@ def _sure_of_record(name: str, age: int, city: str) -> Iterator[str]:
 def _figures(grade: int, rng: Random) -> TaskProblem:
     keys, said = _FIGURES[grade]
     numbers = [rng.randint(2, 99) for _ in range({3: rng.randint(3, 7), 4: 4, 5: rng.randint(5, 6)}[grade])]
-    total, steps = numbers[0], []
-    for number in numbers[1:]:
-        steps.append(f"{total}+{number}={total + number}")
-        total += number
     high, low = max(numbers), min(numbers)
-    values = {"count": len(numbers), "max": high, "sum": total, "range": high - low}
-    if grade == 3:
-        steps = [f"{place}: {n}" for place, n in enumerate(numbers, 1)]
+    values = {"count": len(numbers), "max": high, "sum": sum(numbers), "range": high - low}
+    steps = [f"{place}: {n}" for place, n in enumerate(numbers, 1)] if grade == 3 else running_sums(numbers)
     steps.append(f"max={high}")
     if grade == 5:
         steps.append(f"min={low}\n{high}-{low}={high - low}")

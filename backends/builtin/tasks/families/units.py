@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from backends.builtin.tasks.families.arithmetic import multiply_steps
-from backends.builtin.tasks.solution_checks import check_sums
+from backends.builtin.tasks.solution_checks import check_sums, running_sums
 from backends.builtin.tasks.types import TaskProblem
 from backends.builtin.tasks.wording import join_and
 from backends.builtin.tasks.worked_solution import think
@@ -110,10 +110,8 @@ def _sum(rng: Random) -> TaskProblem:
         if extra:
             steps.append(f"{whole}+{extra}={whole + extra}")
         totals.append(whole + extra)
-    run = totals[0]
-    for total in totals[1:]:
-        steps.append(f"{run}+{total}={run + total}")
-        run += total
+    steps += running_sums(totals)
+    run = sum(totals)
     question = rng.choice(_SUM).format(l=join_and(parts), b=small)
     asked = f"{', '.join(parts)} together, in {small}."
     reasoning = _work(" ".join(key), asked, (big, small, factor), steps, run)

@@ -31,8 +31,20 @@ _ASIDES = ("{o} has {n} {t}.", "{o} likes {t} very much.", "It is a sunny day.",
 _LINKS = ("Then {p} {c}.", "Next, {p} {c}.", "Later {p} {c}.", "After that, {p} {c}.", "{p} {c}.")
 
 
-def _event(have: int, rng: Random) -> tuple[str, int, str, str, dict[str, int]]:
-    """One event: its clause, the new count, its reasoning, its key and the numbers in the clause."""
+# Its clause, the new count, its reasoning, its key and the numbers in the clause.
+HeapEvent = tuple[str, int, str, str, dict[str, int]]
+
+
+def _gain(have: int, n: int, rng: Random) -> HeapEvent:
+    return rng.choice(_GAIN), have + n, f"{have}+{n}={have + n}", f"+{n}", {"n": n}
+
+
+def _loss(have: int, n: int, rng: Random) -> HeapEvent:
+    return rng.choice(_LOSS), have - n, f"{have}-{n}={have - n}", f"-{n}", {"n": n}
+
+
+def _event(have: int, rng: Random) -> HeapEvent:
+    """Draw one event that the heap allows."""
     roll = rng.random()
     if roll < 0.1 and have % 2 == 0 and have > 20:
         return rng.choice(_HALVE), have // 2, f"{have}/2={have // 2}", "/2", {}
@@ -45,25 +57,21 @@ def _event(have: int, rng: Random) -> tuple[str, int, str, str, dict[str, int]]:
             if have % k == 0:
                 return _SHARE[0], have // k, f"{have}/{k}={have // k}", f"/{k}", {"k": k}
     if roll < 0.62 and have > 8:
-        n = rng.randint(2, min(have - 2, 95))
-        return rng.choice(_LOSS), have - n, f"{have}-{n}={have - n}", f"-{n}", {"n": n}
-    n = rng.randint(2, 85)
-    return rng.choice(_GAIN), have + n, f"{have}+{n}={have + n}", f"+{n}", {"n": n}
+        return _loss(have, rng.randint(2, min(have - 2, 95)), rng)
+    return _gain(have, rng.randint(2, 85), rng)
 
 
-def _boxes(have: int, rng: Random) -> tuple[str, int, str, str, dict[str, int]]:
+def _boxes(have: int, rng: Random) -> HeapEvent:
     k, m = rng.randint(2, 9), rng.randint(3, 12)
     total = have + k * m
     return rng.choice(_BOXES), total, f"{k}*{m}={k * m}\n{have}+{k * m}={total}", f"+{k}*{m}", {"k": k, "m": m}
 
 
-def _first_event(have: int, rng: Random) -> tuple[str, int, str, str, dict[str, int]]:
-    """Grade 1 stays with sums and differences."""
+def _first_event(have: int, rng: Random) -> HeapEvent:
+    """Draw an event of grade 1, which stays with sums and differences."""
     if rng.random() < 0.5:
-        n = rng.randint(2, have - 1)
-        return rng.choice(_LOSS), have - n, f"{have}-{n}={have - n}", f"-{n}", {"n": n}
-    n = rng.randint(2, 40)
-    return rng.choice(_GAIN), have + n, f"{have}+{n}={have + n}", f"+{n}", {"n": n}
+        return _loss(have, rng.randint(2, have - 1), rng)
+    return _gain(have, rng.randint(2, 40), rng)
 
 
 def draw(grade: int, rng: Random) -> TaskProblem:
