@@ -18,6 +18,7 @@ from backends.testing import count_prompt_tokens, split_tokens, token_id
 
 Behaviour = Callable[[ProviderCall], Awaitable[None]]
 BEHAVIOURS: dict[str, Behaviour] = {}
+_DIED = {"error": {"message": "engine died", "type": "InternalServerError", "code": 500}}
 
 
 def _named(behaviour: Behaviour) -> Behaviour:
@@ -30,6 +31,42 @@ def _status(name: str, status: int, message: str, headers: dict[str, str] | None
         await call.error(status, message, headers, **fields)
 
     BEHAVIOURS[name] = answer
+
+
+def _whole(name: str, status: int, body: bytes, headers: dict[str, str]) -> None:
+    BEHAVIOURS[name] = lambda call: call.whole(status, body, headers)
+
+
+def _stream(name: str, *acts: Behaviour, num_tokens: int | None = 0) -> None:
+    """Register an event stream of the answer's first tokens (None: the whole of it), then the acts in turn."""
+
+    async def answer(call: ProviderCall) -> None:
+        await call.stream(num_tokens)
+        for act in acts:
+            await act(call)
+
+    BEHAVIOURS[name] = answer
+
+
+def _event(body: Any) -> Behaviour:
+    return lambda call: call.event(body)
+
+
+def _write(data: bytes) -> Behaviour:
+    return lambda call: call.write(data)
+
+
+def _repeat(data: bytes, delay_s: float = 0.0) -> Behaviour:
+    return lambda call: call.repeat(data, delay_s=delay_s)
+
+
+async def _reset(call: ProviderCall) -> None:
+    # What was written before must reach the client before the reset does.
+    await asyncio.sleep(0.05)
+    call.reset()
+
+
+_end, _done, _hang = ProviderCall.end, ProviderCall.done, ProviderCall.until_gone
 
 
 # --- good answers ----------------------------------------------------------------------------------------------------
@@ -65,9 +102,8 @@ async def slow_tokens(call: ProviderCall) -> None:
 async def torn_sse(call: ProviderCall) -> None:
     """Send every byte in a write of its own: events, lines and characters are torn everywhere."""
     await call.start()
-    body = b"".join(b"data: " + orjson.dumps(chunk) + b"\n\n" for chunk in call.chunks()) + b"data: [DONE]\n\n"
-    for at in range(len(body)):
-        await call.write(body[at : at + 1])
+    for byte in call.stream_bytes():
+        await call.write(bytes([byte]))
     await call.end()
 
 
@@ -75,9 +111,7 @@ async def torn_sse(call: ProviderCall) -> None:
 async def one_write(call: ProviderCall) -> None:
     """Send the whole stream at once."""
     await call.start()
-    await call.write(
-        b"".join(b"data: " + orjson.dumps(chunk) + b"\n\n" for chunk in call.chunks()) + b"data: [DONE]\n\n"
-    )
+    await call.write(call.stream_bytes())
     await call.end()
 
 
@@ -102,40 +136,10 @@ async def comments(call: ProviderCall) -> None:
 
 
 @_named
-async def not_streamed(call: ProviderCall) -> None:
-    """Answer whole although a stream was asked for."""
-    await call.answer_whole()
-
-
-@_named
-async def no_done(call: ProviderCall) -> None:
-    """End the stream without ``[DONE]``."""
-    await call.stream()
-    await call.end()
-
-
-@_named
 async def ignores_stop(call: ProviderCall) -> None:
     """Know no stop strings, as transformers' server does."""
     call.seen.body.pop("stop", None)
     await ok(call)
-
-
-@_named
-async def after_done(call: ProviderCall) -> None:
-    """Go on after ``[DONE]``, and keep the connection open."""
-    await call.stream()
-    await call.write(b"data: [DONE]\n\ndata: {nonsense\n\n")
-    await call.until_gone()
-
-
-@_named
-async def no_usage(call: ProviderCall) -> None:
-    """Count no tokens."""
-    await call.start()
-    for chunk in call.chunks(with_usage=False):
-        await call.event(chunk)
-    await call.done()
 
 
 @_named
@@ -149,13 +153,23 @@ async def no_stream_options(call: ProviderCall) -> None:
 
 
 @_named
+async def no_usage(call: ProviderCall) -> None:
+    """Count no tokens."""
+    await call.stream(with_usage=False)
+    await call.done()
+
+
+@_named
 async def usage_never(call: ProviderCall) -> None:
     """Finish the answer, then fall silent instead of counting tokens."""
-    await call.start()
-    for chunk in call.chunks(with_usage=False):
-        await call.event(chunk)
+    await call.stream(with_usage=False)
     await call.until_gone()
 
+
+# A whole answer although a stream was asked for; no [DONE]; text after it, on a connection that stays open.
+BEHAVIOURS["not_streamed"] = ProviderCall.answer_whole
+_stream("no_done", _end, num_tokens=None)
+_stream("after_done", _write(b"data: [DONE]\n\ndata: {nonsense\n\n"), _hang, num_tokens=None)
 
 # --- failures before the first token ---------------------------------------------------------------------------------
 
@@ -204,169 +218,39 @@ async def flaky(call: ProviderCall) -> None:
 
 
 @_named
-async def redirect(call: ProviderCall) -> None:
-    """Point elsewhere."""
-    await call.whole(307, b"", {"location": "http://127.0.0.1:9/v1/chat/completions"})
-
-
-@_named
-async def html(call: ProviderCall) -> None:
-    """Answer 200 with a web page, as a captive portal does."""
-    await call.whole(200, b"<html>Welcome!</html>", {"content-type": "text/html"})
-
-
-@_named
-async def html_502(call: ProviderCall) -> None:
-    """Answer as a reverse proxy whose server is gone."""
-    await call.whole(502, b"<html><h1>502 Bad Gateway</h1></html>", {"content-type": "text/html"})
-
-
-@_named
-async def json_error_200(call: ProviderCall) -> None:
-    """Answer 200 with an error object."""
-    await call.json(200, {"error": {"message": "engine died", "code": 500}})
-
-
-@_named
-async def empty_body(call: ProviderCall) -> None:
-    """Answer 200 with an event stream of no bytes."""
-    await call.start()
-    await call.end()
-
-
-@_named
-async def empty_stream(call: ProviderCall) -> None:
-    """Answer 200 with ``[DONE]`` and nothing before it."""
-    await call.start()
-    await call.done()
-
-
-@_named
-async def error_event(call: ProviderCall) -> None:
-    """Answer 200, then an error event."""
-    await call.start()
-    await call.event({"error": {"message": "engine died", "code": 500}})
-    await call.done()
-
-
-@_named
-async def malformed_json(call: ProviderCall) -> None:
-    """Send an event that is not JSON."""
-    await call.start()
-    await call.write(b'data: {"choices": [{"delta": {"content": "a"\n\n')
-    await call.done()
-
-
-@_named
-async def wrong_types(call: ProviderCall) -> None:
-    """Send JSON whose values have the wrong types."""
-    await call.start()
-    await call.event({"object": "chat.completion.chunk", "choices": [{"delta": {"content": 7}}]})
-    await call.done()
-
-
-@_named
-async def huge_line(call: ProviderCall) -> None:
-    """Send a line that never ends."""
-    await call.start()
-    await call.repeat(b"x" * 1_000_000)
-
-
-@_named
-async def hang(call: ProviderCall) -> None:
-    """Never answer."""
-    await call.until_gone()
-
-
-@_named
-async def hang_after_head(call: ProviderCall) -> None:
-    """Answer 200 and then nothing."""
-    await call.start()
-    await call.until_gone()
-
-
-@_named
-async def pings_forever(call: ProviderCall) -> None:
-    """Send comments, never a token: alive by the socket, dead by its purpose."""
-    await call.start()
-    await call.repeat(b": ping\n\n", delay_s=0.01)
-
-
-@_named
 async def reset_before_head(call: ProviderCall) -> None:
     """Reset the connection instead of answering."""
     call.reset()
 
 
-@_named
-async def reset_after_head(call: ProviderCall) -> None:
-    """Reset the connection before the first token."""
-    await call.start()
-    await call.write(b": hello\n\n")
-    call.reset()
+_whole("redirect", 307, b"", {"location": "http://127.0.0.1:9/v1/chat/completions"})
+# A captive portal; a reverse proxy whose server is gone; an error object under a good status.
+_whole("html", 200, b"<html>Welcome!</html>", {"content-type": "text/html"})
+_whole("html_502", 502, b"<html><h1>502 Bad Gateway</h1></html>", {"content-type": "text/html"})
+_whole("json_error_200", 200, orjson.dumps(_DIED), {"content-type": "application/json"})
 
+_stream("empty_body", _end)
+_stream("empty_stream", _done)
+_stream("error_event", _event(_DIED), _done)
+_stream("malformed_json", _write(b'data: {"choices": [{"delta": {"content": "a"\n\n'), _done)
+_stream("wrong_types", _event({"object": "chat.completion.chunk", "choices": [{"delta": {"content": 7}}]}), _done)
+_stream("huge_line", _repeat(b"x" * 1_000_000))
+_stream("hang_after_head", _hang)
+# Alive by the socket, dead by its purpose.
+_stream("pings_forever", _repeat(b": ping\n\n", 0.01))
+_stream("reset_after_head", _write(b": hello\n\n"), _reset)
+BEHAVIOURS["hang"] = _hang
 
 # --- failures after the first token ----------------------------------------------------------------------------------
 
-
-@_named
-async def reset_after_3_tokens(call: ProviderCall) -> None:
-    """Reset the connection in the middle of the answer."""
-    await call.stream(3)
-    await asyncio.sleep(0.05)
-    call.reset()
-
-
-@_named
-async def close_after_3_tokens(call: ProviderCall) -> None:
-    """End the stream cleanly in the middle of the answer."""
-    await call.stream(3)
-    await call.end()
-
-
-@_named
-async def done_after_3_tokens(call: ProviderCall) -> None:
-    """Send ``[DONE]`` in the middle of the answer, without a finish reason."""
-    await call.stream(3)
-    await call.done()
-
-
-@_named
-async def cut_after_3_tokens(call: ProviderCall) -> None:
-    """End the stream in the middle of an event."""
-    await call.stream(3)
-    await call.write(b'data: {"choices": [{"delta": {"con')
-    await call.end()
-
-
-@_named
-async def stall_after_3_tokens(call: ProviderCall) -> None:
-    """Fall silent in the middle of the answer."""
-    await call.stream(3)
-    await call.until_gone()
-
-
-@_named
-async def ping_after_3_tokens(call: ProviderCall) -> None:
-    """Send only comments from the middle of the answer on."""
-    await call.stream(3)
-    await call.repeat(b": ping\n\n", delay_s=0.01)
-
-
-@_named
-async def error_after_3_tokens(call: ProviderCall) -> None:
-    """Send an error event in the middle of the answer."""
-    await call.stream(3)
-    await call.event({"error": {"message": "engine died", "type": "InternalServerError", "code": 500}})
-    await call.done()
-
-
-@_named
-async def malformed_after_3_tokens(call: ProviderCall) -> None:
-    """Send nonsense in the middle of the answer."""
-    await call.stream(3)
-    await call.write(b"data: nonsense\n\n")
-    await call.done()
+_stream("reset_after_3_tokens", _reset, num_tokens=3)
+_stream("close_after_3_tokens", _end, num_tokens=3)
+_stream("done_after_3_tokens", _done, num_tokens=3)
+_stream("cut_after_3_tokens", _write(b'data: {"choices": [{"delta": {"con'), _end, num_tokens=3)
+_stream("stall_after_3_tokens", _hang, num_tokens=3)
+_stream("ping_after_3_tokens", _repeat(b": ping\n\n", 0.01), num_tokens=3)
+_stream("error_after_3_tokens", _event(_DIED), _done, num_tokens=3)
+_stream("malformed_after_3_tokens", _write(b"data: nonsense\n\n"), _done, num_tokens=3)
 
 
 @_named

@@ -104,11 +104,15 @@ class ProviderCall:
     async def end(self) -> None:
         await self.send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def stream(self, num_tokens: int | None = None, *, delay_s: float = 0.0) -> None:
+    def stream_bytes(self) -> bytes:
+        """Return the body of a good streamed answer."""
+        return b"".join(b"data: " + orjson.dumps(chunk) + b"\n\n" for chunk in self.chunks()) + b"data: [DONE]\n\n"
+
+    async def stream(self, num_tokens: int | None = None, *, delay_s: float = 0.0, **changes: Any) -> None:
         """Start an event stream and send the first ``num_tokens`` content chunks, or all chunks."""
         await self.start()
         sent = 0
-        for chunk in self.chunks():
+        for chunk in self.chunks(**changes):
             if num_tokens is not None and sent >= num_tokens:
                 return
             await self.event(chunk)
