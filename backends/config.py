@@ -75,8 +75,17 @@ def check_limits(config: Any) -> None:
             raise InvalidConfig(each.name, value, f"at most {high}")
 
 
+class _LimitedConfig:
+    """Checks the limits of its fields as soon as it is made."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        check_limits(self)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SpeculationConfig:
+class SpeculationConfig(_LimitedConfig):
     """Says how a tier drafts its own tokens."""
 
     mode: SpeculationMode = option(
@@ -85,9 +94,6 @@ class SpeculationConfig:
         choices=get_args(SpeculationMode),
     )
     max_draft_tokens: int = option(5, "Most tokens proposed per step.", at_least=1, at_most=64)
-
-    def __post_init__(self) -> None:
-        check_limits(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +149,7 @@ class LocalModelConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceConfig:
+class DeviceConfig(_LimitedConfig):
     """Says what the models on one device share."""
 
     kv_bytes: int = option(
@@ -151,9 +157,6 @@ class DeviceConfig:
         "Memory for the keys and values of all its models without `kv_cache_bytes` of their own, in one.",
         at_least=1,
     )
-
-    def __post_init__(self) -> None:
-        check_limits(self)
 
 
 def device_key(name: str) -> str | None:
@@ -177,7 +180,7 @@ class BreakerConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RetryConfig:
+class RetryConfig(_LimitedConfig):
     """Says how failures before the first token are retried.
 
     Waits are drawn uniformly up to a doubling cap (full jitter).
@@ -187,12 +190,9 @@ class RetryConfig:
     base_s: float = option(0.25, "Cap of the first wait in seconds.", at_least=0)
     max_s: float = option(8.0, "Cap of any wait; a longer Retry-After ends the retries.", at_least=0)
 
-    def __post_init__(self) -> None:
-        check_limits(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TimeoutConfig:
+class TimeoutConfig(_LimitedConfig):
     """Limits in seconds on each silence of a server."""
 
     connect_s: float = option(5.0, "To open a connection.", at_least=0.001)
@@ -200,9 +200,6 @@ class TimeoutConfig:
     gap_s: float = option(60.0, "Between two tokens.", at_least=0.001)
     trailer_s: float = option(2.0, "From the last token to the token counts.", at_least=0.001)
     health_s: float = option(30.0, "For a health check's whole completion.", at_least=0.001)
-
-    def __post_init__(self) -> None:
-        check_limits(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,7 +280,7 @@ class RemoteModelConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EchoModelConfig:
+class EchoModelConfig(_LimitedConfig):
     """A model that repeats its prompt: for trying a configuration and measuring the gateway alone."""
 
     kind: ClassVar[str] = "echo"
@@ -292,9 +289,6 @@ class EchoModelConfig:
     first_delay_s: float = option(0.0, "Seconds before the first token.", at_least=0)
     token_delay_s: float = option(0.0, "Seconds after each token.", at_least=0)
     context_length: int | None = option(8192, "Longest prompt and answer in the fake's tokens.", at_least=8)
-
-    def __post_init__(self) -> None:
-        check_limits(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from math import sqrt
+from typing import Final
 
 from backends.config import LocalModelConfig
 from backends.errors import BackendError, BackendUnavailable, ModelLoadError
@@ -66,7 +67,7 @@ class LocalBackend:
         group: EngineGroup | None = None,
         on_progress: Progress | None = None,
     ) -> None:
-        self._model_id = model_id
+        self.model_id: Final = model_id
         self._config = config
         self._weights = weights or WeightPool()
         self._group = group or EngineGroup.alone(model_id, config, config.drafter)
@@ -79,10 +80,6 @@ class LocalBackend:
         self._closed = False
 
     # What it is
-
-    @property
-    def model_id(self) -> str:
-        return self._model_id
 
     @property
     def context_length(self) -> int | None:
@@ -111,9 +108,9 @@ class LocalBackend:
 
     def _ready(self) -> tuple[Engine, PromptBuilder]:
         if self._closed:
-            raise BackendUnavailable(f"Model {self._model_id!r} is closed.")
+            raise BackendUnavailable(f"Model {self.model_id!r} is closed.")
         if self._served is None or self._prompts is None:
-            raise BackendUnavailable(f"Model {self._model_id!r} is still loading.", retry_after_s=5.0)
+            raise BackendUnavailable(f"Model {self.model_id!r} is still loading.", retry_after_s=5.0)
         return self._served.engine, self._prompts
 
     # Starting and closing
@@ -133,9 +130,9 @@ class LocalBackend:
                 await served.engine.run(_probe("warm-up"))
             except EngineError as error:
                 await self._let_go()
-                raise ModelLoadError(f"{self._model_id} was loaded but made no token: {error}") from error
+                raise ModelLoadError(f"{self.model_id} was loaded but made no token: {error}") from error
             tokenizer = served.checkpoints[0].tokenizer
-            self._prompts = PromptBuilder(self._model_id, tokenizer, thinking=self._config.thinking)
+            self._prompts = PromptBuilder(self.model_id, tokenizer, thinking=self._config.thinking)
             self._served = served
 
     async def close(self) -> None:
@@ -168,7 +165,7 @@ class LocalBackend:
             call = self._call(engine, prompts, request, prompt_ids, predicted)
             sequence = engine.submit(call.request, call.sink)
         except EngineError as error:
-            raise translate(error, self._model_id) from error
+            raise translate(error, self.model_id) from error
         ended = False
         self._running.add(sequence)
         try:
@@ -197,9 +194,9 @@ class LocalBackend:
         stop_check = prompts.text_stream(request, prompt_ids, engine.eos_token_ids) if request.sampling.stop else None
         inner = prompts.to_engine(request, prompt_ids, context_length=engine.context_length, stop_check=stop_check)
         inner = dataclasses.replace(
-            inner, prediction=predicted, speculate=inner.speculate and self._drafts, model=self._model_id
+            inner, prediction=predicted, speculate=inner.speculate and self._drafts, model=self.model_id
         )
-        return EngineCall(self._model_id, inner, AsyncSink(), text, prompts.tokenizer.bytes)
+        return EngineCall(self.model_id, inner, AsyncSink(), text, prompts.tokenizer.bytes)
 
     async def count_tokens(self, request: GenerateRequest) -> int | None:
         """Prompt length in tokens after the chat template."""
@@ -215,7 +212,7 @@ class LocalBackend:
         try:
             answer_ids = tuple(prompts.tokenizer.encode_plain(answer))
         except EngineError as error:
-            raise translate(error, self._model_id, param="answer") from error
+            raise translate(error, self.model_id, param="answer") from error
         if not answer_ids:
             return ScoreResult((), (), (), Usage(prompt_tokens=len(prompt_ids)))
         ending = (await self._run(engine, prompts.score_request(prompt, prompt_ids, answer_ids))).ending
@@ -261,7 +258,7 @@ class LocalBackend:
         if self._served is None:
             return Load()
         stats = self._served.engine.stats()
-        running, waiting = self._served.engine.count(self._model_id)
+        running, waiting = self._served.engine.count(self.model_id)
         return Load(
             running=running,
             waiting=waiting,
@@ -272,9 +269,9 @@ class LocalBackend:
 
     async def _run(self, engine: Engine, request: engine_request.Request) -> Result:
         try:
-            return await engine.run(dataclasses.replace(request, model=self._model_id))
+            return await engine.run(dataclasses.replace(request, model=self.model_id))
         except EngineError as error:
-            raise translate(error, self._model_id, param="input") from error
+            raise translate(error, self.model_id, param="input") from error
 
 
 async def _send_bill(request: GenerateRequest, call: EngineCall, sequence: EngineSequence) -> None:

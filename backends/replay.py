@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, Final, get_type_hints
 
 import orjson
 
@@ -139,25 +139,14 @@ class ReplayBackend:
     def __init__(
         self, model_id: str, source: Path | Sequence[AnswerRecord], *, context_length: int | None = None
     ) -> None:
-        self._model_id = model_id
+        self.model_id: Final = model_id
         self._source = source
-        self._context_length = context_length
+        self.context_length: Final = context_length
+        self.capabilities: Final[frozenset[Capability]] = frozenset({"generate"})
         self._records: dict[str, list[AnswerRecord]] | None = None
         self._turns: dict[str, int] = {}
         self._num_running = 0
         self._is_closed = False
-
-    @property
-    def model_id(self) -> str:
-        return self._model_id
-
-    @property
-    def context_length(self) -> int | None:
-        return self._context_length
-
-    @property
-    def capabilities(self) -> frozenset[Capability]:
-        return frozenset({"generate"})
 
     async def start(self) -> None:
         """Read the file. Idempotent."""
@@ -194,12 +183,12 @@ class ReplayBackend:
 
     def _find(self, request: GenerateRequest) -> AnswerRecord:
         if self._is_closed or self._records is None:
-            raise BackendUnavailable(f"Model {self._model_id!r} is {'closed' if self._is_closed else 'not started'}.")
+            raise BackendUnavailable(f"Model {self.model_id!r} is {'closed' if self._is_closed else 'not started'}.")
         key = _key(request.messages, request.prompt)
         found = self._records.get(key)
         if found is None:
             raise RequestRejected(
-                f"Model {self._model_id!r} replays recordings, and this question is not among them.",
+                f"Model {self.model_id!r} replays recordings, and this question is not among them.",
                 status=404,
                 code="not_recorded",
             )
@@ -213,10 +202,10 @@ class ReplayBackend:
         return found[0].usage.prompt_tokens or None if found else None
 
     async def score(self, prompt: GenerateRequest, answer: str) -> ScoreResult:
-        raise UnsupportedByBackend("score", self._model_id)
+        raise UnsupportedByBackend("score", self.model_id)
 
     async def embed(self, texts: Sequence[str]) -> EmbedResult:
-        raise UnsupportedByBackend("embed", self._model_id)
+        raise UnsupportedByBackend("embed", self.model_id)
 
     async def health(self) -> Health:
         """Check that there is something to replay."""

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from math import sqrt
 from operator import eq
+from typing import Final
 
 from backends.errors import BackendError, BackendOverloaded, BackendUnavailable, ContextLengthExceeded
 from backends.protocol import (
@@ -113,10 +114,10 @@ class EchoBackend:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._model_id = model_id
+        self.model_id: Final = model_id
         self._script = script
-        self._context_length = context_length
-        self._capabilities = capabilities
+        self.context_length: Final = context_length
+        self.capabilities: Final = capabilities
         self._max_running = max_running
         self._sleep = sleep
         self._clock = clock
@@ -126,18 +127,6 @@ class EchoBackend:
         self.num_finished = 0
         self.num_cancelled = 0
         self.num_failed = 0
-
-    @property
-    def model_id(self) -> str:
-        return self._model_id
-
-    @property
-    def context_length(self) -> int | None:
-        return self._context_length
-
-    @property
-    def capabilities(self) -> frozenset[Capability]:
-        return self._capabilities
 
     async def start(self) -> None:
         """Do nothing: there is nothing to load."""
@@ -186,14 +175,14 @@ class EchoBackend:
 
     def _admit(self, request: GenerateRequest, script: Script) -> int:
         if self._closed.is_set():
-            raise BackendUnavailable(f"Model {self._model_id!r} is closed.")
+            raise BackendUnavailable(f"Model {self.model_id!r} is closed.")
         if self._max_running is not None and self.num_running >= self._max_running:
-            raise BackendOverloaded(f"Model {self._model_id!r} runs {self.num_running} requests.", retry_after_s=1.0)
+            raise BackendOverloaded(f"Model {self.model_id!r} runs {self.num_running} requests.", retry_after_s=1.0)
         num_prompt = count_prompt_tokens(request) if script.prompt_tokens is None else script.prompt_tokens
-        if self._context_length is not None:
-            room = self._context_length - num_prompt
+        if self.context_length is not None:
+            room = self.context_length - num_prompt
             if room < max(1, request.sampling.max_tokens or 1):
-                raise ContextLengthExceeded(num_prompt, self._context_length, request.sampling.max_tokens)
+                raise ContextLengthExceeded(num_prompt, self.context_length, request.sampling.max_tokens)
         return num_prompt
 
     async def _play(self, request: GenerateRequest, script: Script, num_prompt: int) -> AsyncGenerator[Event, None]:

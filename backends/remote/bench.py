@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 
 import httpx
@@ -85,7 +85,8 @@ async def measure(
     began_s = time.process_time()
     await run(num_requests)
     num_done = num_requests // concurrency * concurrency
-    return TransportCost(name, concurrency, num_chunks, 1e3 * (time.process_time() - began_s) / num_done)
+    cpu_ms = 1e3 * (time.process_time() - began_s) / num_done
+    return TransportCost(name, concurrency, num_chunks, round(cpu_ms, 4))
 
 
 def backend_call(base: str, num_chunks: int, transport: str) -> tuple[Callable[[], Awaitable[None]], OpenAIBackend]:
@@ -177,17 +178,7 @@ def main() -> None:
     facts = card(arguments.requests)
     print(" ".join(f"{key}={value}" for key, value in facts.items()))
     report(costs)
-    print(json.dumps({"bench": "backends.remote", "card": facts, "costs": [vars_of(cost) for cost in costs]}))
-
-
-def vars_of(cost: TransportCost) -> dict[str, str | int | float]:
-    """Return a cost as JSON fields."""
-    return {
-        "name": cost.name,
-        "concurrency": cost.concurrency,
-        "num_chunks": cost.num_chunks,
-        "cpu_ms": round(cost.cpu_ms, 4),
-    }
+    print(json.dumps({"bench": "backends.remote", "card": facts, "costs": [asdict(cost) for cost in costs]}))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import aclosing
 from dataclasses import replace
 from random import Random
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import httpx
 import orjson
@@ -84,7 +84,9 @@ class OpenAIBackend:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         rng: Random | None = None,
     ) -> None:
-        self._model_id = model_id
+        self.model_id: Final = model_id
+        self.context_length: Final = config.context_length
+        self.capabilities: Final[frozenset[Capability]] = frozenset(config.capabilities)
         self._config = config
         self._secrets = (api_key,) if api_key else ()
         self._headers = _headers(config, api_key)
@@ -97,18 +99,6 @@ class OpenAIBackend:
         self._replicas = ReplicaSet.of(config.urls, config.breaker, config.max_outstanding)
         # Servers are asked to count until one refuses the question.
         self._asks_usage = True
-
-    @property
-    def model_id(self) -> str:
-        return self._model_id
-
-    @property
-    def context_length(self) -> int | None:
-        return self._config.context_length
-
-    @property
-    def capabilities(self) -> frozenset[Capability]:
-        return frozenset(self._config.capabilities)
 
     @property
     def replicas(self) -> ReplicaSet:
@@ -325,7 +315,7 @@ class OpenAIBackend:
         if self._waits.is_closed:
             raise self._closed()
         max_rest_s = self._config.breaker.max_open_s
-        return AttemptPlan(self._replicas, self._config.retry, self._rng, self._model_id, max_rest_s)
+        return AttemptPlan(self._replicas, self._config.retry, self._rng, self.model_id, max_rest_s)
 
     async def _claim(self, plan: AttemptPlan, step: PlannedAttempt) -> Replica:
         if step.wait_s > 0:
@@ -345,7 +335,7 @@ class OpenAIBackend:
         return self._client
 
     def _closed(self) -> BackendUnavailable:
-        return BackendUnavailable(f"Model {self._model_id!r} is closed.")
+        return BackendUnavailable(f"Model {self.model_id!r} is closed.")
 
 
 def _headers(config: RemoteModelConfig, api_key: str | None) -> Mapping[str, str]:
