@@ -114,10 +114,20 @@ def _read(body: dict[str, Any]) -> AnswerChunk:
 
 
 def _text(value: Any) -> str:
-    if value is None:
-        return ""
+    return "" if value is None else _token(value)
+
+
+def _token(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError("text is not a string")
+    return value
+
+
+def _token_id(value: Any) -> int:
+    if value is None:
+        return UNKNOWN_TOKEN_ID
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError("a token's id is not an integer")
     return value
 
 
@@ -140,11 +150,13 @@ def read_usage(body: Any) -> Usage:
     """Read OpenAI's ``usage`` object; missing details count as 0."""
     completion = body.get("completion_tokens_details") or {}
     prompt = body.get("prompt_tokens_details") or {}
+    num_prompt, num_completion = _count(body.get("prompt_tokens")), _count(body.get("completion_tokens"))
     return Usage(
-        prompt_tokens=_count(body.get("prompt_tokens")),
-        completion_tokens=_count(body.get("completion_tokens")),
-        cached_tokens=_count(prompt.get("cached_tokens")),
-        reasoning_tokens=_count(completion.get("reasoning_tokens")),
+        prompt_tokens=num_prompt,
+        completion_tokens=num_completion,
+        # Some servers count them beside the whole; a bill that subtracts them must not go below nothing.
+        cached_tokens=min(_count(prompt.get("cached_tokens")), num_prompt),
+        reasoning_tokens=min(_count(completion.get("reasoning_tokens")), num_completion),
         accepted_prediction_tokens=_count(completion.get("accepted_prediction_tokens")),
         rejected_prediction_tokens=_count(completion.get("rejected_prediction_tokens")),
     )
@@ -161,7 +173,7 @@ def read_logprobs(body: Any) -> tuple[TokenLogprob, ...]:
     tokens, values = body["tokens"], body["token_logprobs"]
     tops = body.get("top_logprobs") or [None] * len(tokens)
     return tuple(
-        TokenLogprob(token, UNKNOWN_TOKEN_ID, _logprob(value), _pairs(top))
+        TokenLogprob(_token(token), UNKNOWN_TOKEN_ID, _logprob(value), _pairs(top))
         for token, value, top in zip(tokens, values, tops, strict=True)
         if value is not None  # the first token of an echoed prompt has none
     )
@@ -169,10 +181,10 @@ def read_logprobs(body: Any) -> tuple[TokenLogprob, ...]:
 
 def _chat_logprob(entry: Any) -> TokenLogprob:
     top = tuple(
-        (each["token"], each.get("id", UNKNOWN_TOKEN_ID), _logprob(each["logprob"]))
+        (_token(each["token"]), _token_id(each.get("id")), _logprob(each["logprob"]))
         for each in entry.get("top_logprobs") or ()
     )
-    return TokenLogprob(entry["token"], entry.get("id", UNKNOWN_TOKEN_ID), _logprob(entry["logprob"]), top)
+    return TokenLogprob(_token(entry["token"]), _token_id(entry.get("id")), _logprob(entry["logprob"]), top)
 
 
 def _pairs(top: Any) -> tuple[tuple[str, int, float], ...]:
@@ -198,7 +210,7 @@ def _prompt_logprobs(body: Any) -> tuple[TokenLogprob | None, ...] | None:
 def _prompt_logprob(entry: Any) -> TokenLogprob | None:
     if entry is None:
         return None
-    found = [(str(each.get("decoded_token", "")), int(key), _logprob(each["logprob"])) for key, each in entry.items()]
+    found = [(_text(each.get("decoded_token")), int(key), _logprob(each["logprob"])) for key, each in entry.items()]
     token, identity, logprob = found[0]
     return TokenLogprob(token, identity, logprob, tuple(sorted(found, key=lambda item: -item[2])))
 
