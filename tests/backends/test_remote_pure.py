@@ -1,4 +1,4 @@
-"""The parts of the remote backend that do no I/O: the event parser, the breaker, the waits."""
+"""The parts of the remote backend that do no I/O: stop strings, the breaker, the waits."""
 
 from __future__ import annotations
 
@@ -14,56 +14,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from backends.config import BreakerConfig, RetryConfig
 from backends.remote.breaker import Breaker, BreakerState
 from backends.remote.retry import full_jitter_s, parse_retry_after_s
-from backends.remote.sse import EventTooLarge, SSEParser, SSEvent
 from backends.remote.stop_cutter import StopCutter
-
-# --- server-sent events ----------------------------------------------------------------------------------------------
-
-PAYLOADS = st.lists(st.text(st.characters(exclude_characters="\r\n", exclude_categories=["Cs"])), max_size=6)
-
-
-def parse(pieces: list[bytes]) -> list[SSEvent]:
-    parser = SSEParser()
-    events = [event for piece in pieces for event in parser.feed(piece)]
-    return events + parser.end()
 
 
 def cut(data: bytes, places: list[int]) -> list[bytes]:
     edges = sorted({0, len(data), *(place % (len(data) + 1) for place in places)})
     return [data[a:b] for a, b in pairwise(edges)]
-
-
-@given(PAYLOADS, st.sampled_from(["\n", "\r\n", "\r"]), st.lists(st.integers(0, 10_000)), st.booleans())
-def test_any_split_gives_the_same_events(payloads: list[str], newline: str, places: list[int], bom: bool) -> None:
-    blocks = (f": ping{newline}data: {text}{newline}{newline}" for text in payloads)
-    stream = ("\ufeff" if bom else "") + "".join(blocks)
-    assert parse(cut(stream.encode(), places)) == [SSEvent(text.encode()) for text in payloads]
-
-
-NOISE = st.binary(max_size=200) | st.lists(st.sampled_from([b"\r", b"\n", b"data:", b"event:", b" ", b"x"])).map(
-    b"".join
-)
-
-
-@given(NOISE, st.lists(st.integers(0, 200)))
-def test_garbage_never_raises_and_splits_do_not_matter(data: bytes, places: list[int]) -> None:
-    assert parse(cut(data, places)) == parse([data])
-
-
-def test_the_fields_of_an_event() -> None:
-    assert parse([b"event: error\ndata: a\ndata:b\nid: 7\nretry: 9\nnonsense\n\n"]) == [SSEvent(b"a\nb", b"error")]
-    assert parse([b"event: lonely\n\ndata: x\n\n"]) == [SSEvent(b"x")]
-    assert parse([b"data\n\n"]) == [SSEvent(b"")]
-    assert parse([b"data: [DONE]"]) == [SSEvent(b"[DONE]")]
-
-
-def test_a_line_that_never_ends_is_refused() -> None:
-    for piece, num_allowed in ((b"x", 100), (b"data: y\n", 100)):
-        parser = SSEParser(max_event_bytes=100)
-        for _ in range(num_allowed):
-            assert parser.feed(piece) == []
-        with pytest.raises(EventTooLarge):
-            parser.feed(piece)
 
 
 # --- stop strings ---------------------------------------------------------------------------------------------------
