@@ -12,6 +12,7 @@ from gateway.store import tables
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 
 
 def page(name: str) -> str:
@@ -74,13 +75,13 @@ def test_every_metric_is_on_the_metrics_page() -> None:
     assert sorted(name for name in names if name not in text) == []
 
 
-@pytest.mark.parametrize("path", sorted(DOCS.rglob("*.md")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda path: path.name)
 def test_links_between_pages_lead_somewhere(path: Path) -> None:
     targets = re.findall(r"\]\((?!https?:|#|mailto:)([^)#\s]+)", path.read_text())
     assert [target for target in targets if not (path.parent / target).exists()] == []
 
 
-@pytest.mark.parametrize("path", [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_commands_that_pages_name_exist(path: Path) -> None:
     from typer.main import get_command
 
@@ -99,7 +100,7 @@ def test_commands_that_pages_name_exist(path: Path) -> None:
     assert wrong == []
 
 
-@pytest.mark.parametrize("path", [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_modules_and_files_that_pages_name_exist(path: Path) -> None:
     text = path.read_text()
     modules = re.findall(r"python -m ((?:gateway|engine|classifier|backends)[a-z0-9_.]*)", text)
