@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
@@ -16,7 +18,8 @@ from backends.builtin.conversations import TrainingMix
 from backends.builtin.paths import model_dir
 from backends.builtin.reference import load_reference
 from backends.builtin.tasks.task_generator import UNIFORM_MIX
-from backends.builtin.train.batches import draw_batches
+from backends.builtin.tasks.types import GRADES
+from backends.builtin.train.batches import BUCKETS, draw_batches
 from backends.builtin.train.export import export
 from backends.builtin.train.loop import RunConfig, Trainer, learning_rate_scale, load_trained, loss_of, rounding_share
 from backends.builtin.train.network import Network
@@ -111,6 +114,72 @@ def test_a_batch_is_learnt_and_exported(tokenizer: Tokenizer, tmp_path: Path) ->
     assert record["num_steps"] == 25
     assert (tmp_path / "tier1" / "model.safetensors").is_file()
     assert lines[0].startswith("tier 1")
+
+
+@pytest.mark.parametrize("tier", SPECS)
+def test_the_script_writes_what_was_shipped(tier: int, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """Names, shapes and types of the tensors, the configuration and the tokenizer's files, byte for byte."""
+    network = Network(SPECS[tier])
+    export(network, tokenizer, tmp_path, {})
+    for name in ("config.json", "tokenizer_config.json", "generation_config.json"):
+        assert (tmp_path / name).read_text() == (model_dir(tier) / name).read_text(), name
+    written, shipped = (load_file(str(folder / "model.safetensors")) for folder in (tmp_path, model_dir(tier)))
+    assert {name: (each.shape, each.dtype) for name, each in written.items()} == {
+        name: (each.shape, each.dtype) for name, each in shipped.items()
+    }
+    training = json.loads((model_dir(tier) / "training.json").read_text())
+    assert sum(parameter.numel() for parameter in network.parameters()) == training["num_parameters"]
+
+
+def test_the_rounding_is_in_force_as_far_as_its_share_says(tokenizer: Tokenizer) -> None:
+    network, ids = _randomised(_tiny(1)), torch.arange(20)[None]
+    with torch.no_grad():
+        raw, half, rounded = (network(ids, torch.tensor(share)) for share in (0.0, 0.5, 1.0))
+    assert not torch.allclose(raw, rounded, atol=1e-3)
+    assert (half - raw).norm() < (rounded - raw).norm()
+
+
+def test_a_position_sees_nothing_that_follows(tokenizer: Tokenizer) -> None:
+    network = _randomised(_tiny(3))
+    first = torch.randint(0, 1536, (1, 30))
+    second = torch.cat([first[:, :20], torch.randint(0, 1536, (1, 10))], dim=1)
+    with torch.no_grad():
+        before, after = (network(ids, torch.ones(())) for ids in (first, second))
+    assert torch.equal(before[:, :20], after[:, :20])
+    assert not torch.allclose(before[:, 20:], after[:, 20:])
+
+
+def test_padding_carries_no_loss_and_a_prompt_little(tokenizer: Tokenizer) -> None:
+    network = _randomised(_tiny(1))
+    ids, kind = torch.randint(0, 1536, (2, 24)), torch.full((2, 24), 2)
+    kind[:, 16:] = 0
+
+    def loss(ids: torch.Tensor, kind: torch.Tensor) -> float:
+        with torch.no_grad():
+            return loss_of(network, ids, kind, torch.zeros(()), torch.float32).item()
+
+    other = ids.clone()
+    other[:, 17:] = 0
+    assert loss(other, kind) == pytest.approx(loss(ids, kind), rel=1e-5)
+    assert loss(ids[:, :16], kind[:, :16]) == pytest.approx(loss(ids, kind), rel=1e-5)
+    # A prompt's tokens alone weigh as much as completions alone: the weight only tells them apart.
+    assert loss(ids[:, :16], torch.ones((2, 16), dtype=torch.int64)) == pytest.approx(loss(ids, kind), rel=1e-5)
+    mixed = kind.clone()
+    mixed[:, :8] = 1
+    assert loss(ids, mixed) != pytest.approx(loss(ids, kind), rel=1e-3)
+
+
+def test_a_tiers_measures_fit_its_layout() -> None:
+    for tier, spec in SPECS.items():
+        assert spec.tier == tier
+        assert spec.hidden_size == spec.num_heads * spec.head_dim
+        assert spec.num_heads % spec.num_kv_heads == 0
+        for size in (spec.hidden_size, spec.intermediate_size):
+            assert size % spec.group_size == 0
+        assert spec.tokens_per_step >= BUCKETS[-1]
+        for mix in (spec.mix.direct, spec.mix.thinking):
+            assert set(mix) == set(GRADES)
+            assert sum(mix.values()) == pytest.approx(1)
 
 
 def test_schedules() -> None:

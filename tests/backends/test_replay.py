@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.errors import BackendUnavailable, ModelLoadError, RequestRejected
+from backends.errors import BackendUnavailable, ModelLoadError, RequestRejected, UnsupportedByBackend
 from backends.protocol import (
     Event,
     Finished,
@@ -125,3 +125,90 @@ def test_a_missing_or_empty_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").write_bytes(b"\n")
     with pytest.raises(ModelLoadError, match="no records"):
         read_records(tmp_path / "empty.jsonl")
+
+
+def keyed(text: str, **changes: object) -> AnswerRecord:
+    return AnswerRecord(**{"messages": (Message("user", text),), "answer": text.upper(), **changes})  # type: ignore[arg-type]
+
+
+async def test_a_question_is_known_by_its_turns_and_not_by_its_options() -> None:
+    """Role and content decide; a name, sampling and what else a request carries do not."""
+    tape = ReplayBackend("tape", [keyed("q"), AnswerRecord(prompt="q", answer="text")])
+    await tape.start()
+    await tape.start()
+    same = [
+        chat("q"),
+        replace(chat("q"), messages=(Message("user", "q", name="ann"),)),
+        replace(chat("q"), thinking=True, extra={"user": "u"}, sampling=SamplingParams(temperature=0.3, max_tokens=1)),
+    ]
+    for request in same:
+        assert [each.text for each in await events_of(tape, request) if isinstance(each, TokenDelta)] == ["Q"]
+    (delta, _) = await events_of(tape, GenerateRequest("r", prompt="q"))
+    assert delta == TokenDelta("text", num_tokens=1)
+    for other in (
+        chat("q "),
+        replace(chat("q"), messages=(Message("system", "q"),)),
+        replace(chat("q"), messages=(Message("user", "q"), Message("assistant", ""))),
+        GenerateRequest("r", prompt="Q"),
+    ):
+        with pytest.raises(RequestRejected) as caught:
+            await events_of(tape, other)
+        assert caught.value.status == 404
+        assert await tape.count_tokens(other) is None
+
+
+@given(TEXTS, TEXTS)
+async def test_words_join_to_the_answer_and_the_ending_is_the_recorded_one(answer: str, reasoning: str) -> None:
+    usage, timings = Usage(5, 7, reasoning_tokens=2), Timings(0.1, 0.2, 0.3, 4.0)
+    record = keyed("q", answer=answer, reasoning=reasoning, usage=usage, timings=timings, compute_s=0.5)
+    tape = ReplayBackend("tape", [record], context_length=64)
+    await tape.start()
+    *deltas, ending = await events_of(tape, chat("q"))
+    assert "".join(each.text for each in deltas if isinstance(each, TokenDelta)) == answer
+    assert "".join(each.reasoning for each in deltas if isinstance(each, TokenDelta)) == reasoning
+    assert ending == Finished(FinishReason.STOP, usage, timings, 0.5)
+    assert (tape.context_length, tape.capabilities, tape.load().running) == (64, {"generate"}, 0)
+    # What a backend said can be recorded from the replay again.
+    said = [each for each in deltas if isinstance(each, TokenDelta)]
+    assert isinstance(ending, Finished)
+    assert AnswerRecord.of(chat("q"), said, ending) == record
+
+
+async def test_a_recorded_failure_ends_as_one() -> None:
+    tape = ReplayBackend("tape", [keyed("q", answer="half", finish_reason=FinishReason.ERROR)])
+    await tape.start()
+    *_, ending = await events_of(tape, chat("q"))
+    assert isinstance(ending, Finished)
+    assert (ending.reason, ending.error) == (FinishReason.ERROR, "recorded failure")
+
+
+async def test_what_was_not_recorded_cannot_be_replayed() -> None:
+    tape = ReplayBackend("tape", [keyed("q")])
+    with pytest.raises(BackendUnavailable, match="not started"):
+        await events_of(tape, chat("q"))
+    assert not (await tape.health()).ok
+    assert await tape.count_tokens(chat("q")) is None
+    await tape.start()
+    with pytest.raises(UnsupportedByBackend, match="score"):
+        await tape.score(chat("q"), "a")
+    with pytest.raises(UnsupportedByBackend, match="embed"):
+        await tape.embed(["a"])
+    # Without its count, a prompt's length is not known to be nothing.
+    assert await tape.count_tokens(chat("q")) is None
+
+
+@given(st.integers(0, 10**6), st.integers(1, 5))
+async def test_a_seed_names_its_answer_and_moves_nobody_elses_turn(seed: int, count: int) -> None:
+    tape = ReplayBackend("tape", [keyed("q", answer=str(number)) for number in range(count)])
+    await tape.start()
+
+    async def say(seed: int | None) -> str:
+        first, *_ = await events_of(tape, chat("q", seed))
+        assert isinstance(first, TokenDelta)
+        return first.text
+
+    in_turn = []
+    for _ in range(count + 1):
+        in_turn.append(await say(None))
+        assert await say(seed) == str(seed % count)
+    assert in_turn == [*map(str, range(count)), "0"]
