@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from gateway.api.fields import kind_of
+from gateway.api.declaration import kind_of
 from gateway.edge.eager import Eager
 from gateway.errors import BodyTooLarge, BodyTooSlow, ClientGone, InvalidRequest, MalformedBody
 
