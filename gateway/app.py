@@ -33,7 +33,7 @@ from gateway.api.chat_decoder import ChatDecoder
 from gateway.api.chat_encoder import ChatEncoder
 from gateway.api.completion_decoder import CompletionDecoder
 from gateway.api.completion_encoder import CompletionEncoder
-from gateway.api.shared_fields import SharedFields
+from gateway.api.generation_body import BodyLimits
 from gateway.control.metrics import ControlMetrics
 from gateway.control.monitor import Monitor
 from gateway.control.opening import set_watch
@@ -220,10 +220,10 @@ class _Parts:
         server = settings.server
         authenticator = Authenticator(settings.auth, server.host, self.store, cors_origins=server.cors_origins)
         gate = RequestGate(server, authenticator, self.admission, self.rates)
-        shared = SharedFields(server, self.catalog.tier_numbers)
+        body_limits = BodyLimits(server, self.catalog.tier_numbers)
         parts = (gate, self.request_router, self.recorder, self.metrics, f"fp_{settings.config_hash}")
-        chat = GenerationEndpoint("/v1/chat/completions", ChatDecoder(shared), ChatEncoder, *parts)
-        completions = GenerationEndpoint("/v1/completions", CompletionDecoder(shared), CompletionEncoder, *parts)
+        chat = GenerationEndpoint("/v1/chat/completions", ChatDecoder(body_limits), ChatEncoder, *parts)
+        completions = GenerationEndpoint("/v1/completions", CompletionDecoder(body_limits), CompletionEncoder, *parts)
         embeddings = EmbeddingEndpoint(gate, self.catalog, self.recorder, self.metrics)
         readiness = Readiness(self.catalog, settings.metrics.readiness_ttl_s)
         book = FeedbackBook(self.store)
@@ -248,7 +248,7 @@ class _Parts:
             room = AdminRoom(settings, self.store, self.catalog, self.control, authenticator, self.monitor)
             operations = room.operations
             routes += room.routes()
-        described = document(shared, operations, with_metrics=settings.metrics.enabled)
+        described = document(body_limits, operations, with_metrics=settings.metrics.enabled)
         routes.append(Route("/openapi.json", fixed(described)))
         if settings.metrics.enabled:
             routes.append(Route("/metrics", guarded(pages.metrics)))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gateway.access.authenticator import Authenticator
 from gateway.admin.openapi import document
 from gateway.admin.room import AdminRoom
-from gateway.api.shared_fields import SharedFields
+from gateway.api.generation_body import BodyLimits
 from gateway.control.plane import ControlPlane
 from gateway.control.routers import RouterSet
 from gateway.models.catalog import Catalog
@@ -39,6 +39,6 @@ def unopened_room(settings: Settings) -> AdminRoom:
 def describe_settings(settings: Settings) -> dict[str, Any]:
     """The OpenAPI document of a server with these settings."""
     numbers = {tier.name: tier.index for tier in settings.ladder}
-    shared = SharedFields(settings.server, numbers | {f"tier-{tier.index}": tier.index for tier in settings.ladder})
+    limits = BodyLimits(settings.server, numbers | {f"tier-{tier.index}": tier.index for tier in settings.ladder})
     operations = unopened_room(settings).operations if settings.admin.enabled else []
-    return document(shared, operations, with_metrics=settings.metrics.enabled)
+    return document(limits, operations, with_metrics=settings.metrics.enabled)

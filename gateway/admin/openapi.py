@@ -12,7 +12,7 @@ from gateway.admin.openapi_v1 import v1_paths
 from gateway.admin.operation import Bytes, Fields, Operation
 from gateway.admin.room import PREFIX
 from gateway.api.fields import schema_of
-from gateway.api.shared_fields import SharedFields
+from gateway.api.generation_body import BodyLimits
 from gateway.edge.error_table import row_of_class
 from gateway.errors import (
     BodyTooLarge,
@@ -34,15 +34,15 @@ _JSON = "application/json"
 _WRONG_TYPE = "invalid_type"
 
 
-def document(shared: SharedFields, operations: Sequence[Operation], *, with_metrics: bool = True) -> dict[str, Any]:
+def document(limits: BodyLimits, operations: Sequence[Operation], *, with_metrics: bool = True) -> dict[str, Any]:
     """The whole document.
 
     Parameters
     ----------
-    shared : readers of the bodies of ``/v1``, with the limits in force
+    limits : of the bodies of ``/v1``
     operations : of the administration; none when it is switched off
     """
-    paths: dict[str, Any] = v1_paths(shared, error_responses, with_metrics=with_metrics)
+    paths: dict[str, Any] = v1_paths(limits, error_responses, with_metrics=with_metrics)
     for operation in operations:
         paths.setdefault(PREFIX + operation.path, {})[operation.method.lower()] = _operation(operation)
     return {

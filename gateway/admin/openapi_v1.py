@@ -9,9 +9,10 @@ from backends import errors as backends
 from gateway.admin import schemas
 from gateway.api.chat_decoder import ChatDecoder
 from gateway.api.completion_decoder import CompletionDecoder
-from gateway.api.embedding_decoder import embedding_schema
-from gateway.api.shared_fields import SharedFields
-from gateway.endpoints.feedback import feedback_schema
+from gateway.api.declaration import schema_of
+from gateway.api.embedding_decoder import EmbeddingBody
+from gateway.api.generation_body import BodyLimits
+from gateway.endpoints.feedback import FeedbackBody
 from gateway.errors import (
     AnswerFailed,
     BodyTooLarge,
@@ -73,14 +74,14 @@ _FEEDBACK = schemas.shape(id=schemas.TEXT, object=schemas.TEXT, request_id=schem
 _EXPLAINED = schemas.shape(id=schemas.TEXT, decision=schemas.ANY_OBJECT, tiers=schemas.array(schemas.ANY_OBJECT))
 
 
-def v1_paths(shared: SharedFields, error_responses: ErrorResponses, *, with_metrics: bool) -> dict[str, Any]:
+def v1_paths(limits: BodyLimits, error_responses: ErrorResponses, *, with_metrics: bool) -> dict[str, Any]:
     """Path -> method -> operation."""
 
     def generation(name: str, summary: str, schema: Mapping[str, Any]) -> dict[str, Any]:
         return {
             "post": _use(name, summary)
             | {
-                "parameters": _headers(shared),
+                "parameters": _headers(limits),
                 "requestBody": {"required": True, "content": {_JSON: {"schema": schema}}},
                 "responses": _success(_ANSWER, _STREAM) | error_responses(GENERATION_ERRORS),
             }
@@ -96,23 +97,23 @@ def v1_paths(shared: SharedFields, error_responses: ErrorResponses, *, with_metr
         }
 
     embeddings = _use("create_embedding", "Vectors of texts.") | {
-        "requestBody": {"required": True, "content": {_JSON: {"schema": embedding_schema()}}},
+        "requestBody": {"required": True, "content": {_JSON: {"schema": schema_of(EmbeddingBody)}}},
         "responses": _success(_VECTORS) | error_responses(EMBEDDING_ERRORS),
     }
     feedback = _use("create_feedback", "Report what you know of an answer.") | {
         "parameters": [{"name": "Idempotency-Key", "in": "header", "required": False, "schema": schemas.TEXT}],
         "requestBody": {
             "required": True,
-            "content": {_JSON: {"schema": feedback_schema()}},
+            "content": {_JSON: {"schema": schema_of(FeedbackBody)}},
         },
         "responses": _success(_FEEDBACK)
         | error_responses((*_CALLER, *_PLAIN_BODY, RequestNotFound, IdempotencyKeyReused)),
     }
     found: dict[str, Any] = {
         "/v1/chat/completions": generation(
-            "create_chat_completion", "Answer a conversation, whole or as a stream.", ChatDecoder(shared).schema()
+            "create_chat_completion", "Answer a conversation, whole or as a stream.", ChatDecoder(limits).schema()
         ),
-        "/v1/completions": generation("create_completion", "Continue a text.", CompletionDecoder(shared).schema()),
+        "/v1/completions": generation("create_completion", "Continue a text.", CompletionDecoder(limits).schema()),
         "/v1/embeddings": {"post": embeddings},
         "/v1/feedback": {"post": feedback},
         "/v1/models": reading("list_models", "What `model` may name.", schemas.listing(_MODEL)),
@@ -158,10 +159,10 @@ def _success(schema: Mapping[str, Any], stream: Mapping[str, Any] | None = None)
     return {"200": {"description": "Done.", "content": content}}
 
 
-def _headers(shared: SharedFields) -> list[dict[str, Any]]:
+def _headers(limits: BodyLimits) -> list[dict[str, Any]]:
     return [
         {"name": name, "in": "header", "required": False, "schema": schema}
-        for name, schema in shared.preference_headers().items()
+        for name, schema in limits.header_schemas().items()
     ]
 
 

@@ -1,29 +1,118 @@
-"""``/v1/chat/completions``: JSON object in, :class:`InferenceRequest` out."""
+"""Decodes ``/v1/chat/completions``: JSON object in, :class:`InferenceRequest` out."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from backends.protocol import SamplingParams
-from gateway.api import fields
+from msgspec import Meta, Struct
+
+from gateway.api.declaration import Words, checked, schema_of, wrong_value
+from gateway.api.generation_body import BodyLimits, GenerationBody, sampling_of, streaming_of
 from gateway.api.request import InferenceRequest, TextPart, Turn
-from gateway.api.shared_fields import EFFORT, SharedFields
 from gateway.errors import InvalidRequest, UnsupportedOption
 
 # OpenAI renamed the system role; models know the old name.
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-_UNSUPPORTED_ROLES = ("tool", "function")
-_MAX_NAME_CHARS = 64
+_PART_TYPES = ("text", "refusal")
+
+
+def _unsupported_part(value: Any, param: str) -> InvalidRequest | None:
+    kind = value.get("type") if isinstance(value, dict) else None
+    if not isinstance(kind, str) or kind in _PART_TYPES:
+        return None
+    return UnsupportedOption(f"'{param}' is of type {kind[:40]!r}; only text is supported.", param=f"{param}.type")
+
+
+def _no_parts(value: Any, param: str) -> InvalidRequest | None:
+    if value != []:
+        return None
+    return InvalidRequest(f"'{param}' is an empty array; expected at least one part.", param=param)
+
+
+def _tool_role(value: Any, param: str) -> InvalidRequest | None:
+    return _tool_call(value, param) if value in ("tool", "function") else None
+
+
+def _tool_call(value: Any, param: str) -> InvalidRequest:
+    where = param.rpartition(".")[0]
+    return UnsupportedOption(f"'{where}' belongs to a tool call; tools are not supported yet.", param=where)
+
+
+def _wrong_prediction(value: Any, param: str) -> InvalidRequest:
+    return wrong_value(param, "'content'", value)
+
+
+class ChatTextPart(Struct, tag="text", tag_field="type"):
+    """Text of a message."""
+
+    text: str
+
+
+class ChatRefusalPart(Struct, tag="refusal", tag_field="type"):
+    """A refusal that an earlier answer gave."""
+
+    refusal: str
+
+
+ChatPart = Annotated[ChatTextPart | ChatRefusalPart, Words(error=_unsupported_part)]
+Content = Annotated[
+    str | Annotated[list[ChatPart], Meta(min_length=1)],
+    Words(kind="a string or an array of content parts", error=_no_parts),
+]
+
+
+class ChatMessage(Struct, kw_only=True):
+    """One message of a conversation."""
+
+    role: Annotated[Literal["system", "developer", "user", "assistant"], Words(error=_tool_role)]
+    tool_calls: Annotated[list[Any], Meta(max_length=0), Words(error=_tool_call)] | None = None
+    function_call: Annotated[dict[str, Any], Meta(max_length=0), Words(error=_tool_call)] | None = None
+    content: Content
+    name: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
+
+
+class Prediction(Struct):
+    """Text that the answer may turn out to be."""
+
+    type: Annotated[Literal["content"], Words(error=_wrong_prediction)]
+    content: Content
+
+
+class TemplateOptions(Struct):
+    """Switches of the model's chat template, as vLLM names them."""
+
+    enable_thinking: bool | None = None
+
+
+class ChatBody(GenerationBody, kw_only=True):
+    """A conversation that is to be answered."""
+
+    checked_first = (*GenerationBody.checked_first, "messages")
+
+    messages: list[ChatMessage]
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    chat_template_kwargs: TemplateOptions | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    prediction: Prediction | None = None
 
 
 class ChatDecoder:
-    """Reads chat bodies under the limits in force."""
+    """Decodes chat bodies under the server's limits."""
 
-    def __init__(self, shared: SharedFields) -> None:
-        self._shared = shared
-        self._max_messages = shared.limits.max_messages
-        self._top_logprobs = fields.integer(0, shared.limits.max_logprobs)
+    def __init__(self, limits: BodyLimits) -> None:
+        most = limits.server.max_messages
+
+        def wrong_count(value: Any, param: str) -> InvalidRequest | None:
+            if not isinstance(value, list) or 1 <= len(value) <= most:
+                return None
+            return InvalidRequest(f"'{param}' has {len(value)} entries; expected 1 to {most}.", param=param)
+
+        messages = Annotated[list[ChatMessage], Meta(min_length=1, max_length=most), Words(error=wrong_count)]
+        top_logprobs = Annotated[int, Meta(ge=0, le=limits.server.max_logprobs)]
+        self._limits = limits
+        self._shape = limits.limit(ChatBody, messages=messages, top_logprobs=top_logprobs)
 
     def __call__(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> InferenceRequest:
         """Check everything the body says.
@@ -35,135 +124,50 @@ class ChatDecoder:
         UnsupportedOption
             Understood, but nothing here can do it yet.
         """
-        shared = self._shared
-        model = shared.model(body)
-        shared.refuse_unsupported(body)
-        messages = self._messages(body.get("messages"))
-        sampling = shared.sampling(body)
-        sampling["logprobs"] = self._logprobs(body)
-        stream, include_usage = shared.streaming(body)
+        given = checked(body, self._shape, "")
+        stream, include_usage = streaming_of(given)
         return InferenceRequest(
-            model=model,
-            prompts=(messages,),
-            sampling=SamplingParams(**sampling),
-            n=shared.n(body),
+            model=given.model,
+            prompts=(tuple([Turn(_ROLES[each.role], _parts(each.content), each.name) for each in given.messages]),),
+            sampling=sampling_of(given, _logprobs(given)),
+            n=given.n or 1,
             stream=stream,
             include_usage=include_usage,
-            thinking=shared.thinking(body),
-            preferences=shared.preferences(body, headers),
-            prediction=_prediction(body.get("prediction")),
+            thinking=_thinking(given),
+            preferences=self._limits.preferences(given, headers),
+            prediction=_prediction(given.prediction),
         )
 
     def schema(self) -> dict[str, Any]:
-        """What a body may hold, as JSON Schema."""
-        properties = self._shared.properties() | {
-            "messages": {"type": "array", "items": _MESSAGE, "minItems": 1, "maxItems": self._max_messages},
-            "logprobs": fields.schema_of(fields.boolean),
-            "top_logprobs": fields.schema_of(self._top_logprobs),
-            "reasoning_effort": fields.schema_of(EFFORT),
-            "chat_template_kwargs": {
-                "type": "object",
-                "properties": {"enable_thinking": fields.schema_of(fields.boolean)},
-            },
-            "prediction": _PREDICTION,
-        }
-        return fields.open_object(properties, required=("model", "messages"))
-
-    def _messages(self, value: Any) -> tuple[Turn, ...]:
-        if not isinstance(value, list):
-            raise fields.wrong_type("messages", "an array", value)
-        if not 1 <= len(value) <= self._max_messages:
-            raise InvalidRequest(
-                f"'messages' has {len(value)} entries; expected 1 to {self._max_messages}.", param="messages"
-            )
-        return tuple([_turn(each, place) for place, each in enumerate(value)])
-
-    def _logprobs(self, body: Mapping[str, Any]) -> int | None:
-        wanted, top = body.get("logprobs"), body.get("top_logprobs")
-        wanted = wanted is not None and fields.boolean(wanted, "logprobs")
-        if top is None:
-            return 0 if wanted else None
-        count: int = self._top_logprobs(top, "top_logprobs")
-        if not wanted:
-            raise InvalidRequest("'top_logprobs' is only allowed when 'logprobs' is true.", param="top_logprobs")
-        return count
+        """Return what a body may hold, as JSON Schema."""
+        return schema_of(self._shape)
 
 
-def _turn(value: Any, place: int) -> Turn:
-    where = f"messages[{place}]"
-    if not isinstance(value, dict):
-        raise fields.wrong_type(where, "an object", value)
-    role = value.get("role")
-    if not isinstance(role, str):
-        raise fields.wrong_type(f"{where}.role", "a string", role)
-    if role in _UNSUPPORTED_ROLES or value.get("tool_calls") or value.get("function_call"):
-        raise UnsupportedOption(f"'{where}' belongs to a tool call; tools are not supported yet.", param=where)
-    if role not in _ROLES:
-        raise fields.wrong_value(f"{where}.role", "one of " + ", ".join(map(repr, _ROLES)), role)
-    content = value.get("content")
-    parts = (TextPart(content),) if isinstance(content, str) else _parts(content, f"{where}.content")
-    name = value.get("name")
-    if name is not None:
-        name = _NAME(name, f"{where}.name")
-    return Turn(_ROLES[role], parts, name)
-
-
-def _prediction(value: Any) -> str | None:
-    """OpenAI's predicted output: ``{"type": "content", "content": text or text parts}``."""
-    if value is None:
-        return None
-    found = fields.mapping(value, "prediction")
-    if found.get("type") != "content":
-        raise fields.wrong_value("prediction.type", "'content'", found.get("type"))
-    content = found.get("content")
+def _parts(content: str | list[ChatTextPart | ChatRefusalPart]) -> tuple[TextPart, ...]:
     if isinstance(content, str):
-        return content
-    return "\n".join([part.text for part in _parts(content, "prediction.content")])
+        return (TextPart(content),)
+    return tuple(
+        [
+            TextPart(part.text) if isinstance(part, ChatTextPart) else TextPart(part.refusal, is_refusal=True)
+            for part in content
+        ]
+    )
 
 
-_NAME = fields.string(_MAX_NAME_CHARS, min_chars=1)
-
-_PART: dict[str, Any] = {
-    "type": "object",
-    "required": ["type"],
-    "properties": {
-        "type": {"type": "string", "enum": ["text", "refusal"]},
-        "text": {"type": "string"},
-        "refusal": {"type": "string"},
-    },
-}
-_MESSAGE: dict[str, Any] = {
-    "type": "object",
-    "required": ["role", "content"],
-    "properties": {
-        "role": {"type": "string", "enum": list(_ROLES)},
-        "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART, "minItems": 1}]},
-        "name": {"anyOf": [fields.schema_of(_NAME), {"type": "null"}]},
-    },
-}
-_PREDICTION = {
-    "type": "object",
-    "required": ["type", "content"],
-    "properties": {"type": {"const": "content"}, "content": _MESSAGE["properties"]["content"]},
-}
+def _logprobs(body: ChatBody) -> dict[str, Any]:
+    if body.top_logprobs is None:
+        return {"logprobs": 0} if body.logprobs else {}
+    if not body.logprobs:
+        raise InvalidRequest("'top_logprobs' is only allowed when 'logprobs' is true.", param="top_logprobs")
+    return {"logprobs": body.top_logprobs}
 
 
-def _parts(content: Any, where: str) -> tuple[TextPart, ...]:
-    """Read the text parts of a structured content."""
-    if not isinstance(content, list):
-        raise fields.wrong_type(where, "a string or an array of content parts", content)
-    if not content:
-        raise InvalidRequest(f"'{where}' is an empty array; expected at least one part.", param=where)
-    parts = []
-    for place, part in enumerate(content):
-        here = f"{where}[{place}]"
-        kind = fields.mapping(part, here).get("type")
-        if not isinstance(kind, str):
-            raise fields.wrong_type(f"{here}.type", "a string", kind)
-        if kind not in ("text", "refusal"):
-            raise UnsupportedOption(f"'{here}' is of type {kind[:40]!r}; only text is supported.", param=f"{here}.type")
-        text = part.get(kind)
-        if not isinstance(text, str):
-            raise fields.wrong_type(f"{here}.{kind}", "a string", text)
-        parts.append(TextPart(text, is_refusal=kind == "refusal"))
-    return tuple(parts)
+def _thinking(body: ChatBody) -> bool | None:
+    """Return ``chat_template_kwargs.enable_thinking``, else what ``reasoning_effort`` says (none, minimal: off)."""
+    if body.chat_template_kwargs is not None and body.chat_template_kwargs.enable_thinking is not None:
+        return body.chat_template_kwargs.enable_thinking
+    return None if body.reasoning_effort is None else body.reasoning_effort not in ("none", "minimal")
+
+
+def _prediction(given: Prediction | None) -> str | None:
+    return None if given is None else "\n".join([part.text for part in _parts(given.content)])

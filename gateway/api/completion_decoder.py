@@ -1,14 +1,23 @@
-"""``/v1/completions``: JSON object in, :class:`InferenceRequest` out."""
+"""Decodes ``/v1/completions``: JSON object in, :class:`InferenceRequest` out."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from backends.protocol import SamplingParams
-from gateway.api import fields
+from msgspec import Meta
+
+from gateway.api.declaration import Words, checked, schema_of, wrong_type
+from gateway.api.generation_body import (
+    TOKEN_ID_WORDS,
+    BodyLimits,
+    GenerationBody,
+    TokenCount,
+    TokenId,
+    sampling_of,
+    streaming_of,
+)
 from gateway.api.request import InferenceRequest, Prompt
-from gateway.api.shared_fields import SharedFields
 from gateway.errors import InvalidRequest, UnsupportedOption
 
 # OpenAI's own default; without one a base model writes to the end of its context.
@@ -17,13 +26,57 @@ _MAX_PROMPTS = 128
 _MAX_PROMPT_IDS = 2**20
 
 
-class CompletionDecoder:
-    """Reads plain completion bodies under the limits in force."""
+def _no_ids(value: Any, param: str) -> InvalidRequest | None:
+    if value != []:
+        return None
+    return InvalidRequest(f"'{param}' is empty; expected at least one token id.", param=param)
 
-    def __init__(self, shared: SharedFields) -> None:
-        self._shared = shared
-        self._logprobs = fields.integer(0, shared.limits.max_logprobs)
-        self._best_of = fields.integer(1, shared.limits.max_n)
+
+def _wrong_prompt(value: Any, param: str) -> InvalidRequest | None:
+    if value == []:
+        return InvalidRequest(f"'{param}' is an empty array; expected at least one prompt.", param=param)
+    if isinstance(value, list):
+        return None
+    return wrong_type(param, "a string, an array of strings or an array of token ids", value)
+
+
+TokenIds = Annotated[
+    tuple[TokenId, ...],
+    Meta(min_length=1, max_length=_MAX_PROMPT_IDS),
+    Words(kind=TOKEN_ID_WORDS.kind, items=TOKEN_ID_WORDS.items, counted=TOKEN_ID_WORDS.counted, error=_no_ids),
+]
+Prompts = Annotated[
+    tuple[Annotated[str | TokenIds, Words(kind=TOKEN_ID_WORDS.kind)], ...],
+    Meta(min_length=1, max_length=_MAX_PROMPTS),
+    Words(items="prompts"),
+]
+# An array of integers is one prompt of token ids; every other array holds prompts.
+_ARRAY_SCHEMA = {"anyOf": [schema_of(TokenIds), schema_of(Prompts)]}
+
+
+class CompletionBody(GenerationBody, kw_only=True):
+    """A text that is to be continued."""
+
+    checked_first = (*GenerationBody.checked_first, "prompt")
+
+    prompt: Annotated[
+        str | Annotated[list[Any], Meta(min_length=1, extra_json_schema=_ARRAY_SCHEMA)], Words(error=_wrong_prompt)
+    ]
+    # An empty answer makes sense where the prompt can be echoed with its probabilities.
+    max_tokens: TokenCount | None = None
+    echo: bool | None = None
+    logprobs: int | None = None
+    best_of: int | None = None
+
+
+class CompletionDecoder:
+    """Decodes plain completion bodies under the server's limits."""
+
+    def __init__(self, limits: BodyLimits) -> None:
+        logprobs = Annotated[int, Meta(ge=0, le=limits.server.max_logprobs)]
+        best_of = Annotated[int, Meta(ge=1, le=limits.server.max_n)]
+        self._limits = limits
+        self._shape = limits.limit(CompletionBody, logprobs=logprobs, best_of=best_of)
 
     def __call__(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> InferenceRequest:
         """Check everything the body says.
@@ -35,81 +88,45 @@ class CompletionDecoder:
         UnsupportedOption
             Understood, but nothing here can do it yet.
         """
-        shared = self._shared
-        model = shared.model(body)
-        shared.refuse_unsupported(body)
-        prompts = _prompts(body.get("prompt"))
-        sampling = {"max_tokens": _DEFAULT_MAX_TOKENS} | shared.sampling(body, may_be_empty=True)
-        echo = body.get("echo") is not None and fields.boolean(body["echo"], "echo")
-        stream, include_usage = shared.streaming(body)
-        if (logprobs := body.get("logprobs")) is not None:
-            sampling["logprobs"] = self._logprobs(logprobs, "logprobs")
-            if echo:
-                sampling["prompt_logprobs"] = sampling["logprobs"]
-        n = shared.n(body)
-        self._check_best_of(body.get("best_of"), n)
-        self._check_choices(len(prompts) * n)
+        given = checked(body, self._shape, "")
+        prompts = _prompts(given.prompt)
+        stream, include_usage = streaming_of(given)
+        n = given.n or 1
+        if given.best_of is not None and given.best_of != n:
+            raise UnsupportedOption("'best_of' is only supported when it equals 'n'.", param="best_of")
+        if len(prompts) * n > _MAX_PROMPTS:
+            raise InvalidRequest(
+                f"'prompt' times 'n' makes {len(prompts) * n} answers; at most {_MAX_PROMPTS} are given.", param="n"
+            )
         return InferenceRequest(
-            model=model,
+            model=given.model,
             prompts=prompts,
-            sampling=SamplingParams(**sampling),
+            sampling=sampling_of(given, _defaults(given)),
             n=n,
             stream=stream,
             include_usage=include_usage,
-            echo=echo,
-            preferences=shared.preferences(body, headers),
+            echo=bool(given.echo),
+            preferences=self._limits.preferences(given, headers),
         )
 
     def schema(self) -> dict[str, Any]:
-        """What a body may hold, as JSON Schema."""
-        properties = self._shared.properties(may_be_empty=True) | {
-            "prompt": _PROMPT,
-            "echo": fields.schema_of(fields.boolean),
-            "logprobs": fields.schema_of(self._logprobs),
-            "best_of": fields.schema_of(self._best_of),
-        }
-        return fields.open_object(properties, required=("model", "prompt"))
-
-    def _check_best_of(self, value: Any, n: int) -> None:
-        if value is not None and self._best_of(value, "best_of") != n:
-            raise UnsupportedOption("'best_of' is only supported when it equals 'n'.", param="best_of")
-
-    def _check_choices(self, num_choices: int) -> None:
-        if num_choices > _MAX_PROMPTS:
-            raise InvalidRequest(
-                f"'prompt' times 'n' makes {num_choices} answers; at most {_MAX_PROMPTS} are given.", param="n"
-            )
+        """Return what a body may hold, as JSON Schema."""
+        return schema_of(self._shape)
 
 
-_IDS = fields.token_ids(_MAX_PROMPT_IDS)
-_TEXT_OR_IDS = {"anyOf": [{"type": "string"}, fields.schema_of(_IDS) | {"minItems": 1}]}
-_PROMPT = {
-    "anyOf": [
-        *_TEXT_OR_IDS["anyOf"],
-        {"type": "array", "items": _TEXT_OR_IDS, "minItems": 1, "maxItems": _MAX_PROMPTS},
-    ]
-}
+def _defaults(body: CompletionBody) -> dict[str, Any]:
+    defaults: dict[str, Any] = {"max_tokens": _DEFAULT_MAX_TOKENS}
+    if body.logprobs is not None:
+        defaults["logprobs"] = body.logprobs
+        if body.echo:
+            defaults["prompt_logprobs"] = body.logprobs
+    return defaults
 
 
-def _prompts(value: Any) -> tuple[Prompt, ...]:
-    """A string, an array of strings, an array of token ids, or an array of those."""
-    if isinstance(value, str):
-        return (value,)
-    if not isinstance(value, list):
-        raise fields.wrong_type("prompt", "a string, an array of strings or an array of token ids", value)
-    if not value:
-        raise InvalidRequest("'prompt' is an empty array; expected at least one prompt.", param="prompt")
-    if isinstance(value[0], int):
-        return (_IDS(value, "prompt"),)
-    if len(value) > _MAX_PROMPTS:
-        raise fields.wrong_value("prompt", f"at most {_MAX_PROMPTS} prompts", f"{len(value)} prompts")
-    return tuple([_prompt(each, f"prompt[{place}]") for place, each in enumerate(value)])
-
-
-def _prompt(value: Any, where: str) -> Prompt:
-    if isinstance(value, str):
-        return value
-    ids: tuple[int, ...] = _IDS(value, where)
-    if not ids:
-        raise InvalidRequest(f"'{where}' is empty; expected at least one token id.", param=where)
-    return ids
+def _prompts(given: str | list[Any]) -> tuple[Prompt, ...]:
+    """Return a string, an array of strings, an array of token ids, or an array of those, as prompts."""
+    if isinstance(given, str):
+        return (given,)
+    if isinstance(given[0], int):
+        return (checked(given, TokenIds, "prompt"),)
+    return checked(given, Prompts, "prompt")

@@ -1,17 +1,19 @@
-"""``/v1/embeddings``: JSON object in, :class:`EmbeddingRequest` out."""
+"""Decodes ``/v1/embeddings``: JSON object in, :class:`EmbeddingRequest` out."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from gateway.api import fields
-from gateway.api.routing_preferences import from_header, read_regions
+from msgspec import Meta, Struct
+
+from gateway.api.declaration import ClosedShape, Words, checked
+from gateway.api.generation_body import ModelName
+from gateway.api.routing_preferences import Regions, from_header, named_regions
 from gateway.errors import InvalidRequest, UnsupportedOption
 
 _MAX_INPUTS = 2048
-_MAX_NAME_CHARS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,82 +30,77 @@ class EmbeddingRequest:
     regions: tuple[str, ...] = ()
 
 
-_MODEL = fields.string(_MAX_NAME_CHARS, min_chars=1)
-_ENCODING = fields.one_of("float", "base64")
-_DIMENSIONS = fields.integer(1, 2**20)
-# Of what may be asked of a chat's routing these limit nothing.
-_WITHOUT_EFFECT = ("explore", "session_id", "priority")
+def _empty_text(value: Any, param: str) -> InvalidRequest | None:
+    return InvalidRequest(f"'{param}' is empty; expected some text.", param=param) if value == "" else None
 
 
-def embedding_schema() -> dict[str, Any]:
-    """What a body may hold, as JSON Schema."""
-    text = {"type": "string", "minLength": 1}
-    wishes = {"regions": fields.schema_of(read_regions)} | {key: {} for key in _WITHOUT_EFFECT}
-    properties = {
-        "model": fields.schema_of(_MODEL),
-        "input": {"anyOf": [text, {"type": "array", "items": text, "minItems": 1, "maxItems": _MAX_INPUTS}]},
-        "encoding_format": fields.schema_of(_ENCODING),
-        "dimensions": fields.schema_of(_DIMENSIONS),
-        "suffice": {"type": "object", "properties": wishes, "additionalProperties": False},
-    }
-    return fields.open_object(properties, required=("model", "input"))
+def _token_ids(value: Any, param: str) -> InvalidRequest | None:
+    first = value[0] if isinstance(value, list) and 1 <= len(value) <= _MAX_INPUTS else None
+    if isinstance(first, bool) or not isinstance(first, int | list):
+        return None
+    return UnsupportedOption(f"'{param}' as token ids is not supported; give text.", param=param)
 
 
-def read_embedding_request(body: Mapping[str, Any], headers: Mapping[str, str]) -> EmbeddingRequest:
+InputText = Annotated[str, Meta(min_length=1), Words(error=_empty_text)]
+InputTexts = Annotated[
+    tuple[InputText, ...],
+    Meta(min_length=1, max_length=_MAX_INPUTS),
+    Words(value=f"1 to {_MAX_INPUTS} strings", counted="items"),
+]
+
+
+class EmbeddingRoutingOptions(ClosedShape, frozen=True, kw_only=True):
+    """What may be asked of the routing of embeddings; the options without a type limit nothing here."""
+
+    regions: Regions | None = None
+    explore: Any = None
+    session_id: Any = None
+    priority: Any = None
+
+    @classmethod
+    def unknown(cls, name: str, param: str) -> InvalidRequest:
+        """Return the error for another limit, or a misspelt one: it would be dropped in silence."""
+        return _unknown_option(f"{param}.{name[:80]}")
+
+
+class EmbeddingBody(Struct, kw_only=True):
+    """Texts whose vectors are wanted."""
+
+    model: ModelName
+    input: Annotated[InputText | InputTexts, Words(kind="a string or an array of strings", error=_token_ids)]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, Meta(ge=1, le=2**20)] | None = None
+    suffice: EmbeddingRoutingOptions | None = None
+
+
+def decode_embedding_request(body: Mapping[str, Any], headers: Mapping[str, str]) -> EmbeddingRequest:
     """Check everything the body says, and the regions that body or ``x-suffice-*`` headers narrow.
 
     Raises
     ------
     InvalidRequest, UnsupportedOption
     """
-    if body.get("model") is None:
-        raise InvalidRequest("You must give a 'model': 'auto', or one that GET /v1/models lists.", param="model")
-    encoding = body.get("encoding_format")
-    dimensions = body.get("dimensions")
+    for key in headers:
+        if key not in EmbeddingRoutingOptions.__struct_fields__:
+            raise _unknown_option(f"x-suffice-{key.replace('_', '-')}")
+    given = checked(body, EmbeddingBody, "")
     return EmbeddingRequest(
-        model=_MODEL(body["model"], "model"),
-        texts=_texts(body.get("input")),
-        as_base64=encoding is not None and _ENCODING(encoding, "encoding_format") == "base64",
-        dimensions=None if dimensions is None else _DIMENSIONS(dimensions, "dimensions"),
-        regions=_regions(body, headers),
+        model=given.model,
+        texts=(given.input,) if isinstance(given.input, str) else given.input,
+        as_base64=given.encoding_format == "base64",
+        dimensions=given.dimensions,
+        regions=_regions(given.suffice, headers),
     )
 
 
-def _regions(body: Mapping[str, Any], headers: Mapping[str, str]) -> tuple[str, ...]:
-    """What the body says; else what the header does.
-
-    Raises
-    ------
-    InvalidRequest
-        Another limit is asked for, or a misspelt one: it would be dropped in silence.
-    """
-    own = body.get("suffice")
-    said = {} if own is None else fields.mapping(own, "suffice")
-    asked = [(f"x-suffice-{key.replace('_', '-')}", key) for key in headers]
-    for param, key in asked + [(f"suffice.{key[:80]}", key) for key in said]:
-        if key != "regions" and key not in _WITHOUT_EFFECT:
-            raise InvalidRequest(
-                f"Embeddings have no option {param!r}; of the routing they have 'regions'.", param=param
-            )
-    if said.get("regions") is not None:
-        return read_regions(said["regions"], "suffice.regions")
+def _regions(own: EmbeddingRoutingOptions | None, headers: Mapping[str, str]) -> tuple[str, ...]:
+    """Return what the body says; else what the header does."""
+    if own is not None and own.regions is not None:
+        return named_regions(own.regions)
     if "regions" in headers:
-        return read_regions(from_header("regions", headers["regions"]), "x-suffice-regions")
+        return named_regions(checked(from_header("regions", headers["regions"]), Regions, "x-suffice-regions"))
     return ()
 
 
-def _texts(value: Any) -> tuple[str, ...]:
-    items = [value] if isinstance(value, str) else value
-    if not isinstance(items, list):
-        raise fields.wrong_type("input", "a string or an array of strings", value)
-    if not 1 <= len(items) <= _MAX_INPUTS:
-        raise fields.wrong_value("input", f"1 to {_MAX_INPUTS} strings", f"{len(items)} items")
-    if isinstance(items[0], int | list) and not isinstance(items[0], bool):
-        raise UnsupportedOption("'input' as token ids is not supported; give text.", param="input")
-    for place, item in enumerate(items):
-        where = "input" if isinstance(value, str) else f"input[{place}]"
-        if not isinstance(item, str):
-            raise fields.wrong_type(where, "a string", item)
-        if not item:
-            raise InvalidRequest(f"'{where}' is empty; expected some text.", param=where)
-    return tuple(items)
+def _unknown_option(param: str) -> InvalidRequest:
+    return InvalidRequest(f"Embeddings have no option {param!r}; of the routing they have 'regions'.", param=param)

@@ -1,37 +1,116 @@
-"""What a request may say of where and how it is answered, as the log keeps it and as decisions read it."""
+"""Decodes what a request asks of its routing: the ``suffice`` object and the ``x-suffice-*`` headers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from decimal import Decimal
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from gateway.api import fields
-from gateway.api.fields import Check
+from msgspec import Meta
+from msgspec.structs import fields
+
+from backends.protocol import Priority
+from gateway.api.declaration import ClosedShape, Dollars, Words, checked, limited, schema_of, wrong_value
+from gateway.api.request import NO_PREFERENCES, RoutingPreferences
+from gateway.errors import InvalidRequest
 from policies.types import Overrides
 
-_MAX_REGIONS = 16
-_MAX_REGION_CHARS = 64
-_NAMES: Check = fields.strings(_MAX_REGIONS, _MAX_REGION_CHARS)
+
+def _no_region(value: Any, param: str) -> InvalidRequest | None:
+    # A list that was left empty by mistake must not mean "anywhere".
+    return wrong_value(param, "at least one region", "an empty list") if value == [] else None
 
 
-@fields.lets_through(fields.schema_of(_NAMES))
-def read_regions(value: Any, param: str) -> tuple[str, ...]:
-    """Names of regions, at least one: a list that was left empty by mistake must not mean "anywhere"."""
-    names: tuple[str, ...] = _NAMES(value, param)
-    if not names:
-        raise fields.wrong_value(param, "at least one region", "an empty list")
-    return names
+Name = Annotated[str, Meta(min_length=1, max_length=256)]
+RegionName = Annotated[str, Meta(min_length=1, max_length=64)]
+RegionList = Annotated[tuple[RegionName, ...], Meta(min_length=1, max_length=16)]
+Regions = Annotated[
+    RegionName | Annotated[RegionList, Words(items="strings")],
+    Words(kind="a string or an array of strings", error=_no_region),
+]
 
 
-@fields.lets_through(fields.schema_of(fields.amount))
-def read_cost_limit(value: Any, param: str) -> str:
-    """Dollars as a decimal string, which JSON keeps exact."""
-    return format(fields.amount(value, param), "f")
+class RoutingOptions(ClosedShape, frozen=True, kw_only=True):
+    """What a request asks of its routing. Tiers go by name or number."""
+
+    member = "option"
+
+    tier: int | str | None = None
+    min_tier: int | str | None = None
+    max_tier: int | str | None = None
+    explore: bool | None = None
+    session_id: Name | None = None
+    policy: Name | None = None
+    priority: Literal["live", "background"] | None = None
+    regions: Regions | None = None
+    max_cost_usd: Dollars | None = None
+
+
+class PreferenceDecoder:
+    """Reads routing preferences for the tiers of one ladder.
+
+    Parameters
+    ----------
+    tier_numbers : tier's name -> its number; preferences may use either
+    """
+
+    def __init__(self, tier_numbers: Mapping[str, int]) -> None:
+        self._tier_numbers = tier_numbers
+        number: Any = Annotated[int, Meta(ge=1, le=len(tier_numbers))]
+        tier: Any = Annotated[number | Literal[tuple(tier_numbers)], Words(kind="an integer", error=self._unknown_tier)]
+        self.shape = limited(RoutingOptions, tier=tier, min_tier=tier, max_tier=tier)
+        self._types = {each.name: each.type for each in fields(self.shape)}
+
+    def __call__(
+        self, own: RoutingOptions | None, headers: Mapping[str, str], *, is_background: bool
+    ) -> RoutingPreferences:
+        """Return what body and headers say; where both say something, the body decides.
+
+        Raises
+        ------
+        InvalidRequest
+        """
+        if own is None and not headers and not is_background:
+            return NO_PREFERENCES
+        given: dict[str, Any] = {"priority": "background"} if is_background else {}
+        for key, text in headers.items():
+            given[key] = checked(from_header(key, text), self._types[key], f"x-suffice-{key.replace('_', '-')}")
+        if own is not None:
+            for key in self._types:
+                if (value := getattr(own, key)) is not None:
+                    given[key] = value
+        given = {key: self._logged(key, value) for key, value in given.items()}
+        return RoutingPreferences(
+            overrides_of(given), given.get("policy"), Priority(given.get("priority", "live")), given
+        )
+
+    def header_schemas(self) -> dict[str, dict[str, Any]]:
+        """Return the JSON Schema of every ``x-suffice-*`` request header."""
+        return {f"x-suffice-{name.replace('_', '-')}": schema_of(each) for name, each in self._types.items()}
+
+    def _logged(self, key: str, value: Any) -> Any:
+        """Return a preference as the log keeps it."""
+        if key.endswith("tier") and isinstance(value, str):
+            return self._tier_numbers[value]
+        if key == "regions":
+            return named_regions(value)
+        # A decimal string, which JSON keeps exact.
+        return format(value, "f") if key == "max_cost_usd" else value
+
+    def _unknown_tier(self, value: Any, param: str) -> InvalidRequest | None:
+        if not isinstance(value, str):
+            return None
+        names = ", ".join(self._tier_numbers)
+        return InvalidRequest(f"'{param}' is {value[:80]!r}; the tiers are {names}.", param=param, code="unknown_tier")
+
+
+def named_regions(given: str | tuple[str, ...]) -> tuple[str, ...]:
+    """Return regions as a tuple, whether one or several were named."""
+    return (given,) if isinstance(given, str) else given
 
 
 def from_header(key: str, text: str) -> Any:
-    """Header text as the JSON value it stands for."""
+    """Return a header's text as the JSON value it stands for."""
     if key == "explore" and text.lower() in ("true", "false", "1", "0"):
         return text.lower() in ("true", "1")
     if key.endswith("tier") and text.isascii() and text.isdecimal() and len(text) < 10:
@@ -42,7 +121,7 @@ def from_header(key: str, text: str) -> Any:
 
 
 def overrides_of(given: Mapping[str, Any]) -> Overrides:
-    """What bears on the decision of all that was given, whether just read or out of the log."""
+    """Return what bears on the decision of all that was given, whether just read or out of the log."""
     cost = given.get("max_cost_usd")
     return Overrides(
         tier=given.get("tier"),

@@ -16,7 +16,7 @@ import orjson
 from backends.protocol import EmbedResult, FinishReason, Priority
 from gateway.access.rate_limiter import Reservation
 from gateway.answering.recorder import AnswerRecorder
-from gateway.api.embedding_decoder import EmbeddingRequest, read_embedding_request
+from gateway.api.embedding_decoder import EmbeddingRequest, decode_embedding_request
 from gateway.edge.body import Receive, parse_object
 from gateway.edge.error_table import answer_to
 from gateway.edge.gate import RequestGate
@@ -48,7 +48,7 @@ class EmbeddingEndpoint:
         try:
             opened = await self._gate.open(scope, receive)
             body = parse_object(opened.body, self._gate.limits.max_json_depth)
-            request, caller = read_embedding_request(body, opened.head.suffice), opened.caller
+            request, caller = decode_embedding_request(body, opened.head.suffice), opened.caller
             if caller.is_limited:
                 reservation = await self._gate.rate_limiter.admit(request_id, caller, _wanted_tokens(request))
             model, result = await self._embed(request, scope, receive)

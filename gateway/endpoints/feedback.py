@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol, get_args
 
 import orjson
+from msgspec import Meta, Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.access.authenticator import Caller
-from gateway.api import fields
+from gateway.api.declaration import Words, checked, schema_of
 from gateway.edge.body import parse_object
 from gateway.edge.gate import RequestGate
 from gateway.endpoints.pages import json_response
@@ -23,29 +24,39 @@ from gateway.store.records import RequestRecord
 from gateway.store.rows import clean_text
 from gateway.verify.errors import IdempotencyKeyReused
 
-_KINDS: tuple[FeedbackKind, ...] = ("rating", "correct", "reference", "preferred_tier")
 _MAX_TEXT_CHARS = 65_536
 _MAX_METADATA_BYTES = 16_384
 
-_TEXT = fields.string(_MAX_TEXT_CHARS, min_chars=1)
-_KEY = fields.string(255, min_chars=1)
-_KIND = fields.one_of(*_KINDS)
-_ID = fields.string(64, min_chars=1)
+
+def _missing_request(value: Any, param: str) -> InvalidRequest | None:
+    if value is not None:
+        return None
+    return InvalidRequest(f"'{param}' says which answer this is about; it is missing.", param=param)
 
 
-def feedback_schema() -> dict[str, Any]:
-    """The body as JSON Schema, made of the checks that read it."""
-    values = [fields.schema_of(check) for check in (fields.number(0, 1), fields.boolean, fields.integer(1, 2**15 - 1))]
-    properties: dict[str, fields.Schema] = {
-        "request_id": fields.schema_of(_ID),
-        "kind": fields.schema_of(_KIND),
-        "value": {"anyOf": values},
-        "reference": fields.schema_of(_TEXT),
-        "comment": fields.schema_of(_TEXT),
-        "metadata": fields.schema_of(fields.mapping),
-        "idempotency_key": fields.schema_of(_KEY),
-    }
-    return fields.open_object(properties, required=("request_id", "kind"))
+def _missing_kind(value: Any, param: str) -> InvalidRequest | None:
+    if value is not None:
+        return None
+    return InvalidRequest(f"'{param}' is missing; it is one of {', '.join(get_args(FeedbackKind))}.", param=param)
+
+
+FeedbackText = Annotated[str, Meta(min_length=1, max_length=_MAX_TEXT_CHARS)]
+IdempotencyKey = Annotated[str, Meta(min_length=1, max_length=255)]
+Rating = Annotated[float, Meta(ge=0, le=1)]
+# What a value may be rests on the kind of the report, and for a tier on the ladder.
+_VALUE_SCHEMA = schema_of(Rating | bool | Annotated[int, Meta(ge=1, le=2**15 - 1)])
+
+
+class FeedbackBody(Struct, kw_only=True):
+    """What a caller knows of an answer."""
+
+    request_id: Annotated[str, Meta(min_length=1, max_length=64), Words(error=_missing_request)]
+    kind: Annotated[FeedbackKind, Words(error=_missing_kind)]
+    idempotency_key: IdempotencyKey | None = None
+    value: Annotated[Any, Meta(extra_json_schema=_VALUE_SCHEMA)] = None
+    reference: FeedbackText | None = None
+    comment: FeedbackText | None = None
+    metadata: dict[str, Any] | None = None
 
 
 class RowReader(Protocol):
@@ -78,7 +89,8 @@ class FeedbackEndpoint:
         self._gate = gate
         self._rows = rows
         self._book = book
-        self._tier = fields.integer(1, num_tiers)
+        tier = Annotated[int, Meta(ge=1, le=num_tiers)]
+        self._value_types: Mapping[FeedbackKind, Any] = {"rating": Rating, "correct": bool, "preferred_tier": tier}
         self._now = now
 
     async def __call__(self, request: Request) -> Response:
@@ -89,8 +101,9 @@ class FeedbackEndpoint:
         InvalidRequest, Unauthenticated, RequestNotFound, IdempotencyKeyReused
         """
         opened = await self._gate.open(request.scope, request.receive, takes_place=False)
-        caller, body = opened.caller, parse_object(opened.body, self._gate.limits.max_json_depth)
-        record = self._read(body, request.headers.get("idempotency-key"), caller)
+        body = checked(parse_object(opened.body, self._gate.limits.max_json_depth), FeedbackBody, "")
+        caller = opened.caller
+        record = self._record(body, request.headers.get("idempotency-key"), caller)
         answered = await self._rows.get_request(record.request_id) if is_uuid(record.request_id) else None
         if answered is None or answered.tenant != caller.tenant:
             raise RequestNotFound(record.request_id)
@@ -102,56 +115,46 @@ class FeedbackEndpoint:
             raise IdempotencyKeyReused(record.idempotency_key)
         return json_response(_shown(kept))
 
-    def _read(self, body: Mapping[str, Any], header_key: str | None, caller: Caller) -> FeedbackRecord:
-        """The body, checked. The key may come in a header or in the body, not as two different ones."""
-        given = {name: value for name, value in body.items() if value is not None}
-        if "request_id" not in given:
-            raise InvalidRequest("'request_id' says which answer this is about; it is missing.", param="request_id")
-        if "kind" not in given:
-            raise InvalidRequest(f"'kind' is missing; it is one of {', '.join(_KINDS)}.", param="kind")
-        kind: FeedbackKind = _KIND(given["kind"], "kind")
-        key = given.get("idempotency_key", header_key)
+    def _record(self, body: FeedbackBody, header_key: str | None, caller: Caller) -> FeedbackRecord:
+        """Return the report to be kept. The key may come in a header or in the body, not as two different ones."""
+        key = header_key if body.idempotency_key is None else body.idempotency_key
         if header_key is not None and key != header_key:
             raise InvalidRequest("'idempotency_key' and the header Idempotency-Key differ.", param="idempotency_key")
         feedback_id = uuid7()
         return FeedbackRecord(
             feedback_id=feedback_id,
             # The body's `id` of an answer is its request's id behind a prefix.
-            request_id=_ID(given["request_id"], "request_id").removeprefix("chatcmpl-").removeprefix("cmpl-"),
+            request_id=body.request_id.removeprefix("chatcmpl-").removeprefix("cmpl-"),
             created_at=self._now(),
             tenant=caller.tenant,
             key_id=caller.key_id,
-            idempotency_key=feedback_id if key is None else clean_text(_KEY(key, "idempotency_key")),
-            kind=kind,
-            value=self._value(kind, given),
-            reference=_reference(kind, given),
-            comment=clean_text(_TEXT(given["comment"], "comment")) if "comment" in given else None,
-            metadata=_metadata(given.get("metadata", {})),
+            idempotency_key=feedback_id if key is None else clean_text(checked(key, IdempotencyKey, "idempotency_key")),
+            kind=body.kind,
+            value=self._value(body),
+            reference=_reference(body),
+            comment=None if body.comment is None else clean_text(body.comment),
+            metadata=_metadata(body.metadata),
         )
 
-    def _value(self, kind: FeedbackKind, given: Mapping[str, Any]) -> float | None:
-        if kind == "reference":
-            if "value" in given:
+    def _value(self, body: FeedbackBody) -> float | None:
+        if body.kind == "reference":
+            if body.value is not None:
                 raise InvalidRequest("A 'reference' has no 'value'; it is given as 'reference'.", param="value")
             return None
-        if "value" not in given:
-            raise InvalidRequest(f"'value' is missing for a {kind}.", param="value")
-        checks: Mapping[str, fields.Check] = {
-            "rating": fields.number(0, 1),
-            "correct": fields.boolean,
-            "preferred_tier": self._tier,
-        }
-        return float(checks[kind](given["value"], "value"))
+        if body.value is None:
+            raise InvalidRequest(f"'value' is missing for a {body.kind}.", param="value")
+        return float(checked(body.value, self._value_types[body.kind], "value"))
 
 
-def _reference(kind: FeedbackKind, given: Mapping[str, Any]) -> str | None:
-    if kind == "reference" and "reference" not in given:
+def _reference(body: FeedbackBody) -> str | None:
+    if body.kind == "reference" and body.reference is None:
         raise InvalidRequest("'reference' is missing: the right answer, as text.", param="reference")
-    return clean_text(_TEXT(given["reference"], "reference")) if "reference" in given else None
+    return None if body.reference is None else clean_text(body.reference)
 
 
-def _metadata(value: Any) -> Mapping[str, Any]:
-    metadata: Mapping[str, Any] = fields.mapping(value, "metadata")
+def _metadata(metadata: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    if metadata is None:
+        return {}
     written = orjson.dumps(metadata)
     if len(written) > _MAX_METADATA_BYTES:
         raise InvalidRequest(f"'metadata' has more than {_MAX_METADATA_BYTES} bytes.", param="metadata")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.api.shared_fields import SharedFields
+from gateway.api.routing_preferences import RoutingOptions
 from gateway.config.sections import ServerConfig
 from gateway.edge.error_table import TABLE
 from policies.types import ReasonCode
@@ -48,8 +48,8 @@ def test_no_documented_code_is_made_up(errors_page: str) -> None:
 def test_every_reason_and_override_is_documented() -> None:
     page = (DOCS / "api.md").read_text()
     assert [reason.value for reason in ReasonCode if f"`{reason.value}`" not in page] == []
-    preferences = SharedFields(ServerConfig(), {"one": 1})._preferences
-    assert [name for name in preferences if f"`x-suffice-{name.replace('_', '-')}`" not in page] == []
+    options = RoutingOptions.__struct_fields__
+    assert [name for name in options if f"`x-suffice-{name.replace('_', '-')}`" not in page] == []
 
 
 def test_every_setting_named_exists() -> None:
