@@ -11,13 +11,14 @@ from typing import Any
 import orjson
 
 from gateway.access.authenticator import SCOPES, USE, hash_key, make_key, shown_prefix
-from gateway.access.key_limits import NO_LIMITS, read_limits
+from gateway.access.key_limits import NO_LIMITS, KeyLimits, read_limits
 from gateway.admin import schemas
 from gateway.admin.endpoint import audited
 from gateway.admin.operation import Asked, Field, Operation, Reply
 from gateway.admin.rooms import Rooms
 from gateway.admin.views import key_view
 from gateway.api import fields
+from gateway.api.declaration import schema_of
 from gateway.control.errors import Conflict
 from gateway.errors import NotFound
 from gateway.ids import uuid7
@@ -34,7 +35,9 @@ _KEY = schemas.shape(
 )
 _WITH_SECRET = schemas.shape(id=schemas.TEXT, key=schemas.TEXT, prefix=schemas.TEXT)
 _NAME = fields.string(200, min_chars=1)
-_LIMITS = Field(read_limits, "What the key may use; null or absent is without limit.")
+_LIMITS = Field(
+    fields.lets_through(schema_of(KeyLimits))(read_limits), "What the key may use; null or absent is without limit."
+)
 
 
 class KeyPages:

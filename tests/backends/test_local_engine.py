@@ -10,6 +10,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 import pytest
+from engine.tokenize import Tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -43,7 +44,6 @@ from backends.protocol import (
 from engine import errors as engine_errors
 from engine import request as engine_request
 from engine.sink import AsyncSink
-from engine.tokenize import Tokenizer
 
 TOKENIZER = Tokenizer(model_dir(1))
 CONTEXT = 200
