@@ -63,6 +63,10 @@ class AsyncSink:
                 self._waiter = None
         return self._events.popleft()
 
+    def get_nowait(self) -> Event | None:
+        """Return the next event, or None while there is none."""
+        return self._events.popleft() if self._events else None
+
 
 def deliver(events: Iterable[tuple[Sink, Event]]) -> list[Sink]:
     """Hand a step's events over, waking each event loop once.

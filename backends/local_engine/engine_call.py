@@ -52,15 +52,18 @@ class EngineCall:
     async def events(self) -> AsyncIterator[Event]:
         """Yield deltas, then the ending; raises if the first thing to happen is an error."""
         began = False
-        while True:
-            event = await self.sink.get()
-            if isinstance(event, engine_request.RequestEnding):
-                break
+        event = await self.sink.get()
+        while not isinstance(event, engine_request.RequestEnding):
             self._take(event)
+            # What has arrived by now, as after a late turn of the event loop, goes out together.
+            if (waiting := self.sink.get_nowait()) is not None:
+                event = waiting
+                continue
             delta = self._delta()
             if delta is not None:
                 began = True
                 yield delta
+            event = await self.sink.get()
         if event.error is not None and not began and not isinstance(event.error, EngineClosed):
             self.failed = True
             raise translate(event.error, self._model_id) from event.error

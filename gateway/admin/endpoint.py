@@ -21,6 +21,7 @@ from gateway.control.state import ControlState
 from gateway.edge.body import parse_object, read_body
 from gateway.edge.error_table import row_of
 from gateway.edge.head import read_head
+from gateway.edge.watchdog import Watchdog
 from gateway.endpoints.pages import error_response
 from gateway.errors import PreconditionFailed, PreconditionRequired
 from gateway.ids import uuid7
@@ -83,7 +84,12 @@ class AdminEndpoint:
         if operation.body is not None:
             is_json = not isinstance(operation.body, Bytes)
             max_bytes = self._limits.max_body_bytes if is_json else operation.body.max_bytes  # type: ignore[union-attr]
-            raw = await read_body(request.receive, content_length, max_bytes, self._limits.timeout_s)
+            timeout_s = self._limits.timeout_s
+            watchdog = Watchdog(request.receive, timeout_s=timeout_s, stall_timeout_s=timeout_s)
+            try:
+                raw = await read_body(request.receive, content_length, max_bytes, watchdog)
+            finally:
+                watchdog.close()
             if is_json:
                 # A body in which everything is optional may be left out.
                 given = parse_object(raw or b"{}", _MAX_DEPTH)

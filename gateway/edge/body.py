@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 import orjson
 
 from gateway.api.declaration import kind_of
-from gateway.edge.eager import Eager
-from gateway.errors import BodyTooLarge, BodyTooSlow, ClientGone, InvalidRequest, MalformedBody
-
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+from gateway.edge.watchdog import Receive, Watchdog
+from gateway.errors import BodyTooLarge, ClientGone, InvalidRequest, MalformedBody
 
 # What a refused upload may still send before its connection is closed: closing at once would reset the connection
 # before most clients read the answer.
@@ -21,53 +18,35 @@ _LINGER_S = 1.0
 _LINGER_BYTES = 64 * 1024 * 1024
 
 
-async def read_body(receive: Receive, content_length: int | None, max_bytes: int, timeout_s: float) -> bytes:
-    """The whole body.
+async def read_body(receive: Receive, content_length: int | None, max_bytes: int, watchdog: Watchdog) -> bytes:
+    """Return the whole body.
 
     Raises
     ------
     BodyTooLarge
         Before anything is read where the length is announced, else as soon as ``max_bytes`` is passed.
     BodyTooSlow
-        No further piece came for ``timeout_s`` seconds.
+        No further piece came in time.
     ClientGone
         The connection closed first.
     """
     if content_length is not None and content_length > max_bytes:
         raise BodyTooLarge(max_bytes, content_length)
-    message = await _next(receive, timeout_s)
-    if not message.get("more_body", False):
-        return _piece(message, 0, max_bytes)
-    pieces, num_bytes = [], 0
-    while True:
-        piece = _piece(message, num_bytes, max_bytes)
-        pieces.append(piece)
-        num_bytes += len(piece)
-        if not message.get("more_body", False):
-            return b"".join(pieces)
-        message = await _next(receive, timeout_s)
-
-
-async def _next(receive: Receive, timeout_s: float) -> MutableMapping[str, Any]:
-    step = Eager(receive())
-    if step.result is not None:
-        message = step.result
-    else:
-        try:
-            async with asyncio.timeout(timeout_s):
-                message = await step.rest()
-        except TimeoutError:
-            raise BodyTooSlow(timeout_s) from None
-    if message["type"] == "http.disconnect":
-        raise ClientGone("The client closed the connection before its request was complete.")
-    return message
-
-
-def _piece(message: MutableMapping[str, Any], num_bytes: int, max_bytes: int) -> bytes:
-    piece: bytes = message.get("body", b"")
-    if num_bytes + len(piece) > max_bytes:
-        raise BodyTooLarge(max_bytes)
-    return piece
+    pieces: list[bytes] = []
+    num_bytes = 0
+    with watchdog.reading():
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone("The client closed the connection before its request was complete.")
+            piece: bytes = message.get("body", b"")
+            num_bytes += len(piece)
+            if num_bytes > max_bytes:
+                raise BodyTooLarge(max_bytes)
+            if not message.get("more_body", False):
+                return b"".join([*pieces, piece]) if pieces else piece
+            pieces.append(piece)
+            watchdog.waiting()
 
 
 async def discard_rest(receive: Receive) -> None:

@@ -14,9 +14,9 @@ from gateway.access.admission import Admission
 from gateway.access.authenticator import Authenticator, Caller
 from gateway.access.rate_limiter import RateLimiter
 from gateway.config.sections import ServerConfig
-from gateway.edge.body import Receive, read_body
+from gateway.edge.body import read_body
 from gateway.edge.head import Head, read_head
-from gateway.edge.watchdog import DisconnectSignal, Watchdog
+from gateway.edge.watchdog import DisconnectSignal, Receive, Watchdog
 
 Authenticate = Callable[[Head], Awaitable[Caller]]
 
@@ -41,7 +41,7 @@ async def open_request(
     authenticate: Authenticate,
     *,
     max_body_bytes: int | None,
-    timeout_s: float,
+    watchdog: Watchdog,
     admission: Admission | None = None,
 ) -> OpenedRequest:
     """Read and check all that comes before an endpoint's own work.
@@ -51,7 +51,7 @@ async def open_request(
     headers : of the ASGI scope, names in lower case
     authenticate : finds the caller behind a head
     max_body_bytes : None reads no body
-    timeout_s : longest wait for the next piece of the body
+    watchdog : of this request
     admission : asked whether the request would be turned away, where it will take a place
 
     Raises
@@ -67,7 +67,7 @@ async def open_request(
     if max_body_bytes is None:
         return OpenedRequest(head, caller, b"", begun_s)
     asked_s = time.perf_counter()
-    body = await read_body(receive, head.content_length, max_body_bytes, timeout_s)
+    body = await read_body(receive, head.content_length, max_body_bytes, watchdog)
     return OpenedRequest(head, caller, body, begun_s + (time.perf_counter() - asked_s))
 
 
@@ -88,15 +88,16 @@ class RequestGate:
         self.admission = admission
         self.rate_limiter = rate_limiter
 
-    async def open(self, scope: Mapping[str, Any], receive: Receive, *, takes_place: bool = True) -> OpenedRequest:
+    async def open(
+        self, scope: Mapping[str, Any], receive: Receive, watchdog: Watchdog, *, takes_place: bool = True
+    ) -> OpenedRequest:
         """Open a request with a body; one that will take a place is refused early where there will be none."""
-        limits = self.limits
         return await open_request(
             scope["headers"],
             receive,
             self.authenticate,
-            max_body_bytes=limits.max_body_bytes,
-            timeout_s=limits.slow_client_timeout_s,
+            max_body_bytes=self.limits.max_body_bytes,
+            watchdog=watchdog,
             admission=self.admission if takes_place else None,
         )
 
@@ -112,7 +113,7 @@ class RequestGate:
         return await authenticator.check(head.authorization)
 
     def watchdog(self, scope: Mapping[str, Any], receive: Receive) -> Watchdog:
-        """Make the watchdog of a request whose body was read."""
+        """Make the watchdog of a request, to be closed with it."""
         limits = self.limits
         return Watchdog(
             receive,

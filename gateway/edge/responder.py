@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 import orjson
 
 from gateway.api import sse
-from gateway.edge.eager import Eager
 from gateway.edge.error_table import ErrorAnswer
 from gateway.edge.watchdog import Watchdog
 from gateway.errors import ClientStalled
@@ -24,12 +22,12 @@ class Responder:
     Parameters
     ----------
     send : the server's; it waits while the client takes nothing
-    stall_timeout_s : how long the last bytes of a response may wait; before them the watchdog counts
+    watchdog : bounds how long the client may take nothing
     """
 
-    def __init__(self, send: Send, stall_timeout_s: float) -> None:
+    def __init__(self, send: Send, watchdog: Watchdog) -> None:
         self._send = send
-        self._stall_timeout_s = stall_timeout_s
+        self._watchdog = watchdog
         self.status: int | None = None
         self.is_complete = False
 
@@ -56,11 +54,11 @@ class Responder:
         """Send the head of a stream of events."""
         await self._start(200, [*sse.HEADERS, *headers])
 
-    async def frames(self, frames: bytes, watchdog: Watchdog) -> None:
-        """Send events; while the client does not take them the watchdog counts."""
-        watchdog.sending()
+    async def frames(self, frames: bytes) -> None:
+        """Send events."""
+        self._watchdog.waiting()
         await self._send({"type": "http.response.body", "body": frames, "more_body": True})
-        watchdog.sent()
+        self._watchdog.served()
 
     async def close_stream(self, frames: bytes) -> None:
         """Send the last events.
@@ -91,11 +89,5 @@ class Responder:
 
     async def _finish(self, body: bytes) -> None:
         self.is_complete = True
-        step = Eager(self._send({"type": "http.response.body", "body": body, "more_body": False}))
-        if step.is_done:
-            return
-        try:
-            async with asyncio.timeout(self._stall_timeout_s):
-                await step.rest()
-        except TimeoutError:
-            raise ClientStalled(self._stall_timeout_s) from None
+        with self._watchdog.closing():
+            await self._send({"type": "http.response.body", "body": body, "more_body": False})

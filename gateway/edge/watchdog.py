@@ -1,26 +1,27 @@
-"""Ends a request's own task when its client is gone, stops reading, or its time is up.
+"""Ends a request's own task when its client is gone, sends or takes nothing, or its time is up.
 
-One timer per request, and no task: the connection itself tells when it is closed (:class:`DisconnectSignal`).
-Under a server that cannot, a task listens for it, from :data:`FIRST_LOOK_S` on. The mechanism is
-``asyncio.timeout``'s: the task is cancelled, and on the way out the cancellation becomes a typed error.
+One timer per request, and no task: the connection itself tells when it is closed (:class:`DisconnectSignal`). Under a
+server that cannot, a task listens for it, from :data:`FIRST_LOOK_S` on. The mechanism is ``asyncio.timeout``'s: the
+task is cancelled, and on the way out of the phase it was in the cancellation becomes a typed error.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from types import TracebackType
 from typing import Any, Self
 
-from gateway.edge.body import Receive
-from gateway.errors import ClientGone, ClientStalled, DeadlineExceeded, GatewayError
+from gateway.errors import BodyTooSlow, ClientGone, ClientStalled, DeadlineExceeded, GatewayError
 
 FIRST_LOOK_S = 0.005
 _EXTENSION = "suffice.disconnect"
 
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+
 
 class DisconnectSignal:
-    """The end of a connection, told to the one who listens: its requests are answered one by one."""
+    """Tells the request that is being answered on a connection of that connection's end."""
 
     __slots__ = ("is_over", "listener")
 
@@ -40,21 +41,41 @@ class DisconnectSignal:
 
     @staticmethod
     def of(scope: Mapping[str, Any]) -> DisconnectSignal | None:
-        """That of a request's connection, where the server offers it."""
+        """Return that of a request's connection, where the server offers it."""
         found: DisconnectSignal | None = (scope.get("extensions") or {}).get(_EXTENSION)
         return found
 
 
 class Watchdog:
-    """Use as ``with``; raises :class:`ClientGone`, :class:`ClientStalled` or :class:`DeadlineExceeded`.
+    """Watches one request through its phases; each is a ``with`` block, nothing is watched between them.
+
+    ``with watchdog.reading()`` bounds the wait for each piece of the body (:class:`BodyTooSlow`); ``answering()`` the
+    request's life (:class:`DeadlineExceeded`), the client's presence (:class:`ClientGone`) and its taking what is sent
+    (:class:`ClientStalled`); ``closing()`` the sending of the last bytes (:class:`ClientStalled`). ``close`` ends it.
 
     Parameters
     ----------
-    receive : the server's; it must have given the whole body
-    timeout_s : the request's longest life
-    stall_timeout_s : longest time between ``sending`` and ``sent``
+    receive : the server's
+    timeout_s : the request's longest life, from the beginning of ``answering``
+    stall_timeout_s : longest wait for bytes of the client, or for it to take some
     disconnect : of the connection; None where only ``receive`` tells of its end
     """
+
+    __slots__ = (
+        "_cancelling",
+        "_disconnect",
+        "_error",
+        "_loop",
+        "_receive",
+        "_stall_error",
+        "_stall_timeout_s",
+        "_started_s",
+        "_task",
+        "_timeout_s",
+        "_timer",
+        "_waiting_since_s",
+        "_watcher",
+    )
 
     def __init__(
         self, receive: Receive, *, timeout_s: float, stall_timeout_s: float, disconnect: DisconnectSignal | None = None
@@ -64,25 +85,40 @@ class Watchdog:
         self._timeout_s = timeout_s
         self._stall_timeout_s = stall_timeout_s
         self._loop = asyncio.get_running_loop()
-        self._started_s = self._loop.time()
-        self._sending_since_s: float | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._watcher: asyncio.Task[None] | None = None
         self._task: asyncio.Task[object] | None = None
+        self._started_s: float | None = None
+        self._waiting_since_s: float | None = None
+        self._stall_error: type[BodyTooSlow | ClientStalled] = BodyTooSlow
         self._error: GatewayError | None = None
         self._cancelling = 0
+        self._watcher: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def reading(self) -> Self:
+        """Begin to wait for the body."""
+        self._waiting_since_s = self._loop.time()
+        return self
+
+    def answering(self) -> Self:
+        """Begin to answer; the whole body must have been received."""
+        self._started_s = self._loop.time()
+        self._stall_error = ClientStalled
+        return self
+
+    def closing(self) -> Self:
+        """Begin to send the last bytes."""
+        self._stall_error = ClientStalled
+        self._waiting_since_s = self._loop.time()
+        return self
 
     def __enter__(self) -> Self:
-        self._task = asyncio.current_task()
-        assert self._task is not None, "a request is answered in a task"
-        self._cancelling = self._task.cancelling()
-        if self._disconnect is None:
-            self._timer = self._loop.call_later(FIRST_LOOK_S, self._look)
-            return self
-        if self._disconnect.is_over:
-            raise _gone()
-        self._timer = self._loop.call_later(min(self._timeout_s, self._stall_timeout_s / 4), self._look)
-        self._disconnect.listener = self._on_gone
+        task = self._task = asyncio.current_task()
+        assert task is not None, "a request is answered in a task"
+        self._cancelling = task.cancelling()
+        if self._timer is None:
+            self._timer = self._loop.call_later(min(self._timeout_s, self._stall_timeout_s / 4), self._look)
+        if self._started_s is not None and self._waiting_since_s is None:
+            self._listen(self._started_s)
         return self
 
     def __exit__(
@@ -91,39 +127,58 @@ class Watchdog:
         self.let_go()
         if self._error is None or self._task is None:
             return
+        problem, self._error = self._error, None
         if self._task.uncancel() <= self._cancelling and kind is not None and issubclass(kind, asyncio.CancelledError):
-            raise self._error from None
+            raise problem from None
 
     def let_go(self) -> None:
-        """From here on the request ends by itself: its row is being committed."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        """Watch nothing until the next phase: what happens now, as the commit of a row, must not be interrupted."""
+        self._started_s = self._waiting_since_s = None
         if self._disconnect is not None and self._disconnect.listener == self._on_gone:
             self._disconnect.listener = None
         if self._watcher is not None:
             self._watcher.cancel()
             self._watcher = None
 
-    def sending(self) -> None:
-        """The next bytes are being handed to the client."""
-        self._sending_since_s = self._loop.time()
+    def close(self) -> None:
+        """End the timer; idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
-    def sent(self) -> None:
-        """It took them."""
-        self._sending_since_s = None
+    def waiting(self) -> None:
+        """Mark the beginning of a wait for the client: for its next bytes, or for it to take ours."""
+        self._waiting_since_s = self._loop.time()
+
+    def served(self) -> None:
+        """Mark the end of such a wait."""
+        self._waiting_since_s = None
+
+    def _listen(self, now_s: float) -> None:
+        """Listen for the end of the connection."""
+        if self._disconnect is None:
+            self._loop.call_later(FIRST_LOOK_S, self._start_watcher, now_s)
+        elif self._disconnect.is_over:
+            self.let_go()
+            raise _gone()
+        else:
+            self._disconnect.listener = self._on_gone
+
+    def _start_watcher(self, started_s: float) -> None:
+        if self._started_s == started_s and self._watcher is None:
+            self._watcher = self._loop.create_task(self._watch())
 
     def _look(self) -> None:
         now_s = self._loop.time()
-        if self._watcher is None and self._disconnect is None:
-            self._watcher = self._loop.create_task(self._watch())
-        if now_s - self._started_s >= self._timeout_s:
-            self._interrupt(DeadlineExceeded(self._timeout_s))
-        elif self._sending_since_s is not None and now_s - self._sending_since_s >= self._stall_timeout_s:
-            self._interrupt(ClientStalled(self._stall_timeout_s))
-        else:
+        wait_s = self._stall_timeout_s / 4
+        if self._started_s is not None:
             left_s = self._started_s + self._timeout_s - now_s
-            self._timer = self._loop.call_later(max(0.001, min(left_s, self._stall_timeout_s / 4)), self._look)
+            if left_s <= 0:
+                self._interrupt(DeadlineExceeded(self._timeout_s))
+            wait_s = max(0.001, min(left_s, wait_s))
+        if self._waiting_since_s is not None and now_s - self._waiting_since_s >= self._stall_timeout_s:
+            self._interrupt(self._stall_error(self._stall_timeout_s))
+        self._timer = self._loop.call_later(wait_s, self._look)
 
     async def _watch(self) -> None:
         # What a client sends after its request is not looked at; only the end of the connection is.

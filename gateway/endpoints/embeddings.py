@@ -17,10 +17,11 @@ from backends.protocol import EmbedResult, FinishReason, Priority
 from gateway.access.rate_limiter import Reservation
 from gateway.answering.recorder import AnswerRecorder
 from gateway.api.embedding_decoder import EmbeddingRequest, decode_embedding_request
-from gateway.edge.body import Receive, parse_object
+from gateway.edge.body import parse_object
 from gateway.edge.error_table import answer_to
 from gateway.edge.gate import RequestGate
 from gateway.edge.responder import Responder, Send
+from gateway.edge.watchdog import Receive, Watchdog
 from gateway.endpoints.generation import refuse
 from gateway.errors import ClientGone, ClientStalled, UnsupportedOption
 from gateway.ids import uuid7
@@ -41,17 +42,25 @@ class EmbeddingEndpoint:
         self._metrics = metrics
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        watchdog = self._gate.watchdog(scope, receive)
+        try:
+            await self._respond(scope, receive, Responder(send, watchdog), watchdog)
+        finally:
+            watchdog.close()
+
+    async def _respond(
+        self, scope: MutableMapping[str, Any], receive: Receive, responder: Responder, watchdog: Watchdog
+    ) -> None:
         request_id, created_at = uuid7(), datetime.now(UTC)
-        responder = Responder(send, self._gate.limits.slow_client_timeout_s)
         reservation: Reservation | None = None
         num_tokens, num_requests = 0, 0
         try:
-            opened = await self._gate.open(scope, receive)
+            opened = await self._gate.open(scope, receive, watchdog)
             body = parse_object(opened.body, self._gate.limits.max_json_depth)
             request, caller = decode_embedding_request(body, opened.head.suffice), opened.caller
             if caller.is_limited:
                 reservation = await self._gate.rate_limiter.admit(request_id, caller, _wanted_tokens(request))
-            model, result = await self._embed(request, scope, receive)
+            model, result = await self._embed(request, watchdog)
             vectors = _shown(_fit(request, result), request.as_base64)
             num_tokens = result.usage.prompt_tokens
             await self._recorder.settle_embedding(
@@ -89,12 +98,10 @@ class EmbeddingEndpoint:
             await responder.whole(200, headers, orjson.dumps(answer))
         self._metrics.http[_PATH, "200"] += 1
 
-    async def _embed(
-        self, request: EmbeddingRequest, scope: MutableMapping[str, Any], receive: Receive
-    ) -> tuple[str, EmbedResult]:
+    async def _embed(self, request: EmbeddingRequest, watchdog: Watchdog) -> tuple[str, EmbedResult]:
         model, backend = self._catalog.embedder(request.model, request.regions)
         admission = self._gate.admission
-        with self._gate.watchdog(scope, receive):
+        with watchdog.answering():
             await admission.enter(Priority.LIVE)
             entered_s = time.perf_counter()
             try:

@@ -100,7 +100,11 @@ class FeedbackEndpoint:
         ------
         InvalidRequest, Unauthenticated, RequestNotFound, IdempotencyKeyReused
         """
-        opened = await self._gate.open(request.scope, request.receive, takes_place=False)
+        watchdog = self._gate.watchdog(request.scope, request.receive)
+        try:
+            opened = await self._gate.open(request.scope, request.receive, watchdog, takes_place=False)
+        finally:
+            watchdog.close()
         body = checked(parse_object(opened.body, self._gate.limits.max_json_depth), FeedbackBody, "")
         caller = opened.caller
         record = self._record(body, request.headers.get("idempotency-key"), caller)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import aclosing
 from typing import Any
 
@@ -18,26 +18,22 @@ from gateway.answering.explanation import answer_headers, answer_note
 from gateway.answering.phases import AdmittedRequest, Answer, RoutedRequest
 from gateway.answering.recorder import AnswerRecorder
 from gateway.answering.request_router import RequestRouter
-from gateway.answering.tier_caller import Item, StartedAnswer, start_answer
+from gateway.answering.tier_caller import StartedAnswer, start_answer
 from gateway.api import sse
 from gateway.api.answer_encoder import AnswerEncoder, ResponseHead, usage_json
 from gateway.api.request import InferenceRequest
 from gateway.api.stream_encoder import StreamEncoder
-from gateway.edge.body import Receive, discard_rest, parse_object
-from gateway.edge.eager import Eager
+from gateway.edge.body import discard_rest, parse_object
 from gateway.edge.error_table import answer_to, row_of
 from gateway.edge.gate import RequestGate
 from gateway.edge.responder import Responder, Send
-from gateway.edge.watchdog import Watchdog
+from gateway.edge.watchdog import Receive, Watchdog
 from gateway.errors import BodyTooLarge, ClientGone, ClientStalled, Draining, QuotaExhausted
 from gateway.ids import uuid7
 from gateway.observe.metrics import Metrics
 from policies.pricing import to_nano_usd
 
 _log = logging.getLogger("suffice.http")
-
-# Frames of one write: a model that never waits must not keep its client waiting.
-_MOST_TOGETHER = 64
 
 Decoder = Callable[[Mapping[str, Any], Mapping[str, str]], InferenceRequest]
 """Body and ``x-suffice-*`` headers in, checked request out."""
@@ -75,10 +71,18 @@ class GenerationEndpoint:
         self._decoder = decoder
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        request_id, gate = uuid7(), self.gate
-        responder = Responder(send, gate.limits.slow_client_timeout_s)
+        watchdog = self.gate.watchdog(scope, receive)
         try:
-            opened = await gate.open(scope, receive)
+            await self._respond(scope, receive, Responder(send, watchdog), watchdog)
+        finally:
+            watchdog.close()
+
+    async def _respond(
+        self, scope: MutableMapping[str, Any], receive: Receive, responder: Responder, watchdog: Watchdog
+    ) -> None:
+        request_id, gate = uuid7(), self.gate
+        try:
+            opened = await gate.open(scope, receive, watchdog)
             request = self._decoder(parse_object(opened.body, gate.limits.max_json_depth), opened.head.suffice)
             self.router.catalog.resolve(request.model)
         except Exception as error:
@@ -87,30 +91,33 @@ class GenerationEndpoint:
         admitted = AdmittedRequest(
             request_id, self.path, request, opened.caller, opened.head.traceparent, opened.accepted_s
         )
-        await GenerationRun(self, admitted, responder).run(gate.watchdog(scope, receive))
+        await GenerationRun(self, admitted, responder, watchdog).run()
         self.metrics.http[self.path, str(responder.status or 499)] += 1
 
 
 class GenerationRun:
     """One admitted request on its way to its one ending."""
 
-    __slots__ = ("_admitted", "_answer", "_endpoint", "_entered_s", "_responder")
+    __slots__ = ("_admitted", "_answer", "_endpoint", "_entered_s", "_responder", "_watchdog")
 
-    def __init__(self, endpoint: GenerationEndpoint, admitted: AdmittedRequest, responder: Responder) -> None:
+    def __init__(
+        self, endpoint: GenerationEndpoint, admitted: AdmittedRequest, responder: Responder, watchdog: Watchdog
+    ) -> None:
         self._endpoint = endpoint
         self._admitted = admitted
         self._responder = responder
+        self._watchdog = watchdog
         self._answer: Answer | None = None
         self._entered_s: float | None = None
 
-    async def run(self, watchdog: Watchdog) -> None:
+    async def run(self) -> None:
         """Answer, or tell why not; whatever happens the place and the budget are given back."""
         admitted, endpoint = self._admitted, self._endpoint
         try:
             if admitted.caller.is_limited:
                 await self._reserve()
-            with watchdog:
-                await self._answer_in_turn(watchdog)
+            with self._watchdog.answering():
+                await self._answer_in_turn()
         except asyncio.CancelledError:
             # The server gives up waiting: what was used is billed all the same, and a stream is not left looking whole.
             await endpoint.recorder.settle_failure(admitted, self._answer, Draining(), is_cancelled=True)
@@ -127,7 +134,7 @@ class GenerationRun:
             if self._entered_s is not None:
                 endpoint.gate.admission.leave(admitted.clock() - self._entered_s)
 
-    async def _answer_in_turn(self, watchdog: Watchdog) -> None:
+    async def _answer_in_turn(self) -> None:
         """Wait for a place, route, and answer."""
         admitted, endpoint = self._admitted, self._endpoint
         began_s = admitted.clock()
@@ -142,12 +149,12 @@ class GenerationRun:
         start = start_confident_answer if routed.decision.way_up else start_answer
         started = await start(answer, endpoint.router.catalog)
         send = self._stream if admitted.request.stream else self._whole
-        await send(answer, started, watchdog)
+        await send(answer, started)
 
-    async def _whole(self, answer: Answer, started: StartedAnswer, watchdog: Watchdog) -> None:
+    async def _whole(self, answer: Answer, started: StartedAnswer) -> None:
         async for _ in started.rest:
             pass
-        watchdog.let_go()
+        self._watchdog.let_go()
         await self._endpoint.recorder.settle(answer)
         encoder = self._make_encoder(started)
         choices = [encoder.choice(choice) for choice in answer.choices]
@@ -155,31 +162,19 @@ class GenerationRun:
         headers = [(b"content-type", b"application/json"), *answer_headers(self._admitted, answer, with_cost=True)]
         await self._responder.whole(200, headers, body)
 
-    async def _stream(self, answer: Answer, started: StartedAnswer, watchdog: Watchdog) -> None:
+    async def _stream(self, answer: Answer, started: StartedAnswer) -> None:
         async with aclosing(started.rest) as items:
             frames = StreamEncoder(self._make_encoder(started))
             await self._responder.open_stream(answer_headers(self._admitted, answer, with_cost=False))
             if started.first is not None:
                 frames.add(*started.first)
-            await self._pump(items, frames, watchdog)
-        watchdog.let_go()
+                await self._responder.frames(frames.take())
+            async for choice, delta in items:
+                frames.add(choice, delta)
+                await self._responder.frames(frames.take())
+        self._watchdog.let_go()
         await self._endpoint.recorder.settle(answer)
         await self._responder.close_stream(_last_frames(answer, started, frames))
-
-    async def _pump(self, items: AsyncGenerator[Item, None], frames: StreamEncoder, watchdog: Watchdog) -> None:
-        """Send what comes as it comes; what is there together is sent together."""
-        while True:
-            step = Eager(anext(items, None))
-            if frames.pending and (not step.is_done or len(frames.pending) >= _MOST_TOGETHER):
-                try:
-                    await self._responder.frames(frames.take(), watchdog)
-                except BaseException:
-                    await step.abandon()
-                    raise
-            item = step.result if step.is_done else await step.rest()
-            if item is None:
-                return
-            frames.add(*item)
 
     def _make_encoder(self, started: StartedAnswer) -> AnswerEncoder:
         admitted, endpoint = self._admitted, self._endpoint

@@ -78,6 +78,21 @@ async def collect(backend: LocalBackend, request: GenerateRequest) -> tuple[list
     return deltas, endings[0]
 
 
+async def test_tokens_of_a_late_event_loop_go_out_together(backend: LocalBackend) -> None:
+    request = GenerateRequest("late", messages=HELLO, sampling=dataclasses.replace(GREEDY, ignore_eos=True))
+    stream = backend.generate(request)
+    first = await anext(aiter(stream))
+    assert isinstance(first, TokenDelta)
+    assert first.num_tokens < 24, "else nothing was left to wait for"
+    # The loop is held until the engine has made every token.
+    while backend.engine.stats().num_running:
+        pass
+    rest = [event async for event in stream if isinstance(event, TokenDelta)]
+    assert first.num_tokens + sum(delta.num_tokens for delta in rest) == 24
+    # One delta that was being waited for, all that came meanwhile, and what the ending sets free.
+    assert len(rest) <= 3
+
+
 def text_of(deltas: list[TokenDelta]) -> str:
     return "".join(delta.text for delta in deltas)
 

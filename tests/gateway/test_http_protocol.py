@@ -19,6 +19,7 @@ from starlette.routing import Route
 from gateway.bench.echo_server import echo_app, echo_settings
 from gateway.edge.http_protocol import BoundedHttpProtocol
 from gateway.edge.responder import Responder
+from gateway.edge.watchdog import Watchdog
 from tests.gateway.live import LiveServer
 
 BODY = json.dumps({"model": "auto", "messages": [{"role": "user", "content": "hello"}]}).encode()
@@ -180,7 +181,9 @@ class TwoLines:
     """An endpoint that lets a line break into a header."""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        await Responder(send, 5.0).whole(200, [(b"x-model", b"a\r\nx-made-up: b")], b"answer")
+        await Responder(send, Watchdog(receive, timeout_s=5.0, stall_timeout_s=5.0)).whole(
+            200, [(b"x-model", b"a\r\nx-made-up: b")], b"answer"
+        )
 
 
 async def test_a_line_break_in_a_header_makes_no_header(tmp_path: Path) -> None:

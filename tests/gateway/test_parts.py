@@ -1,4 +1,4 @@
-"""Small parts alone: ids, headers, eager awaiting, merging, distributions, the watchdog."""
+"""Small parts alone: ids, headers, merging, distributions, the watchdog."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from gateway.answering.stream_merge import merge
 from gateway.edge.body import parse_object
-from gateway.edge.eager import Eager
 from gateway.edge.head import read_head
 from gateway.edge.watchdog import FIRST_LOOK_S, DisconnectSignal, Watchdog
 from gateway.errors import ClientGone, ClientStalled, DeadlineExceeded, InvalidRequest, MalformedBody
@@ -76,53 +75,6 @@ def test_nesting_is_counted_to_the_level(depth: int, limit: int, kind: str) -> N
         assert "x" in parse_object(body, limit)
 
 
-async def test_what_is_ready_is_had_without_waiting() -> None:
-    async def ready() -> int:
-        return 3
-
-    step = Eager(ready())
-    assert step.is_done
-    assert step.result == 3
-
-
-async def test_what_waits_is_waited_for_and_may_be_cancelled() -> None:
-    cleaned: list[str] = []
-
-    async def waits() -> int:
-        try:
-            await asyncio.sleep(0.01)
-            return 4
-        finally:
-            await asyncio.sleep(0)
-            cleaned.append("up")
-
-    step = Eager(waits())
-    assert not step.is_done
-    await asyncio.sleep(0.02)
-    assert await step.rest() == 4
-    abandoned = Eager(waits())
-    await abandoned.abandon()
-    assert cleaned == ["up", "up"]
-
-    async def cancelled() -> None:
-        await Eager(waits()).rest()
-
-    task = asyncio.create_task(cancelled())
-    await asyncio.sleep(0)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert cleaned == ["up", "up", "up"]
-
-
-async def test_what_fails_at_once_fails_at_once() -> None:
-    async def fails() -> None:
-        raise KeyError("x")
-
-    with pytest.raises(KeyError):
-        Eager(fails())
-
-
 async def numbers(count: int, closed: list[int], fail_at: int | None = None) -> AsyncGenerator[int, None]:
     try:
         for number in range(count):
@@ -177,8 +129,8 @@ class Connection:
 
 async def hold(connection: Connection, *, timeout_s: float = 5, stall_timeout_s: float = 5) -> None:
     """A request that would go on for long, its client slow to take what is sent."""
-    with Watchdog(connection.receive, timeout_s=timeout_s, stall_timeout_s=stall_timeout_s) as watchdog:
-        watchdog.sending()
+    with Watchdog(connection.receive, timeout_s=timeout_s, stall_timeout_s=stall_timeout_s).answering() as watchdog:
+        watchdog.waiting()
         await asyncio.sleep(10)
 
 
@@ -195,7 +147,7 @@ async def test_the_watchdog_tells_why_it_cut() -> None:
 
 async def hold_beside(disconnect: DisconnectSignal, *, timeout_s: float = 5) -> None:
     """A request that would go on for long, on a connection that tells of its end."""
-    with Watchdog(Connection().receive, timeout_s=timeout_s, stall_timeout_s=5, disconnect=disconnect):
+    with Watchdog(Connection().receive, timeout_s=timeout_s, stall_timeout_s=5, disconnect=disconnect).answering():
         assert len(asyncio.all_tasks()) == 1
         await asyncio.sleep(FIRST_LOOK_S * 2)
         assert len(asyncio.all_tasks()) == 1
@@ -216,7 +168,7 @@ async def test_a_connection_that_tells_of_its_end_needs_no_task() -> None:
 
 async def test_the_watchdog_leaves_no_trace() -> None:
     connection = Connection()
-    with Watchdog(connection.receive, timeout_s=5, stall_timeout_s=5) as watchdog:
+    with Watchdog(connection.receive, timeout_s=5, stall_timeout_s=5).answering() as watchdog:
         await asyncio.sleep(FIRST_LOOK_S * 2)
         watchdog.let_go()
         connection.gone.set()
@@ -229,7 +181,7 @@ async def test_the_watchdog_leaves_no_trace() -> None:
 
 async def test_a_cancellation_from_outside_stays_one() -> None:
     async def work() -> None:
-        with Watchdog(Connection().receive, timeout_s=5, stall_timeout_s=5):
+        with Watchdog(Connection().receive, timeout_s=5, stall_timeout_s=5).answering():
             await asyncio.sleep(5)
 
     task = asyncio.create_task(work())
