@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from typing import Any
 
 from tests.replay.generation_corpus import CHAT, TEXT, USER, VECTORS
 from tests.replay.recorder import Recorder
@@ -157,14 +158,14 @@ def play_upstream(recorder: Recorder) -> None:
     """Ask each behaviour whole and streamed, then policies that fall back from some."""
     for each in BEHAVIOURS:
         for streamed in (False, True):
-            body = {"model": f"t-{each}", "messages": USER, "stream": streamed}
-            recorder.call("POST", CHAT, body, name=f"chat of {each}, stream {streamed}")
+            asked: dict[str, Any] = {"model": f"t-{each}", "messages": USER, "stream": streamed}
+            recorder.call("POST", CHAT, asked, name=f"chat of {each}, stream {streamed}")
     for each in ("ok", "500", "close_after_3_tokens"):
         for streamed in (False, True):
             # Of two choices of which one fails, how far the other comes is chance.
             n = 2 if each == "ok" else 1
-            body = {"model": f"t-{each}", "prompt": "one two three four", "n": n, "stream": streamed}
-            recorder.call("POST", TEXT, body, name=f"completion of {each}, stream {streamed}")
+            asked = {"model": f"t-{each}", "prompt": "one two three four", "n": n, "stream": streamed}
+            recorder.call("POST", TEXT, asked, name=f"completion of {each}, stream {streamed}")
         recorder.call("POST", VECTORS, {"model": f"t-{each}", "input": "one two"}, name=f"vectors of {each}")
     body = {"model": "t-ok", "messages": USER, "logprobs": True, "top_logprobs": 2, "stop": ["two"]}
     recorder.call("POST", CHAT, body, name="logprobs of a remote model")

@@ -8,7 +8,7 @@ from typing import Any
 from tests.replay.recorder import Recorder
 
 CHAT, TEXT, VECTORS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
-USER = [{"role": "user", "content": "one two three"}]
+USER: list[dict[str, Any]] = [{"role": "user", "content": "one two three"}]
 UNKNOWN_ID = "0199aaaa-0000-7000-8000-000000000000"
 
 CONFIG = """
