@@ -19,6 +19,7 @@ from gateway.app import create_app
 from gateway.config.settings import Settings, load_settings
 from gateway.store.records import RequestRecord
 from tests.gateway.live import LiveServer
+from tests.gateway.raw import PATIENCE_S
 
 LADDER_TOML = """
 [[tiers]]
@@ -134,11 +135,18 @@ async def running(
     *,
     router: Router | None = None,
     seed: int = 0,
+    send_buffer_bytes: int | None = None,
 ) -> AsyncIterator[Gateway]:
-    """A gateway behind a real uvicorn server on a free port, in this loop."""
+    """A gateway behind a real uvicorn server on a free port, in this loop.
+
+    ``send_buffer_bytes`` is for tests of clients that do not read, see :class:`tests.gateway.live.LiveServer`.
+    """
     backends = echo_backends() if backends is None else backends
     app = create_app(settings, backends=backends, router=router, rng=random.Random(seed))
-    async with LiveServer(app, settings) as url, httpx.AsyncClient(base_url=url, timeout=30) as client:
+    async with (
+        LiveServer(app, settings, send_buffer_bytes=send_buffer_bytes) as url,
+        httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as client,
+    ):
         yield Gateway(app, settings, client, url, backends)
 
 

@@ -13,10 +13,17 @@ from gateway.edge.server import make_server
 
 
 class LiveServer:
-    """Use as ``async with``; gives the base URL. Leaving it drains and closes as SIGTERM does."""
+    """Use as ``async with``; gives the base URL. Leaving it drains and closes as SIGTERM does.
 
-    def __init__(self, app: Starlette, settings: Settings) -> None:
+    ``send_buffer_bytes`` bounds what the kernel takes of an answer that nobody reads; without it that is the machine's
+    own limit, which may be more than any answer of a test.
+    """
+
+    def __init__(self, app: Starlette, settings: Settings, *, send_buffer_bytes: int | None = None) -> None:
         self._listener = socket.socket()
+        if send_buffer_bytes is not None:
+            # Connections inherit it from the socket they were accepted on.
+            self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
         self._listener.bind(("127.0.0.1", 0))
         self.server = make_server(app, settings, handle_signals=False, freeze_heap=False)
         app.state.server = self.server
