@@ -1,4 +1,4 @@
-"""One run of memory on a device for the keys and values of all its models, shared in slabs (:mod:`engine.slabs`).
+"""Shares one run of a device's memory between the keys and values of all its models, in slabs (:mod:`engine.slabs`).
 
 Addresses never change: a model's blocks are laid over the whole memory once, so captured graphs stay valid while slabs
 move. Engines run on streams of their own; who gets a slab waits, on its stream, for what its last holder had asked for
@@ -19,7 +19,7 @@ from engine.slabs import SharedPool, Slabs, blocks_per_slab, slab_bytes_for
 
 
 class Arena:
-    """The memory, and the pools over it.
+    """Holds the memory, and makes the pools over it.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ class Arena:
         self.slabs = Slabs(num_slabs, slab_bytes)
 
     def lay_out(self, config: ModelConfig, block_size: int, dtype: torch.dtype) -> KVCache:
-        """A model's blocks over the whole memory; which of them it may use, its pool says.
+        """Lay a model's blocks over the whole memory; which of them it may use, its pool says.
 
         Raises
         ------
@@ -76,7 +76,7 @@ class Arena:
         return KVCache(config, num_blocks, block_size, dtype=dtype, device=self.device, storage=self.storage)
 
     def join(self, name: str, kv: KVCache, *, min_tokens: int) -> SharedPool:
-        """The pool of one user of the memory, perhaps one of several of a model.
+        """Make the pool of one user of the memory, perhaps one of several of a model.
 
         On a GPU, whoever asks it for room does so on the stream that will use the blocks, always the same one.
 

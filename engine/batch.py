@@ -1,4 +1,4 @@
-"""What one step of a model computes: flat tokens of any number of sequences, and where their keys and values live."""
+"""Lays out one step of a model: flat tokens of any number of sequences, and where their keys and values live."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(slots=True)
 class Batch:
-    """One step's input. T tokens of B sequences, laid end to end; decode is a query of one token.
+    """Holds one step's input: T tokens of B sequences, laid end to end; decode is a query of one token.
 
     Sequence b owns the flat rows ``query_start[b]:query_start[b + 1]``. Its query's last token sits at position
     ``context_lens[b] - 1``, so ``context_lens`` counts the keys present *after* this step. Every row's key and value is

@@ -1,4 +1,4 @@
-"""Who owns which KV block, and which full blocks may be read again. Pure Python.
+"""Keeps the books of KV blocks: who owns which, and which full blocks may be read again. Pure Python.
 
 Every block is in exactly one state:
 
@@ -25,12 +25,12 @@ def hash_block(parent: bytes, token_ids: Sequence[int]) -> bytes:
 
 
 def hash_salt(salt: str) -> bytes:
-    """The parent of a first block: requests with different salts never share."""
+    """Return the parent of a first block: requests with different salts never share."""
     return blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 class BlockPool:
-    """A fixed number of KV blocks with reference counts and a prefix cache.
+    """Gives out a fixed number of KV blocks, with reference counts and a prefix cache.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ class BlockPool:
         return -(-num_tokens // self.block_size)
 
     def lookup(self, hashes: Iterable[bytes]) -> list[int]:
-        """The longest run of leading hashes whose blocks are held; nothing changes owner."""
+        """Return the longest run of leading hashes whose blocks are held; nothing changes owner."""
         found: list[int] = []
         for name in hashes:
             block = self._block_of.get(name)
@@ -105,11 +105,11 @@ class BlockPool:
         return found
 
     def num_idle(self, blocks: Sequence[int]) -> int:
-        """How many of these are cached, so that acquiring them takes from ``num_available``."""
+        """Count those of these that are cached, so that acquiring them takes from ``num_available``."""
         return sum(1 for block in blocks if not self._refs[block])
 
     def is_shared(self, block: int) -> bool:
-        """Whether more than one table holds it."""
+        """Tell whether more than one table holds it."""
         return self._refs[block] > 1
 
     def acquire(self, blocks: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""Chat templates: messages to one string, by the checkpoint's own Jinja template.
+"""Turns messages into one string, by the checkpoint's own Jinja template.
 
 A template comes from a model's folder, never from a caller. It still runs in Jinja's immutable sandbox, without access
 to Python's internals; the sandbox bounds what a template can reach, not how long it runs.
@@ -50,7 +50,7 @@ def _now(form: str) -> str:
 
 
 class ChatTemplate:
-    """A compiled template.
+    """Holds a compiled template.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ class ChatTemplate:
 
     @property
     def has_thinking_switch(self) -> bool:
-        """Whether the template reads ``enable_thinking``."""
+        """Tell whether the template reads ``enable_thinking``."""
         return "enable_thinking" in self.source
 
     def render(

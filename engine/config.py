@@ -1,4 +1,4 @@
-"""What a checkpoint's ``config.json`` says, checked and typed; no torch.
+"""Reads a checkpoint's ``config.json``, checked and typed; no torch.
 
 :class:`ModelConfig` is the whole of what the decoder needs to know. Options that change the arithmetic in a way the
 decoder does not compute are refused here by name, so a model either runs as its authors meant or does not load.
@@ -20,7 +20,7 @@ ROPE_TYPES: tuple[RopeType, ...] = ("default", "linear", "dynamic", "yarn", "lla
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What one architecture fixes and the config does not say.
+    """Holds what one architecture fixes and the config does not say.
 
     ``qkv_bias`` and ``qk_norm`` are constants of the family; ``attention_bias`` says whether the config may switch all
     four attention biases on. ``window`` names who may slide: nobody, every layer, or the upper layers.
@@ -43,7 +43,7 @@ FAMILIES: Mapping[str, Family] = {
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """Rotary position embedding: base, scaling type and that type's numbers (unused ones keep their defaults)."""
+    """Describes the rotary position embedding: base, scaling type and its numbers (unused ones keep their defaults)."""
 
     theta: float = 10_000.0
     rope_type: RopeType = "default"
@@ -61,7 +61,7 @@ class RopeConfig:
 
 @dataclass(frozen=True, slots=True)
 class QuantConfig:
-    """4-bit group quantisation of the linear layers.
+    """Describes the 4-bit group quantisation of the linear layers.
 
     ``group_size`` is in input features; -1 in a file (one group per column) is resolved at load. ``zeros_minus_one`` is
     GPTQ's first file format, which stores each zero point less one. ``skip`` names modules left unquantised.
@@ -77,7 +77,7 @@ class QuantConfig:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """One decoder-only transformer.
+    """Describes one decoder-only transformer.
 
     ``windows[i]`` is layer i's sliding window in tokens (the token itself included), None for full attention.
     ``context_length`` is how many positions the model was made for.
@@ -168,7 +168,7 @@ class ModelConfig:
 
 
 class _Reader:
-    """Typed access to one JSON object; every complaint names the file, the key and the value."""
+    """Reads typed values from one JSON object; every complaint names the file, the key and the value."""
 
     def __init__(self, raw: Mapping[str, Any], path: str) -> None:
         self.raw = raw
@@ -312,7 +312,7 @@ def _quant(reader: _Reader) -> QuantConfig | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """How one engine runs its model.
+    """Sets how one engine runs its model.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The part of an engine that belongs to its thread: one step at a time, and the books of every request.
+"""Does the part of an engine that belongs to its thread: one step at a time, and the books of every request.
 
 A step is: schedule, draft, launch, collect, settle. An asynchronous engine launches the next step before it collects
 the last, so that the device never waits for the host:
@@ -50,7 +50,7 @@ Events = list[tuple[Sink, Event]]
 
 
 class EngineCore:
-    """Scheduler, runner and speculator of one model, stepped by hand.
+    """Holds scheduler, runner and speculator of one model, and is stepped by hand.
 
     Parameters
     ----------
@@ -142,12 +142,12 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        """Whether :meth:`step` would do anything."""
+        """Tell whether :meth:`step` would do anything."""
         return self._flight is not None or self.scheduler.has_work
 
     @property
     def has_prompts(self) -> bool:
-        """Whether prompts wait to be computed or are being computed."""
+        """Tell whether prompts wait to be computed or are being computed."""
         flying = () if self._flight is None else self._flight.plan.items
         return (
             bool(self.scheduler.waiting)
@@ -197,7 +197,7 @@ class EngineCore:
             self.speculator.set_limits(self.scheduler.decoding(), other_tokens=self.scheduler.num_to_prefill())
 
     def _must_wait(self, flight: Flight) -> bool:
-        """Whether the next step can only be planned with the results of the one in flight."""
+        """Tell whether the next step can only be planned with the results of the one in flight."""
         for item in flight.plan.items:
             prediction = item.sequence.prediction
             if item.num_drafts or (prediction is not None and prediction.num_wanted):
@@ -398,7 +398,7 @@ class EngineCore:
         return True
 
     def _withdraw(self, sequence: Sequence) -> None:
-        """What the step in flight draws for a sequence is not wanted: other tokens come in its place."""
+        """Leave unused what the step in flight draws for a sequence: other tokens come in its place."""
         for item in self.scheduler.flying:
             if item.sequence is sequence and item.draws:
                 item.draws = False
@@ -429,7 +429,7 @@ class EngineCore:
         return error
 
     def _start_over(self, cause: Exception, events: Events) -> None:
-        """The books cannot be trusted: everyone ends with the error, and new books are begun."""
+        """End everyone with the error and begin new books, since the old ones cannot be trusted."""
         logger.error("%s: step %d failed outside the model", self.name, self.num_steps, exc_info=cause)
         self.num_failed_steps += 1
         error = self._failed(cause)

@@ -1,4 +1,4 @@
-"""Token ids back to text, a token at a time and never half a character."""
+"""Turns token ids back into text, a token at a time and never half a character."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Kind = Literal["byte_level", "metaspace", "byte_fallback", "other"]
 
 
 def _byte_of_char() -> dict[str, int]:
-    """The printable stand-ins that byte-level BPE writes for bytes (GPT-2's table)."""
+    """Return the printable stand-ins that byte-level BPE writes for bytes (GPT-2's table)."""
     plain = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [b for b in range(256) if b not in plain]
     table = {chr(b): b for b in plain}
@@ -39,7 +39,7 @@ def decoder_kind(tokenizer_json: dict[str, Any]) -> Kind:
 
 
 class TokenBytes:
-    """Each token's bytes, where a tokenizer's tokens have bytes of their own.
+    """Gives each token's bytes, where a tokenizer's tokens have bytes of their own.
 
     Attributes
     ----------
@@ -56,7 +56,7 @@ class TokenBytes:
         self._table: dict[int, bytes] = {}
 
     def of(self, token_id: int) -> bytes:
-        """The bytes of one token; empty for an id without one."""
+        """Return the bytes of one token; empty for an id without one."""
         known = self._table.get(token_id)
         if known is None:
             known = self._table[token_id] = self._bytes(token_id)
@@ -80,7 +80,7 @@ class TokenBytes:
         return text.encode()
 
     def text_of(self, token_id: int) -> str:
-        """A token on its own, for log-probabilities; incomplete characters become U+FFFD."""
+        """Return a token on its own, for log-probabilities; incomplete characters become U+FFFD."""
         return self.of(token_id).decode("utf-8", "replace")
 
 
@@ -94,7 +94,7 @@ def _strips(decoder: dict[str, Any]) -> bool:
 
 
 class Detokenizer:
-    """One text being decoded. Special tokens are left out."""
+    """Decodes one text. Special tokens are left out."""
 
     def __init__(self, tokens: TokenBytes) -> None:
         self._tokens = tokens
@@ -104,7 +104,7 @@ class Detokenizer:
         self._run_text = ""
 
     def push(self, token_id: int) -> str:
-        """The text that is certain after this token; bytes of an unfinished character wait."""
+        """Return the text that is certain after this token; bytes of an unfinished character wait."""
         if token_id in self._tokens.special:
             return ""
         if self._tokens.kind == "other":
@@ -127,7 +127,7 @@ class Detokenizer:
         return new
 
     def flush(self) -> str:
-        """What was held back at the end of a text: an unfinished character, as U+FFFD."""
+        """Return what was held back at the end of a text: an unfinished character, as U+FFFD."""
         if self._tokens.kind == "other":
             text: str = self._tokens.raw.decode(self._run, skip_special_tokens=True)
             rest, self._run, self._run_text = text[len(self._run_text) :], [], ""
@@ -136,6 +136,6 @@ class Detokenizer:
 
 
 def decode(tokens: TokenBytes, token_ids: Iterable[int]) -> str:
-    """A whole text at once."""
+    """Decode a whole text at once."""
     detokenizer = Detokenizer(tokens)
     return "".join([detokenizer.push(token_id) for token_id in token_ids]) + detokenizer.flush()

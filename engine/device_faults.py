@@ -1,4 +1,4 @@
-"""Devices that are lost: what a fault on a GPU does to everyone who shares it.
+"""Tells everyone who shares a GPU that a fault lost it.
 
 An illegal access or another kernel's fault ends the CUDA context, and with it every stream, tensor and graph that the
 process has on that GPU. Nothing brings it back but a new process. So the fault is noted once for the device, not for
@@ -34,7 +34,7 @@ def probe(device: torch.device) -> str | None:
 
 
 def check(device: torch.device, cause: Exception) -> DeviceLost | None:
-    """After a step failed: whether the device is lost, noting it if so."""
+    """Tell, after a step failed, whether the device is lost, and note it if so."""
     if device not in _lost:
         fault = probe(device)
         if fault is None:

@@ -1,4 +1,4 @@
-"""Speculative decoding: cheap guesses, checked together, that never change what the target model would have said.
+"""Verifies drafts (speculative decoding): cheap guesses that never change what the target model would have said.
 
 Three rules decide how far a draft is believed; each leaves the target's distribution exactly as it is:
 
@@ -106,7 +106,7 @@ def _reject(
 
 
 def uses_rejection(sequence: Sequence) -> bool:
-    """Whether drafts for this sequence are drawn and judged by rejection sampling."""
+    """Tell whether drafts for this sequence are drawn and judged by rejection sampling."""
     sampling = sequence.request.sampling
     return sampling.temperature > 0.0 and sampling.seed is None
 

@@ -1,4 +1,4 @@
-"""Who proposes: the text so far, or a smaller model."""
+"""Proposes drafts, from the text so far or by a smaller model."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class _NGramIndex:
 
 @dataclass(slots=True)
 class _DraftState:
-    """A sequence's place in the draft model's own pool."""
+    """Holds a sequence's place in the draft model's own pool."""
 
     block_table: list[int] = field(default_factory=list)
     num_computed: int = 0

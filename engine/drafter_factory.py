@@ -1,4 +1,4 @@
-"""Which drafter a draft model gets."""
+"""Makes the drafter of a draft model."""
 
 from __future__ import annotations
 

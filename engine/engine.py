@@ -1,4 +1,4 @@
-"""One model being served: requests in from any thread, events out to wherever they were asked from.
+"""Serves one model: requests in from any thread, events out to wherever they were asked from.
 
 This is the engine's outer half: it checks and queues what comes in, wakes the thread that steps, and hands events over.
 The inner half, :class:`engine.core.EngineCore`, is touched by that thread alone.
@@ -45,7 +45,7 @@ _QUIET_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A whole answer."""
+    """Holds a whole answer."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...]
@@ -119,12 +119,12 @@ class Engine:
 
     @property
     def scheduler(self) -> Scheduler:
-        """For tests and measurements; it belongs to the stepping thread."""
+        """Return the scheduler, for tests and measurements; it belongs to the stepping thread."""
         return self.core.scheduler
 
     @property
     def thread_id(self) -> int | None:
-        """Of the thread that steps this engine; None where the caller does."""
+        """Return the id of the thread that steps this engine; None where the caller does."""
         return None if self._loop is None else self._loop.thread_id
 
     # From any thread
@@ -154,7 +154,7 @@ class Engine:
         return sequence
 
     def submit_all(self, requests: list[tuple[Request, Sink]]) -> list[Sequence]:
-        """:meth:`submit` many; if the engine is idle, they are looked at together.
+        """Submit many requests (:meth:`submit`); if the engine is idle, they are looked at together.
 
         Raises
         ------
@@ -220,7 +220,7 @@ class Engine:
         raise AssertionError("a stream ended without an ending")
 
     def predicted_wait_s(self) -> float:
-        """Seconds until a live request made now would first be scheduled.
+        """Return the seconds until a live request made now would first be scheduled.
 
         Little's law: places become free at (running / mean time a request holds one) a second.
         """
@@ -232,7 +232,7 @@ class Engine:
         return (waiting + 1) * (core.service_s.value or step_s) / max(running, 1)
 
     def count(self, model: str) -> tuple[int, int]:
-        """Requests for one of the models served here, running and waiting."""
+        """Count the requests for one of the models served here, running and waiting."""
         scheduler = self.scheduler
         # A tuple is made of a list or a deque in one go, whatever its own thread does meanwhile.
         arrived = [sequence for sequence, is_cancellation in tuple(self._inbox) if not is_cancellation]
@@ -250,11 +250,11 @@ class Engine:
 
     @property
     def has_chores(self) -> bool:
-        """Whether steps given to :meth:`when_quiet` are left to take."""
+        """Tell whether steps given to :meth:`when_quiet` are left to take."""
         return self._chores is not None
 
     def stats(self) -> EngineStats:
-        """A snapshot, in microseconds and without waiting for a step."""
+        """Return a snapshot, in microseconds and without waiting for a step."""
         core, now = self.core, self.clock()
         pool = core.scheduler.pool
         return EngineStats(
@@ -332,7 +332,7 @@ class Engine:
     # On the engine's thread
 
     def has_work(self) -> bool:
-        """Whether :meth:`step` would do anything."""
+        """Tell whether :meth:`step` would do anything."""
         return bool(self._inbox) or self.core.has_work
 
     def step(self) -> float:

@@ -1,4 +1,4 @@
-"""Everything the engine can raise.
+"""Defines everything the engine can raise.
 
 ::
 

@@ -1,4 +1,4 @@
-"""``min_p``, ``top_k`` and ``top_p``: which tokens may be drawn at all.
+"""Rules out tokens that ``min_p``, ``top_k`` and ``top_p`` do not allow.
 
 Sorting a vocabulary costs milliseconds a row, and what survives is nearly always among the likeliest few. So the
 likeliest ``NUM_CANDIDATES`` are looked at first, and only rows whose survivors may reach beyond are sorted whole.
@@ -48,7 +48,7 @@ def filter_logits(logits: Tensor, params: Sequence[SamplingParams], num_candidat
 
 
 class _Limits:
-    """The three limits of each row as columns."""
+    """Holds the three limits of each row as columns."""
 
     def __init__(self, logits: Tensor, params: Sequence[SamplingParams]) -> None:
         self.logits = logits

@@ -1,4 +1,4 @@
-"""The paged pool of keys and values of one model, and the arithmetic of how large it may be."""
+"""Holds the paged pool of keys and values of one model, and the arithmetic of how large it may be."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "float16": torch.flo
 
 
 def kv_bytes_per_token(config: ModelConfig, dtype: torch.dtype) -> int:
-    """Bytes that one token's keys and values take over all layers."""
+    """Return the bytes that one token's keys and values take over all layers."""
     return 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
 class KVPlan:
-    """How many blocks a pool gets, with the numbers it rests on."""
+    """Says how many blocks a pool gets, with the numbers it rests on."""
 
     num_blocks: int
     block_size: int
@@ -83,7 +83,7 @@ def plan_kv(
 
 
 class KVCache:
-    """The keys and values of one model's blocks; who owns a block is not known here.
+    """Holds the keys and values of one model's blocks; who owns a block is not known here.
 
     In memory of its own each layer is one run of blocks. In memory that models of other shapes use too, each block is
     one run of layers, so that a block takes a place of its own whatever the model. Keys come first in the axis of two,
@@ -133,7 +133,7 @@ class KVCache:
         self.slots: list[Tensor] = [run.view(-1, 2 * config.num_kv_heads, config.head_dim) for run in runs]
 
     def rows_of(self, slots: Tensor) -> Tensor:
-        """Where ``slots`` has the places ``block_id * block_size + offset``, int64 (T,); alike in every layer."""
+        """Return where ``slots`` has the places ``block_id * block_size + offset``, int64 (T,); alike in all layers."""
         return slots + slots // self.block_size * self._gap if self._gap else slots
 
     def clear(self, block_ids: list[int]) -> None:

@@ -1,4 +1,4 @@
-"""How large an engine's KV pool is, from what its configuration and the device leave, or from what engines share."""
+"""Sizes an engine's KV pool, from what its configuration and the device leave, or from what engines share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def context_length_of(config: EngineConfig, model: ModelConfig) -> int:
-    """The longest prompt and answer; raises ``ValueError`` where that is more than the model was made for."""
+    """Return the longest prompt and answer; raises ``ValueError`` where that is more than the model was made for."""
     context_length = config.context_length or model.context_length
     if context_length > model.context_length:
         raise ValueError(f"context_length is {context_length}; the model was made for {model.context_length}.")

@@ -1,4 +1,4 @@
-"""An answer predicted by the caller, checked as one long draft instead of being written token by token.
+"""Checks an answer predicted by the caller as one long draft, instead of writing it token by token.
 
 The target reads predicted tokens many at a time and keeps those it would have written itself, by the same rule as any
 certain draft (:mod:`engine.draft_verifier`): greedy and seeded output is what it would have been, token for token, and
@@ -32,7 +32,7 @@ _SHORTEST_MATCH, _LONGEST_MATCH = 2, 6
 
 
 class PredictionCursor:
-    """Where one answer stands in the text that was predicted for it.
+    """Follows where one answer stands in the text that was predicted for it.
 
     Attributes
     ----------
@@ -73,15 +73,15 @@ class PredictionCursor:
 
     @property
     def num_wanted(self) -> int:
-        """Tokens it would like the next step to check; 0 while the answer is elsewhere."""
+        """Return the tokens it would like the next step to check; 0 while the answer is elsewhere."""
         return 0 if self._at is None else min(self._length, len(self._ids) - self._at)
 
     def propose(self, count: int) -> list[int]:
-        """The next ``count`` predicted tokens."""
+        """Return the next ``count`` predicted tokens."""
         return [] if self._at is None else list(self._ids[self._at : self._at + count])
 
     def observe(self, token_ids: Seq[int], num_checked: int = 0) -> None:
-        """The answer went on with these tokens, of which ``num_checked`` predicted ones had been proposed."""
+        """Follow the answer by these tokens, of which ``num_checked`` predicted ones had been proposed."""
         for token_id in token_ids:
             self._follow(token_id)
         if num_checked and self._at is not None:
@@ -124,7 +124,7 @@ class PredictionCursor:
 
 
 def _index(ids: Seq[int]) -> dict[tuple[int, ...], list[int]]:
-    """Where each n-gram that has a token after it ends, first to last."""
+    """Map each n-gram that has a token after it to where it ends, first to last."""
     found: dict[tuple[int, ...], list[int]] = {}
     for end in range(_SHORTEST_MATCH, len(ids)):
         for size in range(_SHORTEST_MATCH, min(_LONGEST_MATCH, end) + 1):

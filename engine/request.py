@@ -1,4 +1,4 @@
-"""What an engine is asked for, what it answers, and the state of a request between the two. No torch here."""
+"""Defines what an engine is asked for and what it answers. No torch here."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ MAX_LOGPROBS = 256
 
 
 class Priority(IntEnum):
-    """Who goes first; smaller is sooner. Background work ages into ``LIVE`` so that it cannot starve."""
+    """Says who goes first; smaller is sooner. Background work ages into ``LIVE`` so that it cannot starve."""
 
     LIVE = 0
     BACKGROUND = 1
 
 
 class FinishReason(StrEnum):
-    """How a request ended; each has exactly one."""
+    """Says how a request ended; each has exactly one."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -37,7 +37,7 @@ class StopCheck(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token is drawn.
+    """Sets how the next token is drawn.
 
     The order of operations is: repetition, presence and frequency penalties; ``logit_bias``; ``min_tokens``;
     temperature; ``min_p``; ``top_k``; ``top_p``. Temperature 0 takes the likeliest token after penalties and bias.
@@ -116,7 +116,7 @@ _INT_RANGES = (
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """A bound on reasoning: after ``max_tokens`` of it, ``close_ids`` are written as if the model had.
+    """Bounds reasoning: after ``max_tokens`` of it, ``close_ids`` are written as if the model had.
 
     ``close_id`` is the token whose appearance ends the reasoning by itself.
     """
@@ -128,7 +128,7 @@ class Thinking:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Tokens believed to be the answer, or to be what follows ``after_id`` (the end of the reasoning) in the output."""
+    """Holds tokens believed to be the answer, or to follow ``after_id`` (the end of the reasoning) in the output."""
 
     token_ids: tuple[int, ...]
     after_id: int | None = None
@@ -136,7 +136,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Token ids in; everything the engine needs to answer.
+    """Holds token ids, and everything else the engine needs to answer.
 
     ``score_from`` asks for the log-probability and rank of every prompt token from that index on (at least 1).
     ``pooled`` asks for the mean of the prompt's last hidden states. With ``max_tokens`` 0 nothing is generated.
@@ -162,7 +162,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """Natural-log probability of one token under the model's own distribution (temperature 1, nothing masked).
+    """Holds the natural-log probability of one token under the model's own distribution (temperature 1, no filter).
 
     ``rank`` is the number of tokens that were likelier; ``top`` the likeliest as (id, logprob), best first.
     """
@@ -175,7 +175,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class TokenChunk:
-    """Tokens one step gave one request; ``logprobs`` is empty unless asked for."""
+    """Holds the tokens one step gave one request; ``logprobs`` is empty unless asked for."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] = ()
@@ -183,7 +183,7 @@ class TokenChunk:
 
 @dataclass(frozen=True, slots=True)
 class RequestEnding:
-    """The one end of a request, with its bill.
+    """Ends a request, once, with its bill.
 
     Times are seconds: ``queue_s`` from submission to first scheduled, ``ttft_s`` to the first token, ``itl_s`` the mean
     gap after it, ``total_s`` to the end. ``compute_s`` is the request's share, by tokens, of every step it was in.

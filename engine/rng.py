@@ -1,4 +1,4 @@
-"""Uniform numbers that depend on (seed, position, stream) and on nothing else.
+"""Draws uniform numbers that depend on (seed, position, stream) and on nothing else.
 
 A draw keyed this way is the same whatever else is in the batch, in however many chunks the prompt was computed and
 however often the request was preempted, which a generator with state could not give.
@@ -18,7 +18,7 @@ def _mix(x: int) -> int:
 
 
 def uniform(seed: int, position: int, stream: int = 0) -> float:
-    """A float64 in [0, 1), one of 2**52 values.
+    """Return a float64 in [0, 1), one of 2**52 values.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""One step on the device: lay the plan out as a batch, run the model, keep what was asked for, draw.
+"""Runs one step on the device: lay the plan out as a batch, run the model, keep what was asked for, draw.
 
 A step has two halves, so that the host may plan the next one while the device works: :meth:`StepRunner.launch` starts
 it, :meth:`StepRunner.collect` waits for what it gave. At most one further step is launched in between, and that one
@@ -32,7 +32,7 @@ SCORE_ROWS = 128
 
 
 class StepModel(Protocol):
-    """What the engine needs of a decoder."""
+    """Offers what the engine needs of a decoder."""
 
     @property
     def config(self) -> ModelConfig: ...
@@ -50,12 +50,12 @@ class StepModel(Protocol):
         """Last hidden states, (T, H), after the final norm; keys and values are written to ``kv``."""
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """(R, H) to float32 (R, V)."""
+        """Turn (R, H) into float32 (R, V)."""
 
 
 @dataclass(slots=True)
 class StepResult:
-    """What one step gave one sequence.
+    """Holds what one step gave one sequence.
 
     ``token_ids`` is empty while a prompt is being computed; else the accepted drafts and one drawn token.
     """
@@ -68,7 +68,7 @@ class StepResult:
 
 @dataclass(slots=True)
 class Flight:
-    """A launched step: its plan, and what its runner needs to collect it.
+    """Holds a launched step: its plan, and what its runner needs to collect it.
 
     Attributes
     ----------
@@ -85,7 +85,7 @@ class Flight:
 
 
 class StepRunner(Protocol):
-    """What runs the plans of one engine.
+    """Runs the plans of one engine.
 
     Attributes
     ----------
@@ -99,10 +99,10 @@ class StepRunner(Protocol):
     def padded(self) -> Callable[[int, int], int] | None: ...
 
     def whole_tiles(self, num_tokens: int) -> int:
-        """The most tokens, up to ``num_tokens``, of which a step wastes none on padding."""
+        """Return the most tokens, up to ``num_tokens``, of which a step wastes none on padding."""
 
     def on_stream(self) -> AbstractContextManager[object]:
-        """What a step does on the device goes where this puts it, in the order in which it is asked for."""
+        """Put what a step does on the device on one stream, in the order in which it is asked for."""
 
     def launch(self, plan: StepPlan) -> Flight:
         """Start a step; the one launched before may still be in flight.
@@ -114,7 +114,7 @@ class StepRunner(Protocol):
         """Wait for a step's results, one per item of its plan."""
 
     def must_wait(self, sequence: Sequence) -> bool:
-        """Whether the host must know a sequence's latest token before its next one can be computed."""
+        """Tell whether the host must know a sequence's latest token before its next one can be computed."""
 
     def close(self) -> None:
         """Wait for what is in flight and give back what is held. Idempotent."""
@@ -250,7 +250,7 @@ def draw_by_host(sampler: Sampler, logits: Tensor, rows: list[LogitsRow], result
 
 @dataclass(frozen=True, slots=True)
 class KeptPrompt:
-    """What was kept of a sequence's prompt at some time."""
+    """Remembers what was kept of a sequence's prompt at some time."""
 
     sequence: Sequence
     num_scores: int

@@ -1,4 +1,4 @@
-"""From logits to the next token, for many requests at once and each as if alone.
+"""Draws the next token from logits, for many requests at once and each as if alone.
 
 Every operation works on rows, and no row looks at another, so a request's draw does not depend on its neighbours. Work
 that only some rows need (penalties, filters, log-probabilities) is done on those rows alone; a batch of plain greedy
@@ -28,7 +28,7 @@ _BIAS_LIMIT = 1e4
 
 @dataclass(slots=True)
 class LogitsRow:
-    """One distribution: the next token of ``sequence`` if ``drafts`` came first."""
+    """Names one distribution: the next token of ``sequence`` if ``drafts`` came first."""
 
     sequence: Sequence
     drafts: tuple[int, ...] = ()
@@ -40,7 +40,7 @@ class LogitsRow:
 
 @dataclass(slots=True)
 class Draw:
-    """A drawn token, or why there is none."""
+    """Holds a drawn token, or why there is none."""
 
     token_id: int
     logprob: TokenLogprob | None = None
@@ -48,7 +48,7 @@ class Draw:
 
 
 class SamplerState:
-    """What the sampler keeps of a request: which work its rows need, and counts of its tokens so far."""
+    """Holds what the sampler keeps of a request: which work its rows need, and counts of its tokens so far."""
 
     __slots__ = ("bias", "counts", "greedy", "num_counted", "params", "penalised", "prompt", "scaled_only", "top")
 
@@ -118,7 +118,7 @@ class Sampler:
         return state.penalised or bool(params.logit_bias) or row.position - row.sequence.num_prompt < params.min_tokens
 
     def errors(self, logits: Tensor) -> dict[int, EngineError]:
-        """Rows that hold NaN or +infinity; a row's maximum is one of those exactly if the row has one."""
+        """Find rows that hold NaN or +infinity; a row's maximum is one of those exactly if the row has one."""
         return {i: not_finite() for i, peak in enumerate(logits.amax(dim=-1).tolist()) if not math.isfinite(peak)}
 
     def edit(self, logits: Tensor, rows: Seq[LogitsRow], errors: dict[int, EngineError]) -> Tensor:
@@ -200,7 +200,7 @@ class Sampler:
         return ids
 
     def probabilities(self, logits: Tensor, rows: Seq[LogitsRow]) -> Tensor:
-        """float32 (R, V): temperature, then ``min_p``, ``top_k``, ``top_p``; greedy rows put 1 on one token."""
+        """Return float32 (R, V): temperature, then ``min_p``, ``top_k``, ``top_p``; greedy rows put 1 on one token."""
         states = [self.state_of(row.sequence) for row in rows]
         scaled = logits / self._column([state.params.temperature or 1.0 for state in states])
         filtered = [i for i, state in enumerate(states) if not (state.greedy or state.scaled_only)]
@@ -269,7 +269,7 @@ def token_logprobs(logits: Tensor, ids: Seq[int], tops: Seq[int]) -> list[TokenL
 
 
 def not_finite() -> NonFiniteLogits:
-    """What a row with NaN or infinity ends its request with."""
+    """Return the error that a row with NaN or infinity ends its request with."""
     return NonFiniteLogits(
         "The model's logits hold NaN or infinity for this request; its weights or activations overflowed. "
         "Use bfloat16 or float32 if the model runs in float16."

@@ -1,4 +1,4 @@
-"""Which tokens of which sequences run in the next step. Pure Python, no clock, no torch.
+"""Plans which tokens of which sequences run in the next step. Pure Python, no clock, no torch.
 
 There are no phases: a plan is a list of (sequence, number of tokens). A decode is a prefill of one token, a speculation
 check a prefill of k + 1, scoring a prefill whose log-probabilities are kept (Orca, Yu et al. 2022, section 4.1, for
@@ -33,7 +33,7 @@ from engine.sequence import Sequence
 
 @dataclass(slots=True)
 class ScheduledSequence:
-    """``num_tokens`` tokens from position ``start`` on; ``num_drafts`` further ones may be checked.
+    """Plans ``num_tokens`` tokens from position ``start`` on; ``num_drafts`` further ones may be checked.
 
     Attributes
     ----------
@@ -64,7 +64,7 @@ class ScheduledSequence:
 
 @dataclass(frozen=True, slots=True)
 class ChunkBounds:
-    """How much of the waiting prompts a step takes up that also decodes.
+    """Bounds how much of the waiting prompts a step takes up that also decodes.
 
     Attributes
     ----------
@@ -78,7 +78,7 @@ class ChunkBounds:
 
 @dataclass(slots=True)
 class StepPlan:
-    """One step. ``preempted`` lost their blocks while it was made."""
+    """Holds the plan of one step. ``preempted`` lost their blocks while it was made."""
 
     items: list[ScheduledSequence] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
@@ -90,7 +90,7 @@ def _rank(sequence: Sequence) -> tuple[int, int]:
 
 
 class Scheduler:
-    """Continuous batching over one block pool.
+    """Batches continuously over one block pool.
 
     Parameters
     ----------
@@ -309,7 +309,7 @@ class Scheduler:
             plan.num_tokens += count
 
     def _is_on_its_way(self, sequence: Sequence, plan: StepPlan) -> bool:
-        """Whether this step, or the one in flight, computes the next block that the sequence could read from the cache.
+        """Tell whether this step or the one in flight computes the next block that the sequence could read.
 
         Several answers to one prompt arrive together; waiting a step for the first one's prefill saves all the others'.
         """

@@ -1,4 +1,4 @@
-"""One admitted request on its way through the engine: its tokens, its blocks, its books. Pure Python."""
+"""Holds one admitted request on its way through the engine: its tokens, its blocks, its books. Pure Python."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.request import Priority, Request, TokenLogprob
 
 
 class Sequence:
-    """The mutable state of one request.
+    """Holds the mutable state of one request.
 
     The one rule of progress: tokens ``[0, num_computed)`` have keys and values in the cache, the rest have not. A
     decode is the case of one token left, a fresh or preempted request the case of all of them, and a new token is
@@ -130,12 +130,12 @@ class Sequence:
 
     @property
     def num_left(self) -> int:
-        """Tokens whose keys and values no step launched so far computes."""
+        """Return the tokens whose keys and values no step launched so far computes."""
         return len(self.token_ids) + self.num_due - self.num_computed - self.num_ahead
 
     @property
     def is_full(self) -> bool:
-        """Whether the output has its full length once the step in flight has landed."""
+        """Tell whether the output has its full length once the step in flight has landed."""
         return len(self.token_ids) + self.num_due - self.num_prompt >= self.max_output
 
     @property
@@ -145,7 +145,7 @@ class Sequence:
 
     @property
     def is_decoding(self) -> bool:
-        """One token left, and it is not the prompt's own last one: the next step draws and does little else."""
+        """Tell whether one token is left that is not the prompt's last: the next step draws and does little else."""
         num_tokens = len(self.token_ids) + self.num_due
         return num_tokens - self.num_computed - self.num_ahead == 1 and num_tokens > self.num_prompt
 
@@ -161,7 +161,7 @@ class Sequence:
         return (self.priority, self.order)
 
     def cacheable_tokens(self) -> int:
-        """Most leading tokens that may come from the cache instead of being computed.
+        """Return the most leading tokens that may come from the cache instead of being computed.
 
         The last token always runs, because the next one is drawn from it. A pooled request needs every hidden state;
         a scored one those from the token before the first scored one.

@@ -1,4 +1,4 @@
-"""Where a request's events go: back to the thread, or the event loop, that asked."""
+"""Hands a request's events back to the thread, or the event loop, that asked."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Sink(Protocol):
 
 
 class QueueSink:
-    """For a caller that blocks in a thread of its own."""
+    """Serves a caller that blocks in a thread of its own."""
 
     loop: asyncio.AbstractEventLoop | None = None
 
@@ -35,12 +35,12 @@ class QueueSink:
         self._events.put(event)
 
     def get(self, timeout_s: float | None = None) -> Event:
-        """The next event; raises ``queue.Empty`` after ``timeout_s``."""
+        """Return the next event; raises ``queue.Empty`` after ``timeout_s``."""
         return self._events.get(timeout=timeout_s)
 
 
 class AsyncSink:
-    """For a coroutine; create it on the loop that will read it."""
+    """Serves a coroutine; create it on the loop that will read it."""
 
     def __init__(self) -> None:
         self.loop: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
@@ -53,7 +53,7 @@ class AsyncSink:
             self._waiter.set_result(None)
 
     async def get(self) -> Event:
-        """The next event, waiting for it if need be. One reader at a time."""
+        """Return the next event, waiting for it if need be. One reader at a time."""
         while not self._events:
             assert self.loop is not None
             self._waiter = self.loop.create_future()

@@ -1,4 +1,4 @@
-"""Memory that several block pools share in slabs: who holds which, and who may have one more. Pure Python.
+"""Shares memory between several block pools in slabs: who holds which, and who may have one more. Pure Python.
 
 Every pool lays blocks of its own size over the whole memory, end to end, and uses those that lie wholly inside slabs
 it holds; so a block's number tells its address, whichever slabs a pool has:
@@ -39,7 +39,7 @@ JOIN_TIMEOUT_S = 60.0
 
 
 def slab_bytes_for(num_bytes: int) -> int:
-    """The size of the slabs that memory of this size is cut into."""
+    """Return the size of the slabs that memory of this size is cut into."""
     size = SLAB_BYTES
     while size > _SMALLEST_SLAB and num_bytes // size < _WANTED_SLABS:
         size //= 2
@@ -47,7 +47,7 @@ def slab_bytes_for(num_bytes: int) -> int:
 
 
 class SlabHandover(Protocol):
-    """What has to happen where the memory is when a slab changes hands; called with the lock held."""
+    """Does what has to happen where the memory is when a slab changes hands; called with the lock held."""
 
     def leave(self) -> object:
         """Mark the end of all that this pool's owner has asked of its device so far."""
@@ -62,7 +62,7 @@ def blocks_per_slab(slab_bytes: int, block_bytes: int) -> int:
 
 
 class SharedPool(BlockPool):
-    """A block pool whose blocks come and go with its slabs. Safe from any thread; made by :meth:`Slabs.join`.
+    """Gives out blocks that come and go with its slabs. Safe from any thread; made by :meth:`Slabs.join`.
 
     Attributes
     ----------
@@ -232,7 +232,7 @@ class SharedPool(BlockPool):
 
 
 class Slabs:
-    """The slabs of one memory, and the pools that share them.
+    """Holds the slabs of one memory, and the pools that share them.
 
     Parameters
     ----------
@@ -356,7 +356,7 @@ class Slabs:
         self._changed.notify_all()
 
     def check_integrity(self) -> None:
-        """Every slab is free or held by one pool, and what is guaranteed can be had."""
+        """Assert that every slab is free or held by one pool, and that what is guaranteed can be had."""
         with self.lock:
             held = [slab for pool in self.pools for slab in pool._held]
             assert sorted([*held, *self._free]) == list(range(self.num_slabs)), "a slab is lost or held twice"

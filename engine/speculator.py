@@ -1,4 +1,4 @@
-"""How many tokens to draft, for whom, now: as many as measured acceptance and measured costs say will pay.
+"""Decides how many tokens to draft for whom: as many as measured acceptance and measured costs say will pay.
 
 A step with drafts costs the target's step over more tokens and the drafter's passes; it gives each sequence one token
 and every draft that stands. The length of every draft is chosen to make tokens per second largest. Zero is an ordinary
@@ -133,7 +133,7 @@ class Speculator:
         return best
 
     def _step_s(self, num_others: int, lengths: Seq[int]) -> float | None:
-        """What a step of the target with drafts of these lengths is expected to take."""
+        """Estimate the seconds of a step of the target with drafts of these lengths."""
         if self.padded is not None:
             return self.target_costs.estimate(self.padded(num_others + len(lengths), max(lengths)))
         return self.target_costs.estimate(num_others + len(lengths) + sum(lengths))

@@ -1,4 +1,4 @@
-"""What an engine says of itself, cheap enough to read before every routed request."""
+"""Holds what an engine says of itself, cheap enough to read before every routed request."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """A snapshot.
+    """Holds a snapshot of an engine.
 
     Attributes
     ----------
@@ -38,7 +38,7 @@ class EngineStats:
 
 
 class Ewma:
-    """Exponentially weighted mean; the first observation is taken whole."""
+    """Keeps an exponentially weighted mean; the first observation is taken whole."""
 
     __slots__ = ("value", "weight")
 

@@ -1,4 +1,4 @@
-"""What a step costs, learned from the steps that ran.
+"""Estimates what a step costs, from the steps that ran.
 
 The table answers "how long would a step of n tokens take?" for choosing draft lengths, and it is what a router can ask
 before it sends a request somewhere. Sizes are kept in quarters of an octave: a step with a few drafts must not share an
@@ -13,7 +13,7 @@ from engine.stats import Ewma
 
 
 class StepCosts:
-    """Seconds of a step by its number of tokens.
+    """Estimates the seconds of a step by its number of tokens.
 
     Where nothing was measured, the line through the two nearest measured sizes is used; with one size measured, that
     one, which is optimistic for larger steps and so makes them be tried once.
@@ -35,7 +35,7 @@ class StepCosts:
         times.observe(seconds)
 
     def estimate(self, num_tokens: int) -> float | None:
-        """Seconds of a step of ``num_tokens``, or None before any was seen."""
+        """Return the seconds of a step of ``num_tokens``, or None before any was seen."""
         points = sorted((sizes.value or 0.0, times.value or 0.0) for sizes, times in self._buckets.values())
         if not points:
             return None
@@ -53,7 +53,7 @@ _THRIFTY = 1.2
 
 
 class ChunkCosts:
-    """How many tokens a step with prompts may hold.
+    """Estimates how many tokens a step with prompts may hold.
 
     Beside other engines every step takes longer. Chunks are cut by the longer time, but not to sizes at which a token
     costs notably more than it need: then each step would read all weights for a few tokens, and the work would grow
@@ -76,20 +76,20 @@ class ChunkCosts:
         self._crowding += self._weight * (crowding - self._crowding)
 
     def chunk(self, seconds: float) -> int | None:
-        """Tokens of a step that should take ``seconds``, or None before anything was seen."""
+        """Return the tokens of a step that should take ``seconds``, or None before anything was seen."""
         most = self.most_tokens(seconds)
         if most is None:
             return None
         return max(self.most_tokens(seconds / max(self._crowding, 1.0)) or 0, self._thrifty(most))
 
     def _thrifty(self, most: int) -> int:
-        """The smallest size seen, up to ``most``, at which a token costs little more than at the best of these."""
+        """Return the smallest size seen, up to ``most``, at which a token costs little more than at the best."""
         each_s = {size: size_s / size for size, size_s in self._seconds.values() if size <= most}
         best_s = min(each_s.values(), default=0.0)
         return min((size for size, cost_s in each_s.items() if cost_s <= _THRIFTY * best_s), default=most)
 
     def most_tokens(self, seconds: float) -> int | None:
-        """Tokens that are computed in ``seconds`` with the device to oneself, or None before anything was seen.
+        """Return the tokens computed in ``seconds`` with the device to oneself, or None before anything was seen.
 
         Between sizes that were seen it is the straight line; beyond the largest it goes on in proportion, which is
         careful, since part of a step's time is the same for any size.
@@ -105,7 +105,7 @@ class ChunkCosts:
         return int(below * seconds / below_s) if below_s else None
 
     def least_worthwhile(self) -> int:
-        """Tokens from which on computing takes a step longer than its fixed part, the reading of the weights, does."""
+        """Return the tokens from which on computing takes longer than a step's fixed part, reading the weights."""
         if not self._seconds:
             return 0
         _, fixed_s = min(self._seconds.values())

@@ -1,4 +1,4 @@
-"""The thread that steps engines.
+"""Runs the thread that steps engines.
 
 One thread steps every engine it is given, in turn. Engines usually get one each, on a CPU and on a GPU, so that a small
 model's steps need not wait for a large one's.
@@ -21,7 +21,7 @@ SWITCH_INTERVAL_S = 1e-3
 
 
 class Steppable(Protocol):
-    """An engine, as the thread sees it."""
+    """Offers an engine as the thread sees it."""
 
     def has_work(self) -> bool: ...
 

@@ -1,4 +1,4 @@
-"""Stop strings, found wherever token borders fall.
+"""Finds stop strings wherever token borders fall.
 
 All strings are searched at once by an Aho-Corasick automaton, one transition per character however many strings there
 are. Its depth after a character is the length of the longest suffix of the text that begins some stop string, which is
@@ -21,7 +21,7 @@ MAX_STOP_CHARACTERS = 65_536
 
 
 class StopAutomaton:
-    """Stop strings, compiled; immutable, so one serves any number of texts.
+    """Holds compiled stop strings; immutable, so one serves any number of texts.
 
     Raises
     ------
@@ -68,14 +68,14 @@ class StopAutomaton:
             self.matched[node] = self.matched[node] or self.matched[self.fail[node]]
 
     def step(self, node: int, char: str) -> int:
-        """The node after one more character."""
+        """Return the node after one more character."""
         while node and char not in self.next[node]:
             node = self.fail[node]
         return self.next[node].get(char, 0)
 
 
 class StopSearch:
-    """One text being searched. Of several matches the one that ends first counts, of those the longest."""
+    """Searches one text. Of several matches the one that ends first counts, of those the longest."""
 
     def __init__(self, automaton: StopAutomaton) -> None:
         self._automaton = automaton
@@ -84,7 +84,7 @@ class StopSearch:
         self.stopped = False
 
     def push(self, text: str) -> str:
-        """The text that may be shown now. After a match ``stopped`` is True and nothing more is ever shown."""
+        """Return the text that may be shown now. After a match ``stopped`` is True and nothing more is ever shown."""
         if self.stopped:
             return ""
         automaton, node = self._automaton, self._node
@@ -102,6 +102,6 @@ class StopSearch:
         return shown
 
     def flush(self) -> str:
-        """What was held back, once the text has ended without a match."""
+        """Return what was held back, once the text has ended without a match."""
         rest, self._held, self._node = self._held, "", 0
         return rest

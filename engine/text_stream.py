@@ -1,4 +1,4 @@
-"""What a reader sees of an answer as its tokens arrive: reasoning apart from text, nothing after a stop string."""
+"""Writes what a reader sees of an answer as tokens arrive: reasoning apart from text, nothing after a stop string."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from engine.stop_strings import StopAutomaton, StopSearch
 
 @dataclass(frozen=True, slots=True)
 class ThinkTags:
-    """Ids of the tokens around reasoning."""
+    """Holds the ids of the tokens around reasoning."""
 
     open_id: int
     close_id: int
 
 
 class TextStream:
-    """One answer.
+    """Writes one answer.
 
     Reasoning begins with the opening tag (or before the first token, if the prompt holds the tag) and ends with the
     closing one, by token id, so text that merely looks like a tag is text. White space at the edges of reasoning and
@@ -61,11 +61,11 @@ class TextStream:
 
     @property
     def in_answer(self) -> bool:
-        """Whether the last token was part of the answer, neither reasoning nor a line break after it."""
+        """Tell whether the last token was part of the answer, neither reasoning nor a line break after it."""
         return not self._thinking and (self._began or not self._after_reasoning)
 
     def is_silent(self, token_id: int) -> bool:
-        """Whether a token has no text of its own: it ends the answer, or is a control token."""
+        """Tell whether a token has no text of its own: it ends the answer, or is a control token."""
         return token_id in self._stop_ids or token_id in self._tokens.special
 
     def push(self, token_id: int) -> bool:
@@ -87,7 +87,7 @@ class TextStream:
         return self.stopped
 
     def finish(self) -> None:
-        """The answer has ended: show what was held back."""
+        """End the answer: show what was held back."""
         rest = self._detokenizer.flush()
         if self._thinking:
             self._show_reasoning(rest)

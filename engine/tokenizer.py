@@ -1,4 +1,4 @@
-"""Text to token ids: a checkpoint's tokenizer and chat template, and which tokens end an answer or enclose reasoning.
+"""Turns text into token ids, by a checkpoint's tokenizer and chat template; knows which end an answer.
 
 Control tokens come from the template alone. Text that a caller put into a message is read as plain text even where it
 spells a control token: such spellings are cut out before the template is rendered, and encoded by a second tokenizer
@@ -28,7 +28,7 @@ _TAG_NAMES = (("<think>", "</think>"),)
 
 
 class Tokenizer:
-    """A checkpoint's tokenizer.
+    """Holds a checkpoint's tokenizer.
 
     Attributes
     ----------
@@ -101,7 +101,7 @@ class Tokenizer:
 
     @property
     def has_thinking_switch(self) -> bool:
-        """Whether a request can turn reasoning on and off."""
+        """Tell whether a request can turn reasoning on and off."""
         return self.think_tags is not None and self.template is not None and self.template.has_thinking_switch
 
     @property
@@ -110,7 +110,7 @@ class Tokenizer:
         return hash(frozenset(self._raw.get_vocab(with_added_tokens=True).items()))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """A raw prompt; control tokens are read as such.
+        """Return the token ids of a raw prompt; control tokens are read as such.
 
         Raises
         ------
@@ -122,7 +122,7 @@ class Tokenizer:
         return ids
 
     def encode_plain(self, text: str) -> list[int]:
-        """Text in which nothing is a control token."""
+        """Return the token ids of text in which nothing is a control token."""
         _check(text)
         ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
         if self._added_ids.isdisjoint(ids):
@@ -184,7 +184,7 @@ class Tokenizer:
         }
 
     def is_thinking_open(self, prompt_ids: Sequence[int]) -> bool:
-        """Whether a prompt ends inside reasoning, as templates leave it for models that always think."""
+        """Tell whether a prompt ends inside reasoning, as templates leave it for models that always think."""
         tags = self.think_tags
         if tags is None:
             return False
@@ -205,7 +205,7 @@ def _read(path: Path, *, required: bool = False) -> dict[str, Any]:
 
 
 def _content(token: Any) -> str | None:
-    """A special token as older and newer configurations write it: text, or an object with ``content``."""
+    """Return a special token as older and newer configurations write it: text, or an object with ``content``."""
     if isinstance(token, Mapping):
         token = token.get("content")
     return token if isinstance(token, str) else None

@@ -1,1 +1,1 @@
-"""Benches of the engine beside its peers: ``python -m engine.bench``."""
+"""Measures the engine beside its peers: ``python -m engine.bench``."""

@@ -1,4 +1,4 @@
-"""``python -m engine.bench``: this engine beside its peers and floors, in one run.
+"""Runs ``python -m engine.bench``: this engine beside its peers and floors, in one run.
 
 Where there is a GPU (or with ``--shapes``) the shapes of :mod:`engine.bench.shapes` are measured with random weights
 beside their physical floors, see :mod:`engine.bench.gpu`; ``--ladder`` drives four tiers together, on any device. On a
@@ -174,7 +174,7 @@ def _describe_weights(model: DecoderModel) -> dict[str, int]:
 def _measure(
     contenders: dict[str, Callable[[list[Job]], LoadPass]], jobs: list[Job], repeats: int
 ) -> dict[str, LoadPass]:
-    """Each contender's best pass; passes alternate, so that a busy moment of the machine hits all of them."""
+    """Return each contender's best pass; passes alternate, so that a busy moment of the machine hits all of them."""
     best: dict[str, LoadPass] = {}
     for contender in contenders.values():
         contender(jobs[:2])

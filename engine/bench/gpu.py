@@ -1,4 +1,4 @@
-"""The engine on a GPU, shape by shape: latencies and rates beside the physical floors, with random weights.
+"""Measures the engine on a GPU, shape by shape: latencies and rates beside the physical floors, with random weights.
 
 Definitions are those of :mod:`engine.bench.measures`; each figure is the median of ``--repeats`` passes (fewer where
 one takes long), with the least, the most and their number beside it. Compiling and capturing come before, uncounted.
@@ -218,7 +218,7 @@ def _free(device: torch.device) -> None:
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:
-    """One line a figure: measured, floor, their ratio, and the peer where there is one."""
+    """Print one line a figure: measured, floor, their ratio, and the peer where there is one."""
     for row in rows:
         print(f"\n{row['shape']}: {row['weight_gb']} GB, loaded in {row['load_s']} s, MBU {row['mbu']}")
         for name, found in row["ours"].items():

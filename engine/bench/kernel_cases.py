@@ -1,4 +1,4 @@
-"""What the kernels' bench and its sweeps share: model shapes, ceilings, timing by graph replay, paged inputs."""
+"""Holds the cases of the kernels' bench and sweeps: model shapes, ceilings, timing by graph replay, paged inputs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WARM_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """What a Llama's layer is made of."""
+    """Holds the sizes of a Llama's layer."""
 
     name: str
     hidden: int
@@ -36,7 +36,7 @@ class LayerShape:
 
     @property
     def matrices(self) -> dict[str, tuple[int, int]]:
-        """(out, in) of a layer's four."""
+        """Return (out, in) of a layer's four."""
         qkv = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
         return {
             "qkv": (qkv, self.hidden),
@@ -55,7 +55,7 @@ SHAPES = (
 
 @dataclass(frozen=True, slots=True)
 class KernelCeilings:
-    """Measured rates of this GPU: bytes per second read, bf16 and fp8 operations per second."""
+    """Holds the measured rates of this GPU: bytes per second read, bf16 and fp8 operations per second."""
 
     read: float
     bf16: float
@@ -67,7 +67,7 @@ class KernelCeilings:
 
 @dataclass(frozen=True, slots=True)
 class KernelTiming:
-    """One timing."""
+    """Holds one timing beside its floor."""
 
     model: str
     kernel: str

@@ -1,4 +1,4 @@
-"""4-bit products by the type of their activations, beside what the library makes of 16-bit and 8-bit weights."""
+"""Times 4-bit products by the type of their activations, beside the library's of 16-bit and 8-bit weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ways to cut and start kernels, measured against each other: what their defaults were chosen by."""
+"""Sweeps the ways to cut and start kernels; their defaults were chosen by these figures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from engine.kernels.paged_attention import paged_attention
 
 
 def sweep_int4(shape: LayerShape, rows: tuple[int, ...]) -> Iterator[dict[str, object]]:
-    """Every cut of the INT4 kernels: what ``StreamConfig``'s defaults and ``CUTS``' figures were chosen by."""
+    """Time every cut of the INT4 kernels; ``StreamConfig``'s defaults and ``CUTS``' figures were chosen by it."""
     for name, (n, k) in shape.matrices.items():
         is_gated = name == "gate_up"
         weights = [
@@ -53,7 +53,7 @@ def sweep_int4(shape: LayerShape, rows: tuple[int, ...]) -> Iterator[dict[str, o
 
 
 def sweep_layer(shape: LayerShape, rows: tuple[int, ...]) -> Iterator[dict[str, object]]:
-    """A decoder layer as a decode step runs it, under the ways in which a 4-bit kernel may start.
+    """Time a decoder layer as a decode step runs it, under the ways in which a 4-bit kernel may start.
 
     Timings of one kernel after itself do not show how thread blocks of unlike kernels share the multiprocessors.
     """
@@ -79,7 +79,7 @@ def sweep_layer(shape: LayerShape, rows: tuple[int, ...]) -> Iterator[dict[str, 
 
 
 def _layer_step(shape: LayerShape, m: int, config: StreamConfig) -> Callable[[dict[str, Int4Weight]], Tensor]:
-    """One layer over m sequences of 1,024 tokens."""
+    """Make one layer over m sequences of 1,024 tokens."""
     heads, kv_heads, dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
     q_size, kv_size = heads * dim, kv_heads * dim
     x, residual = (torch.randn(m, shape.hidden, device="cuda", dtype=torch.bfloat16) for _ in range(2))

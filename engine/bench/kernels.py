@@ -1,4 +1,4 @@
-"""``python -m engine.bench.kernels``: every GPU kernel against its floor, at the shapes of 3B, 8B and 70B Llamas.
+"""Runs ``python -m engine.bench.kernels``: every GPU kernel against its floor, at the shapes of 3B, 8B and 70B Llamas.
 
 Times are of graph replays over several copies of the weights (more than the L2 cache holds), so neither launches nor
 cache hits are in them. A floor is the larger of bytes over the measured read bandwidth and operations over the measured
@@ -57,7 +57,7 @@ def bench_linears(shape: LayerShape, ceilings: KernelCeilings, rows: tuple[int, 
 
 
 def bench_dense(shape: LayerShape, ceilings: KernelCeilings, rows: tuple[int, ...]) -> Iterator[KernelTiming]:
-    """The head in bfloat16, and one projection in FP8."""
+    """Time the head in bfloat16, and one projection in FP8."""
     head = [torch.randn(shape.vocab, shape.hidden, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
     for m in rows:
         if m > 512:
@@ -92,7 +92,7 @@ def bench_attention(shape: LayerShape, ceilings: KernelCeilings) -> Iterator[Ker
 
 
 def bench_fused(shape: LayerShape, ceilings: KernelCeilings, rows: tuple[int, ...]) -> Iterator[KernelTiming]:
-    """What lies between the matrices. These read what the kernel before wrote, so their floor is one launch."""
+    """Time the steps between the matrices. They read what the kernel before wrote, so their floor is one launch."""
     heads, kv_heads, dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
     weight = torch.ones(shape.hidden, device="cuda", dtype=torch.bfloat16)
     for m in rows:

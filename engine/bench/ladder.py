@@ -1,4 +1,4 @@
-"""Four tiers on one device under a Poisson mix, beside everything on the top tier's model, at the same limits.
+"""Measures four tiers on one device under a Poisson mix, beside everything on the top tier's model, at the same limits.
 
 Tiers: three shapes, and the third once more, thinking first and with drafts of the first, by the same engine. Each
 request has 512 tokens in and 128 out, of tier 4 also 143 of thought, which is what the built-in top tier writes on
@@ -81,7 +81,7 @@ _DRAFTER_BLOCKS = 32 * 41
 
 @dataclass(slots=True)
 class RequestTimes:
-    """One request's times, seconds; ``loop`` is None because events come on the engine's own thread."""
+    """Notes one request's times, seconds; ``loop`` is None because events come on the engine's own thread."""
 
     tier: int
     sent_s: float
@@ -111,7 +111,7 @@ class RequestTimes:
 
 
 class TierEngines:
-    """The engines of a ladder; tiers 3 and 4 are requests to one of them, and the drafter has tier 1's weights."""
+    """Holds a ladder's engines; tiers 3 and 4 are requests to one of them, and the drafter has tier 1's weights."""
 
     def __init__(
         self,
@@ -210,7 +210,7 @@ def _warm_checks(engine: Engine, timeout_s: float = 600.0) -> None:
 
 
 def bench_ladder(args: argparse.Namespace) -> None:
-    """The runs asked for under each pair of limits; one row with what they bore and its ratios."""
+    """Do the runs asked for under each pair of limits; write one row with what they bore and its ratios."""
     device = torch.device(args.device)
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 1 << 28
     weights = 50e9 if "70b-int4" in args.ladder_shapes else 0
@@ -252,7 +252,7 @@ def bench_ladder(args: argparse.Namespace) -> None:
 
 
 def starts(rates: Sequence[float], limits: Sequence[str]) -> list[float | None]:
-    """The ladder's first load under each pair of limits; None goes on from the highest that held under those before.
+    """Return the ladder's first load under each pair of limits; None goes on from the highest that held before.
 
     Raises
     ------
@@ -275,7 +275,7 @@ def _compare(limits: str, runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 class _LoadSearch:
-    """Loads one after another, none with a prompt of another's: what is in the prefix cache is of no use."""
+    """Runs loads one after another, none with a prompt of another's: what is in the prefix cache is of no use."""
 
     def __init__(self, tiers: TierEngines, args: argparse.Namespace) -> None:
         self._tiers = tiers
@@ -333,7 +333,7 @@ def _best(loads: Sequence[dict[str, Any]], holds: str) -> float | None:
 
 
 def _arrivals(rate: float, seconds: float, mix: Sequence[float], rng: random.Random) -> list[tuple[float, int]]:
-    """When which tier is asked: as many requests as the rate says, at independent uniform times."""
+    """Draw (time, tier) of each request: as many as the rate says, at independent uniform times."""
     count = max(round(rate * seconds), 1)
     bounds = [sum(mix[: tier + 1]) * count for tier in range(len(mix))]
     tiers = [next(t for t, bound in enumerate(bounds) if i + 0.5 < bound + 1e-9) for i in range(count)]
@@ -371,7 +371,7 @@ def _run_load(
 
 
 class HostMeter:
-    """What the threads that step engines cost the host, from when this is made."""
+    """Measures what the threads that step engines cost the host, from when this is made."""
 
     def __init__(self, engines: Sequence[Engine]) -> None:
         self._engines = engines

@@ -1,4 +1,4 @@
-"""Our engine under the bench's load: all jobs at once, each token stamped as it is handed over."""
+"""Runs our engine under the bench's load: all jobs at once, each token stamped as it is handed over."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from engine.request import Event, Request, SamplingParams, TokenChunk
 
 @dataclass(slots=True)
 class LoadPass:
-    """One pass over the jobs: seconds, tokens written per job, and where they are known the tokens and their times."""
+    """Holds one pass over the jobs: seconds, tokens per job, and where they are known the tokens and their times."""
 
     total_s: float
     counts: list[int]

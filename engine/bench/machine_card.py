@@ -1,4 +1,4 @@
-"""What a figure was measured on."""
+"""Describes the machine that a figure was measured on."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def machine_card() -> dict[str, object]:
 
 
 def read_bandwidth(num_bytes: int = 1 << 28) -> float:
-    """Bytes per second that the threads in use read from memory: best of five sums over 256 MiB."""
+    """Return the bytes per second that the threads in use read from memory: best of five sums over 256 MiB."""
     data = torch.ones(num_bytes // 4)
     best_s = float("inf")
     for _ in range(5):

@@ -1,4 +1,4 @@
-"""Who is measured: our engine, and vLLM where it can be imported, behind one small face."""
+"""Puts the engines that are measured behind one small face: ours, and vLLM where it can be imported."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from engine.speculator import Speculator
 
 
 class EndingCounter:
-    """A sink that counts endings; shared by every request of a pass."""
+    """Counts endings; a sink shared by every request of a pass."""
 
     loop = None
 
@@ -41,7 +41,7 @@ class EndingCounter:
 
 
 class MarkTimer:
-    """When all of some answers had a number of tokens.
+    """Notes when all of some answers had a number of tokens.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ class MarkTimer:
         self.error: Exception | None = None
 
     def note(self, before: int, after: int) -> None:
-        """An answer of ``before`` tokens has ``after``; called on the engine's thread alone."""
+        """Note that an answer of ``before`` tokens has ``after``; called on the engine's thread alone."""
         for mark in self._left:
             if before < mark <= after:
                 self._left[mark] -= 1
@@ -70,7 +70,7 @@ class MarkTimer:
         self._done.set()
 
     def wait(self) -> dict[int, float]:
-        """When each mark was reached by all, seconds of the performance counter; raises what an answer ended with."""
+        """Return when all reached each mark, seconds of the performance counter; raise what an answer ended with."""
         self._done.wait()
         if self.error is not None:
             raise self.error
@@ -78,7 +78,7 @@ class MarkTimer:
 
 
 class MarkSink:
-    """One answer's sink."""
+    """Tells a :class:`MarkTimer` of one answer's tokens; its sink."""
 
     loop = None
 
@@ -99,7 +99,7 @@ class MarkSink:
 
 
 class OurEngine:
-    """Our engine with its stepping thread. Use as a context manager.
+    """Runs our engine with its stepping thread. Use as a context manager.
 
     Parameters
     ----------
@@ -169,7 +169,7 @@ class OurEngine:
 
 
 class VllmEngine:
-    """vLLM's offline engine on the same shape, random weights, prefix caching off.
+    """Runs vLLM's offline engine on the same shape, random weights, prefix caching off.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Latencies and rates of one engine, each defined once, for us and for whoever we are compared with."""
+"""Defines latencies and rates of one engine, each once, for us and for whoever we are compared with."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class MeasuredEngine(Protocol):
         """Write ``num_output`` tokens for each prompt, all submitted at once; seconds until the last is done."""
 
     def decode(self, prompts: Sequence[Sequence[int]], first: int, last: int) -> float:
-        """Seconds from when every prompt's answer has ``first`` tokens until every one has ``last``."""
+        """Return the seconds from when every prompt's answer has ``first`` tokens until every one has ``last``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The median of some passes, how far they lay apart, and how many they were."""
+    """Holds the median of some passes, how far they lay apart, and how many they were."""
 
     median: float
     least: float
@@ -54,7 +54,7 @@ class Spread:
 
 
 class PromptSource:
-    """Random token ids, never the same twice: none may gain by a prefix it has seen."""
+    """Draws random token ids, never the same twice: none may gain by a prefix it has seen."""
 
     def __init__(self, vocab_size: int, seed: int) -> None:
         self._vocab_size = vocab_size
@@ -66,7 +66,7 @@ class PromptSource:
 
 
 def repeated(measure: Callable[[], float], repeats: int, *, warm: int = 0) -> Spread:
-    """``warm`` unmeasured passes, then ``repeats``, fewer where those done have taken long."""
+    """Do ``warm`` unmeasured passes, then ``repeats``, fewer where those done have taken long."""
     for _ in range(warm):
         measure()
     began_s = time.perf_counter()
@@ -77,7 +77,7 @@ def repeated(measure: Callable[[], float], repeats: int, *, warm: int = 0) -> Sp
 
 
 def itl_s(engine: MeasuredEngine, texts: Sequence[Sequence[int]]) -> float:
-    """(when all have 136 tokens less when all have 8) / 128, at 512-token prompts.
+    """Return (when all have 136 tokens less when all have 8) / 128, at 512-token prompts.
 
     Only decoding is timed, so passes may read the same prompts, and the first 8 tokens compile and capture.
     """
@@ -85,17 +85,17 @@ def itl_s(engine: MeasuredEngine, texts: Sequence[Sequence[int]]) -> float:
 
 
 def ttft_s(engine: MeasuredEngine, prompts: PromptSource, num_tokens: int) -> float:
-    """Seconds to the first token of one prompt on an idle engine."""
+    """Return the seconds to the first token of one prompt on an idle engine."""
     return engine.serve(prompts.draw(1, num_tokens), 1)
 
 
 def warm_prefill(engine: MeasuredEngine, prompts: PromptSource) -> None:
-    """A third of :func:`prefill_rate`: steps as large as its own."""
+    """Do a third of :func:`prefill_rate`: steps as large as its own."""
     engine.serve(prompts.draw(PREFILL_PROMPTS // 3, PREFILL_TOKENS), 1)
 
 
 def warm_output(engine: MeasuredEngine, prompts: PromptSource, count: int) -> None:
-    """A short :func:`output_rate`: as many requests, few tokens."""
+    """Do a short :func:`output_rate`: as many requests, few tokens."""
     engine.serve(prompts.draw(count, 16), 4)
 
 

@@ -1,4 +1,4 @@
-"""Any OpenAI-compatible server of the same checkpoint (llama.cpp's, say) under the bench's load, over HTTP."""
+"""Runs any OpenAI-compatible server of the same checkpoint (llama.cpp's, say) under the bench's load, over HTTP."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ServerPeer:
         self.logit_bias = {str(i): -100 for i in load_config(source).eos_token_ids}
 
     def run(self, jobs: list[Job]) -> LoadPass:
-        """All jobs concurrently, one connection each."""
+        """Run all jobs concurrently, one connection each."""
         with ThreadPoolExecutor(len(jobs)) as pool:
             began_s = time.perf_counter()
             counts = list(pool.map(self._complete, jobs))

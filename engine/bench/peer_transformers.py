@@ -1,4 +1,4 @@
-"""``transformers`` generate on the same weights, dequantised to float32: one after another, and as one padded batch."""
+"""Runs ``transformers`` on the same weights, dequantised to float32: one after another, and as one padded batch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from engine.load.source import resolve_checkpoint
 
 
 def load_peer(source: str | Path) -> Any:
-    """A float32 transformers model with the checkpoint's dequantised weights."""
+    """Return a float32 transformers model with the checkpoint's dequantised weights."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     raw = json.loads((resolve_checkpoint(source) / "config.json").read_text())
@@ -30,14 +30,14 @@ def load_peer(source: str | Path) -> Any:
 
 
 def run_one_after_another(model: Any, jobs: list[Job]) -> LoadPass:
-    """Each job alone, as ``generate`` in a loop serves them."""
+    """Run each job alone, as ``generate`` in a loop serves them."""
     began_s = time.perf_counter()
     answers = [_generate(model, [job], job.num_output)[0] for job in jobs]
     return LoadPass(time.perf_counter() - began_s, [len(answer) for answer in answers], answers)
 
 
 def run_padded_batch(model: Any, jobs: list[Job]) -> LoadPass:
-    """All jobs as one left-padded batch, run until the longest answer is done; only the tokens asked for count."""
+    """Run all jobs as one left-padded batch until the longest answer is done; only the tokens asked for count."""
     began_s = time.perf_counter()
     rows = _generate(model, jobs, max(job.num_output for job in jobs))
     total_s = time.perf_counter() - began_s

@@ -1,4 +1,4 @@
-"""Random models whose next token is known, so that a drafter can be right exactly as often as a measurement wants.
+"""Makes random models whose next token is known, so that a drafter is right exactly as often as a measurement wants.
 
 With layers that add next to nothing to the residual stream, the last hidden state is the current token's embedding; a
 head that holds, for each token's successor, that token's embedding then makes the model walk a permutation of the
@@ -19,7 +19,7 @@ RESIDUAL_SCALE = 0.01
 
 
 def successors(vocab_size: int, *, agreement: float = 1.0, seed: int = 0) -> Tensor:
-    """int64 (vocab_size,): token → next token, one permutation per seed, with a share of its entries moved on.
+    """Return int64 (vocab_size,): token → next token, one permutation per seed, with a share of its entries moved on.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Where the time of a step goes: kernels by what they are for, what lies idle between them, and the host."""
+"""Shows where the time of a step goes: kernels by what they are for, what lies idle between them, and the host."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def profile_decode(engine: Engine, prompts: PromptSource, batch: int, ceilings: 
 def profile_prefill(
     engine: Engine, prompts: PromptSource, count: int, num_tokens: int, ceilings: DeviceCeilings
 ) -> dict[str, object]:
-    """The same of computing ``count`` prompts in as few steps as the engine's limit allows, all of it together."""
+    """Profile computing ``count`` prompts in as few steps as the engine's limit allows, all of it together."""
     found: dict[str, object] = {"step": "prefill", "prompts": count, "num_tokens": num_tokens}
 
     def serve() -> None:

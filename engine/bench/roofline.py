@@ -1,4 +1,4 @@
-"""The least time a step can take on a device: bytes over measured bandwidth, or operations over measured rate."""
+"""Computes the least time of a step on a device: bytes over measured bandwidth, or operations over measured rate."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _REPEATS = 5
 
 @dataclass(frozen=True, slots=True)
 class DeviceCeilings:
-    """What the device was measured to do in this run.
+    """Holds the rates that the device was measured at in this run.
 
     Attributes
     ----------
@@ -71,7 +71,7 @@ def _wait(device: torch.device) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ModelCosts:
-    """What one model's tokens take, from its shape alone.
+    """Holds the bytes and operations of one model's tokens, from its shape alone.
 
     Attributes
     ----------
@@ -100,7 +100,7 @@ class ModelCosts:
 
 
 def decode_floor_s(costs: ModelCosts, ceilings: DeviceCeilings, batch: int, context: int) -> float:
-    """Least seconds of a step of ``batch`` sequences that each attend ``context`` tokens.
+    """Return the least seconds of a step of ``batch`` sequences that each attend ``context`` tokens.
 
     Weights and their products first, attention after them: neither can hide behind the other's resource for long.
     """
@@ -111,7 +111,7 @@ def decode_floor_s(costs: ModelCosts, ceilings: DeviceCeilings, batch: int, cont
 
 
 def prefill_floor_s(costs: ModelCosts, ceilings: DeviceCeilings, num_tokens: int) -> float:
-    """Least seconds to compute a prompt: every token through the layers, one row through the head, causal attention."""
+    """Return the least seconds of a prompt: every token through the layers, one through the head, causal attention."""
     products = 2 * costs.linear_params * num_tokens + 2 * costs.head_params
     attention = costs.attention_flops_per_pair * num_tokens * num_tokens / 2
     weights_s = costs.weight_bytes / ceilings.read_bytes_per_s
@@ -121,7 +121,7 @@ def prefill_floor_s(costs: ModelCosts, ceilings: DeviceCeilings, num_tokens: int
 def kind_floors_s(
     costs: ModelCosts, ceilings: DeviceCeilings, *, num_tokens: int, num_drawn: int, num_keys: float, num_pairs: float
 ) -> dict[str, float]:
-    """Least seconds of a step's products, head and attention, each alone.
+    """Return the least seconds of a step's products, head and attention, each alone.
 
     Parameters
     ----------

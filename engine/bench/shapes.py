@@ -1,4 +1,4 @@
-"""The shapes of public checkpoints that figures are given for, from their published ``config.json``; no weights."""
+"""Lists the shapes of public checkpoints that figures are given for, from their ``config.json``; no weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The load that every contender gets: prompts of mixed length, answers of mixed length, greedy, no early stop."""
+"""Draws the load that every engine gets: prompts of mixed length, answers of mixed length, greedy, no early stop."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One request: prompt token ids and how many tokens to write."""
+    """Holds one request: prompt token ids and how many tokens to write."""
 
     prompt_ids: tuple[int, ...]
     num_output: int
@@ -22,7 +22,7 @@ def mixed_jobs(
     prompt_range: tuple[int, int] = (16, 160),
     output_range: tuple[int, int] = (16, 128),
 ) -> list[Job]:
-    """``count`` jobs with lengths uniform in the ranges (ends included) and random tokens.
+    """Draw ``count`` jobs with lengths uniform in the ranges (ends included) and random tokens.
 
     Random tokens keep every contender from gaining by a shared prefix.
     """

@@ -1,1 +1,1 @@
-"""Steps without a host in the way: buffers that stay where they are, captured graphs, draws on the device."""
+"""Runs steps without a host in the way: buffers that stay where they are, captured graphs, draws on the device."""

@@ -1,4 +1,4 @@
-"""Engines of one device making room for one another: a light one waits a little where a heavy one is short of time.
+"""Lets engines of one device make room for one another: a light one waits a little where a heavy one is short of time.
 
 A step of a small model takes most of the memory's bandwidth however few sequences are in it, and its stream goes first.
 Small models that step whenever they can therefore leave a large one a quarter of the device, for tokens that nobody
@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 
 class DeviceShare:
-    """The engines of one device. Safe from any thread."""
+    """Knows the engines of one device. Safe from any thread."""
 
     def __init__(self) -> None:
         self._places: tuple[DevicePlace, ...] = ()
@@ -48,7 +48,7 @@ class DeviceShare:
 
 
 class DevicePlace:
-    """One engine's place on its device; only its own thread calls it.
+    """Stands for one engine on its device; only its own thread calls it.
 
     Attributes
     ----------
@@ -65,18 +65,18 @@ class DevicePlace:
         self._is_active = False
 
     def wait_s(self, now_s: float) -> float:
-        """Seconds until the next step may begin; 0 is now."""
+        """Return the seconds until the next step may begin; 0 is now."""
         if not any(other.is_pressed and other._weight_bytes > self._weight_bytes for other in self._share.others(self)):
             return 0.0
         return max(self._began_s + self.pace_s - now_s, 0.0)
 
     def begin(self, now_s: float) -> None:
-        """A step begins."""
+        """Note that a step begins."""
         self._began_s = self._active_s = now_s
         self._is_active = True
 
     def rest(self, now_s: float) -> None:
-        """Nothing of this engine is on the device any more."""
+        """Note that nothing of this engine is on the device any more."""
         if self._is_active:
             self._is_active, self._active_s = False, now_s
 
@@ -89,7 +89,7 @@ class DevicePlace:
                 other._wake()
 
     def was_alone(self, since_s: float) -> bool:
-        """Whether no other engine had anything on the device from ``since_s`` on."""
+        """Tell whether no other engine had anything on the device from ``since_s`` on."""
         return not any(other._is_active or other._active_s > since_s for other in self._share.others(self))
 
     def leave(self) -> None:

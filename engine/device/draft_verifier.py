@@ -1,4 +1,4 @@
-"""Checking drafts where the logits are: :func:`engine.draft_verifier.verify` for whole batches, without the host.
+"""Verifies drafts where the logits are: :func:`engine.draft_verifier.verify` for whole batches, without the host.
 
 Every sequence has one row of logits per place of the longest draft and one beyond; places past a sequence's own draft
 are padding. The random numbers are keyed as there, so that a device and a host accept the same drafts.
@@ -18,7 +18,7 @@ from engine.sampler import DRAW
 
 @dataclass(slots=True)
 class VerifiedDrafts:
-    """What became of B drafts of at most k tokens.
+    """Holds what became of B drafts of at most k tokens.
 
     Attributes
     ----------
@@ -72,7 +72,7 @@ def verify_drafts(
 
 
 def _leading(stands: Tensor) -> Tensor:
-    """int64 (B,): how many leading entries of each row of (B, k) are true."""
+    """Return int64 (B,): how many leading entries of each row of (B, k) are true."""
     return stands.to(torch.int64).cumprod(dim=1).sum(dim=1)
 
 

@@ -1,4 +1,4 @@
-"""A smaller model drafting on a GPU: k passes launched one behind the other, read back once.
+"""Drafts with a smaller model on a GPU: k passes launched one behind the other, read back once.
 
 The first pass runs a sequence's last two tokens, whatever became of the drafts before: if all of them stood, the last
 one and the token after it are new here; if not, one is run again, which changes nothing. So every pass has a fixed
@@ -33,7 +33,7 @@ _REDONE = 2
 
 @dataclass(slots=True)
 class _SequenceState:
-    """A sequence's place in the draft model's own pool."""
+    """Holds a sequence's place in the draft model's own pool."""
 
     block_table: list[int] = field(default_factory=list)
     num_computed: int = 0  # tokens that stood and have keys and values here
@@ -270,7 +270,7 @@ class DeviceDrafter:
         return probs
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        """(R, V) of the target; where this model's logits are bad, any guess will do."""
+        """Return (R, V) of the target; where this model's logits are bad, any guess will do."""
         logits = self.model.lm_head(hidden)
         missing = self._vocab_size - logits.shape[1]
         if missing > 0:

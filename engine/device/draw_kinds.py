@@ -1,4 +1,4 @@
-"""How the rows of a step are drawn from: on the device where every row's options allow it, else by the host."""
+"""Decides how the rows of a step are drawn from: on the device where every row's options allow it, else by the host."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SIGN = 1 << 63
 
 
 class DrawKind(Enum):
-    """What one step needs, the least first; a step takes the greatest that any of its rows needs."""
+    """Names the kinds of draw, the least first; a step takes the greatest that any of its rows needs."""
 
     GREEDY = 0  # the likeliest token
     SCALED = 1  # a draw at a temperature
@@ -29,7 +29,7 @@ class DrawKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class DrawExtras:
-    """What a step's draws on the device need beside; a step does for all rows what one of them needs.
+    """Says what a step's draws on the device need beside; a step does for all rows what one of them needs.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ class DrawExtras:
 
 
 def needs_host(sequence: Sequence) -> bool:
-    """Whether only the host's sampler can draw for a sequence, so that it must know the tokens before."""
+    """Tell whether only the host's sampler can draw for a sequence, so that it must know the tokens before."""
     sampling = sequence.request.sampling
     return bool(
         sampling.logit_bias
@@ -61,7 +61,7 @@ def needs_host(sequence: Sequence) -> bool:
 
 
 def draws_of(sequence: Sequence) -> DrawKind:
-    """The least kind that serves one sequence."""
+    """Return the least kind that serves one sequence."""
     if needs_host(sequence):
         return DrawKind.BY_HOST
     sampling = sequence.request.sampling
@@ -87,7 +87,7 @@ def put_row(host: HostFields, row: int, sequence: Sequence, position: int) -> No
 
 
 def sampling_tensors(fields: DeviceFields, draws: DrawKind) -> SamplingTensors:
-    """The options of every row, as far as ``draws`` needs them."""
+    """Return the options of every row, as far as ``draws`` needs them."""
     params = SamplingTensors(positions=fields.draw_positions)
     if draws is not DrawKind.GREEDY:
         params.temperature = fields.temperature
@@ -111,5 +111,5 @@ def put_padding(host: HostFields, first: int) -> None:
 
 
 def error_of(code: int) -> EngineError | None:
-    """What a row's error code stands for. Rows that could rule out every token are drawn by the host."""
+    """Return the error of a row's code. Rows that could rule out every token are drawn by the host."""
     return not_finite() if code else None

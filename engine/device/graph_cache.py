@@ -1,4 +1,4 @@
-"""Captured steps: the launches of one shape of step recorded once and replayed as a whole.
+"""Captures steps: the launches of one shape of step are recorded once and replayed as a whole.
 
 A launch costs the host about 14 microseconds, one inside a replayed graph about 1 on the device and nothing on the
 host; a decode step of a large model is 700 launches. A graph replays the same kernels on the same addresses, so
@@ -21,7 +21,7 @@ LADDER = (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 22
 
 
 def bucket(count: int, ladder: tuple[int, ...] = LADDER) -> int | None:
-    """The smallest size of the ladder that holds ``count``, None beyond its end."""
+    """Return the smallest size of the ladder that holds ``count``, None beyond its end."""
     return next((size for size in ladder if size >= count), None)
 
 

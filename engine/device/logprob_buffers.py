@@ -1,4 +1,4 @@
-"""Log-probabilities of drawn tokens on their way from the device to whoever asked for them."""
+"""Brings log-probabilities of drawn tokens from the device to whoever asked for them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST_ALTERNATIVES = 20
 
 
 class LogprobBuffers:
-    """Buffers of one row per drawn token, on the device and, in a ring, on the host.
+    """Holds one row per drawn token, on the device and, in a ring, on the host.
 
     Parameters
     ----------
@@ -54,6 +54,6 @@ class LogprobBuffers:
 
 
 def read_logprob(values: Tensor, ids: Tensor, token_id: int, num_wanted: int) -> TokenLogprob:
-    """One row, landed, of the drawn token with as many alternatives as were asked for."""
+    """Return one row, landed, of the drawn token with as many alternatives as were asked for."""
     logprobs, numbers = values[: num_wanted + 1].tolist(), ids[: num_wanted + 1].tolist()
     return TokenLogprob(token_id, logprobs[0], numbers[0], tuple(zip(numbers[1:], logprobs[1:], strict=True)))

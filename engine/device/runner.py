@@ -56,7 +56,7 @@ from engine.sequence import Sequence
 
 
 class DeviceModel(StepModel, Protocol):
-    """What the device's runner needs of a model; see :class:`engine.models.decoder.DecoderModel`."""
+    """Offers what the device's runner needs of a model; see :class:`engine.models.decoder.DecoderModel`."""
 
     @property
     def fused(self) -> FusedDecoder: ...
@@ -67,7 +67,7 @@ class DeviceModel(StepModel, Protocol):
 
 @dataclass(slots=True)
 class DeviceFlight(Flight):
-    """A step in flight: how its tokens are drawn, and when it began and ended on the device."""
+    """Holds a step in flight: how its tokens are drawn, and when it began and ended on the device."""
 
     draws: DrawKind = DrawKind.GREEDY
     extras: DrawExtras = field(default_factory=DrawExtras)
@@ -137,11 +137,11 @@ class DeviceRunner:
 
     @property
     def max_sequences(self) -> int:
-        """Most sequences of a step, padding included."""
+        """Return the most sequences of a step, padding included."""
         return self._drawn.shape[1]
 
     def on_stream(self) -> AbstractContextManager[object]:
-        """Everything of this engine goes to one stream, so that it happens in the order in which it was asked for."""
+        """Put everything of this engine on one stream, so that it happens in the order in which it was asked for."""
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
     def must_wait(self, sequence: Sequence) -> bool:
@@ -153,7 +153,7 @@ class DeviceRunner:
             self._stream.synchronize()
 
     def padded(self, num_sequences: int, num_drafts: int) -> int:
-        """Tokens of the step that checks drafts of at most ``num_drafts`` tokens."""
+        """Return the tokens of the step that checks drafts of at most ``num_drafts`` tokens."""
         longest = next((length for length in QUERY_LENGTHS if length > num_drafts), num_drafts + 1)
         return (bucket(num_sequences) or num_sequences) * longest
 
@@ -256,12 +256,12 @@ class DeviceRunner:
             self._row_of = {id(result.item.sequence): row for row, result in enumerate(flight.drawing)}
 
     def _due(self, sequence: Sequence) -> Tensor:
-        """The token that the last step drew for a sequence, int64 (1,), where it lies."""
+        """Return the token that the last step drew for a sequence, int64 (1,), where it lies."""
         row = self._row_of[id(sequence)]
         return self._drawn[0, row : row + 1]
 
     def _decode(self, flight: DeviceFlight, size: int, query_len: int) -> None:
-        """A step whose sequences all have one token and at most ``query_len - 1`` drafts: one graph."""
+        """Launch a step whose sequences all have one token and at most ``query_len - 1`` drafts: one graph."""
         items = flight.plan.items
         shape = StepShape(size * query_len, size, size * query_len)
         host, fields = self._fields(shape)
@@ -291,7 +291,7 @@ class DeviceRunner:
         flight.logits_rows = [i * query_len + j for i, item in enumerate(items) for j in range(item.num_drafts + 1)]
 
     def _mixed(self, flight: DeviceFlight) -> None:
-        """A step with prompts in it."""
+        """Launch a step with prompts in it."""
         items, draws, extras = flight.plan.items, flight.draws, flight.extras
         lengths = [item.num_tokens + item.num_drafts for item in items]
         num_rows = sum(item.num_drafts + 1 for item in items if item.draws)
@@ -345,7 +345,7 @@ class DeviceRunner:
             start += item.num_tokens + item.num_drafts
 
     def _fields(self, shape: StepShape) -> tuple[HostFields, DeviceFields]:
-        """Views for a shape that comes again and again."""
+        """Return views for a shape that comes again and again."""
         if shape not in self._views:
             hosts = [host_fields(pinned, shape) for pinned in self._pinned]
             self._views[shape] = hosts, device_fields(self._bytes, shape)
@@ -477,7 +477,7 @@ class DeviceRunner:
 
 
 def step_tensors(fields: DeviceFields, tables: Tensor, query_len: int) -> StepTensors:
-    """What the forward pass reads of a step's input."""
+    """Return what the forward pass reads of a step's input."""
     return StepTensors(fields.token_ids, fields.positions, fields.paged(tables, query_len))
 
 

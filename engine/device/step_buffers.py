@@ -1,4 +1,4 @@
-"""What the host tells a device each step, in one copy: a step's input laid out in one run of bytes.
+"""Lays a step's input out in one run of bytes, so that the host tells a device all of it in one copy.
 
 The host writes into pinned memory while the device may still be reading what was written for the steps before, so
 there is a ring of host buffers, one more than steps can be in flight. On the device the bytes always lie in the same
@@ -24,7 +24,7 @@ RING = 3
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """T tokens of S sequences, of which R rows are drawn from."""
+    """Holds a step's sizes: T tokens of S sequences, of which R rows are drawn from."""
 
     num_tokens: int
     num_sequences: int
@@ -37,7 +37,7 @@ class StepShape:
 
 @dataclass(frozen=True, slots=True)
 class StepForm:
-    """What decides, beside the model, which launches compute a step up to its logits.
+    """Decides, beside the model, which launches compute a step up to its logits.
 
     Attributes
     ----------
@@ -52,7 +52,7 @@ class StepForm:
 
 @dataclass(slots=True)
 class HostFields:
-    """A step's input as NumPy arrays over host bytes; names and dtypes are those of :class:`DeviceFields`."""
+    """Views a step's input as NumPy arrays over host bytes; names and dtypes are those of :class:`DeviceFields`."""
 
     token_ids: IntArray
     source_rows: IntArray
@@ -76,7 +76,7 @@ class HostFields:
 
 @dataclass(slots=True)
 class DeviceFields:
-    """A step's input on the device.
+    """Views a step's input on the device.
 
     Attributes
     ----------
@@ -110,7 +110,7 @@ class DeviceFields:
     repetition: Tensor
 
     def paged(self, block_tables: Tensor, max_query_len: int) -> PagedStep:
-        """Where the step's tokens lie in the paged cache."""
+        """Return where the step's tokens lie in the paged cache."""
         return PagedStep(block_tables, self.context_lens, self.query_starts, self.slots, max_query_len)
 
 
@@ -135,21 +135,21 @@ _DEVICE_TYPES = (torch.int64,) * 9 + (torch.int32,) * 3 + (torch.float32,) * 6
 
 
 def host_fields(buffer: Tensor, shape: StepShape) -> HostFields:
-    """Views of uint8 host memory."""
+    """Return views of uint8 host memory."""
     raw = buffer.numpy()
     views = [raw[a:b].view(dtype) for (a, b, _), dtype in zip(_places(shape), _HOST_TYPES, strict=True)]
     return HostFields(*views)
 
 
 def device_fields(buffer: Tensor, shape: StepShape) -> DeviceFields:
-    """Views of uint8 device memory."""
+    """Return views of uint8 device memory."""
     return DeviceFields(
         *(buffer[a:b].view(dtype) for (a, b, _), dtype in zip(_places(shape), _DEVICE_TYPES, strict=True))
     )
 
 
 class BlockTables:
-    """Block tables of the sequences in a step, kept on the device and updated where they changed.
+    """Keeps the block tables of a step's sequences on the device, updated where they changed.
 
     Row i belongs to the i-th sequence of a step. Decodes keep their order from step to step, so most steps change only
     the rows of sequences that began a new block.
@@ -176,7 +176,7 @@ class BlockTables:
         self._num_changed = max(self._num_changed, row + 1)
 
     def slots(self, rows: IntArray, positions: IntArray, block_size: int) -> IntArray:
-        """Where tokens of these rows at these positions lie in the pool."""
+        """Return where tokens of these rows at these positions lie in the pool."""
         found: IntArray = self._mirror[rows, positions // block_size].astype(np.int64)
         found *= block_size
         found += positions % block_size

@@ -1,4 +1,4 @@
-"""The shapes of steps: which are captured, and what a step is padded to."""
+"""Chooses the shapes of steps: which are captured, and what a step is padded to."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def captured_sizes(config: ModelConfig) -> tuple[int, ...]:
 
 
 def rounded_up(num_tokens: int) -> int:
-    """A count that kernels are compiled for."""
+    """Return a count that kernels are compiled for."""
     return -(-num_tokens // _MULTIPLE) * _MULTIPLE
 
 
 def whole_tiles(num_tokens: int) -> int:
-    """The most tokens up to ``num_tokens`` that fill the tiles of products.
+    """Return the most tokens up to ``num_tokens`` that fill the tiles of products.
 
     A product of 193 rows takes about as long as one of 256: tiles hold 64 to 256 rows, in steps of 32 up to 128 and
     of 64 beyond (:data:`engine.kernels.cuda_int4_many.CUTS`).
@@ -45,7 +45,7 @@ def whole_tiles(num_tokens: int) -> int:
 
 
 def uniform_query(items: list[ScheduledSequence]) -> int | None:
-    """The query length of a graph that serves all items, None if there is none."""
+    """Return the query length of a graph that serves all items, None if there is none."""
     longest = 0
     for item in items:
         sequence = item.sequence
@@ -56,13 +56,13 @@ def uniform_query(items: list[ScheduledSequence]) -> int | None:
 
 
 def keeps_prompt(item: ScheduledSequence) -> bool:
-    """Whether the prompt's hidden states are wanted on their way."""
+    """Tell whether the prompt's hidden states are wanted on their way."""
     sequence = item.sequence
     return item.start < sequence.num_prompt and (bool(sequence.num_to_score) or not sequence.pooled_done)
 
 
 def padded_shape(num_tokens: int, num_sequences: int, num_rows: int, *, most: int, max_tokens: int) -> StepShape:
-    """The shape that holds a step with prompts, whatever it draws.
+    """Return the shape that holds a step with prompts, whatever it draws.
 
     Parameters
     ----------

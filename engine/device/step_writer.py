@@ -1,4 +1,4 @@
-"""What the host writes for a step: tokens, positions, places in the pool and sampling options, padded to its shape."""
+"""Writes a step's input on the host: tokens, positions, slots and sampling options, padded to its shape."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engine.scheduler import ScheduledSequence
 
 @dataclass(frozen=True, slots=True)
 class ResidentState:
-    """What a step refers to that lies on the device already.
+    """Holds what a step refers to that lies on the device already.
 
     Attributes
     ----------
@@ -31,7 +31,7 @@ class ResidentState:
 def fill_decode(
     host: HostFields, items: list[ScheduledSequence], query_len: int, resident: ResidentState, *, has_options: bool
 ) -> None:
-    """A step whose sequences all have one token and at most ``query_len - 1`` drafts.
+    """Write a step whose sequences all have one token and at most ``query_len - 1`` drafts.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ def fill_decode(
 
 
 def fill_mixed(host: HostFields, items: list[ScheduledSequence], lengths: list[int], resident: ResidentState) -> None:
-    """A step with prompts in it; ``lengths`` counts each item's tokens and drafts."""
+    """Write a step with prompts in it; ``lengths`` counts each item's tokens and drafts."""
     count = len(items)
     host.source_rows[:] = -1
     host.query_starts[0] = 0

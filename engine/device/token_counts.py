@@ -1,4 +1,4 @@
-"""Which tokens a sequence has had, and how often, kept on the device for its penalties.
+"""Counts the tokens that a sequence has had, on the device, for its penalties.
 
 Every penalised sequence has a line; a step counts what it draws there by itself, so the next step can be launched
 before the host knows the token. A line is written anew from the host's tokens whenever it cannot be right: when it
@@ -29,7 +29,7 @@ class _CountLine:
 
 
 class TokenCounts:
-    """Lines for the penalised sequences of a step; memory is taken with the first.
+    """Keeps a line for each penalised sequence of a step; memory is taken with the first.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ class TokenCounts:
         self._tables: tuple[Tensor, Tensor] | None = None
 
     def lines_for(self, items: Seq[ScheduledSequence], due: Callable[[Sequence], Tensor]) -> list[int]:
-        """Each item's line, up to date, 0 without penalties; the step launched next draws for all of them.
+        """Return each item's line, up to date, 0 without penalties; the step launched next draws for all of them.
 
         Parameters
         ----------
@@ -76,7 +76,7 @@ class TokenCounts:
                 held[1].length = -1
 
     def penalties(self, lines: Tensor, presence: Tensor, frequency: Tensor, repetition: Tensor) -> Penalties:
-        """The tables with the rows' lines, int64 (R,), and strengths, float32 (R,)."""
+        """Return the tables with the rows' lines, int64 (R,), and strengths, float32 (R,)."""
         prompts, counts = self._made()
         return Penalties(presence, frequency, repetition, lines, counts, prompts)
 
@@ -103,7 +103,7 @@ class TokenCounts:
         counts[number].index_add_(0, output, torch.ones_like(output, dtype=torch.int32))
 
     def _made(self) -> tuple[Tensor, Tensor]:
-        """The prompts' tokens, bool (lines, V), and how often each is in the output, int32 (lines, V)."""
+        """Return the prompts' tokens, bool (lines, V), and how often each is in the output, int32 (lines, V)."""
         if self._tables is None:
             shape = (self._max_sequences + 1, self._vocab_size)
             self._tables = (
@@ -114,6 +114,6 @@ class TokenCounts:
 
 
 def is_penalised(sequence: Sequence) -> bool:
-    """Whether tokens it has had change its next one's chances."""
+    """Tell whether tokens it has had change its next one's chances."""
     sampling = sequence.request.sampling
     return bool(sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1.0)

@@ -1,4 +1,4 @@
-"""Compiling and capturing before a request comes, so that it does not wait for either.
+"""Compiles and captures steps before a request comes, so that it does not wait for either.
 
 A shape of step compiles its kernels when it first runs and is captured when it runs again: on an H200 the first two
 1,024-token prompts of a 70B model took 0.5 and 0.9 seconds, the third 0.26. So the engine serves itself such steps
@@ -116,7 +116,7 @@ def _runner_of(engine: Engine) -> DeviceRunner:
 
 
 def _prompt_sizes(engine: Engine) -> list[int]:
-    """The captured sizes, and of those beyond, which are only compiled, the least and the largest."""
+    """Return the captured sizes, and of those beyond, which are only compiled, the least and the largest."""
     captured = captured_sizes(engine.model.config)
     beyond = [size for size in NUM_TOKENS if size not in captured]
     return [size for size in (*captured, *beyond[:1], *beyond[-1:]) if size <= engine.config.max_batch_tokens]

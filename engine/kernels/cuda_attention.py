@@ -1,4 +1,4 @@
-"""Attention of prompts over the paged cache: the launch of ``attention_many.cu``."""
+"""Launches ``attention_many.cu``: attention of prompts over the paged cache."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class _PromptArguments(ctypes.Structure):
 
 
 def takes(q: Tensor, kv_cache: Tensor) -> bool:
-    """Whether the program can be given these: those of :func:`suits`, queries at multiples of 16 bytes."""
+    """Tell whether the program can be given these: those of :func:`suits`, queries at multiples of 16 bytes."""
     return suits(q, kv_cache, MOST_HEADS) and q.stride(0) % 8 == 0 and q.data_ptr() % 16 == 0
 
 
 def suits(q: Tensor, kv_cache: Tensor, most_heads: int) -> bool:
-    """Whether a cache is one that our programs read: halves, heads of 64 or 128, blocks that tile 128 keys, a Hopper.
+    """Tell whether our programs read a cache: halves, heads of 64 or 128, blocks that tile 128 keys, a Hopper.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ def suits(q: Tensor, kv_cache: Tensor, most_heads: int) -> bool:
 def paged_attention_cuda(
     q: Tensor, kv_cache: Tensor, step: PagedStep, scale: float, window: int | None, out: Tensor | None = None
 ) -> Tensor:
-    """:func:`engine.kernels.paged_attention.paged_attention` of what :func:`takes` takes, for queries of any length."""
+    """Launch :func:`engine.kernels.paged_attention.paged_attention` of what :func:`takes` takes, of any lengths."""
     num_tokens, num_heads, head_dim = q.shape
     num_blocks, block_size, _, num_kv_heads, _ = kv_cache.shape
     group, device = num_heads // num_kv_heads, q.get_device()

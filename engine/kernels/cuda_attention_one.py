@@ -1,4 +1,4 @@
-"""Attention of one query a sequence, with the turn and the KV write before it: the launch of ``attention_one.cu``."""
+"""Launches ``attention_one.cu``: attention of one query a sequence, with the turn and the KV write before it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PER_SM = 2  # thread blocks of 8 warps that run at once
 
 @dataclass(frozen=True, slots=True)
 class DecodeCut:
-    """How a launch is cut.
+    """Sets how a launch is cut.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ class _DecodeArguments(ctypes.Structure):
 
 
 def takes(q: Tensor, k: Tensor, v: Tensor, kv_cache: Tensor, norms: HeadNorms, num_sequences: int) -> bool:
-    """Whether the program can be given these: those of :func:`engine.kernels.cuda_attention.suits`, whole heads.
+    """Tell whether the program can be given these: those of :func:`engine.kernels.cuda_attention.suits`, whole heads.
 
     More thread blocks than run at once it is not given, either: what it spares is the wait before their first keys.
     """
@@ -78,7 +78,7 @@ def attend_one_cuda(
     norms: HeadNorms = NO_NORMS,
     cut: DecodeCut | None = None,
 ) -> Tensor:
-    """:func:`engine.kernels.paged_attention.turn_and_attend` of at most one query a sequence and what is taken."""
+    """Launch :func:`engine.kernels.paged_attention.turn_and_attend` of at most one query a sequence."""
     num_heads, head_dim = q.shape[1:]
     block_size, num_kv_heads = kv_cache.shape[1], kv_cache.shape[3]
     num_sequences, device = step.context_lens.shape[0], q.get_device()
@@ -123,17 +123,17 @@ def attend_one_cuda(
 
 
 def choose_cut(pairs: int, num_sms: int) -> DecodeCut:
-    """The cut for so many pairs of a sequence and a KV head: small parts where multiprocessors are idle anyhow."""
+    """Return the cut for so many pairs of sequence and KV head: small parts where multiprocessors are idle anyhow."""
     return DecodeCut(warps=4, least=4) if 4 * pairs <= num_sms else DecodeCut()
 
 
 def num_splits(cut: DecodeCut, pairs: int, num_sms: int) -> int:
-    """The most thread blocks that share a pair's keys."""
+    """Return the most thread blocks that share a pair's keys."""
     return min(MOST_SPLITS, -(-cut.per_sm * num_sms // pairs))
 
 
 def part_bytes(head_dim: int, group: int) -> int:
-    """Bytes that a thread block puts aside: sums of ``group`` heads, and their peaks and totals in four floats each."""
+    """Return the bytes that a thread block puts aside: sums of ``group`` heads, four floats of peaks and totals."""
     return 16 * (group * head_dim // 4 + group)
 
 

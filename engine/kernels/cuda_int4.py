@@ -1,4 +1,4 @@
-"""Which program multiplies 4-bit weights, by the number of rows, and the launch of the one for few.
+"""Chooses the program that multiplies 4-bit weights, by the number of rows, and launches the one for few.
 
 ===========  ===================================================================================================
 rows         program
@@ -36,7 +36,7 @@ CONTROL_BYTES = 256  # at least a ``Control`` of that many stages
 
 @dataclass(frozen=True, slots=True)
 class StreamConfig:
-    """How the streaming kernel cuts a matrix; on an H200 the defaults were best, or within 4 %, for every Llama shape.
+    """Sets how the streaming kernel cuts a matrix; on an H200 the defaults were within 4 % of the best for all shapes.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ class _StreamArguments(ctypes.Structure):
 def int4_linear_cuda(
     x: Tensor, weight: Int4Weight, bias: Tensor | None = None, config: StreamConfig | None = None
 ) -> Tensor:
-    """:func:`engine.kernels.int4.int4_linear` on a GPU."""
+    """Launch :func:`engine.kernels.int4.int4_linear` on a GPU."""
     if weight.order is not None:
         x = x.index_select(1, weight.order)
     x = x.contiguous()
@@ -91,7 +91,7 @@ def int4_linear_cuda(
 
 
 def stream_linear(x: Tensor, weight: Int4Weight, bias: Tensor | None, config: StreamConfig | None = None) -> Tensor:
-    """``int4.cu`` for up to ``FEW_ROWS`` halves ``x`` (M, K) in the layout's input order; K a multiple of 8."""
+    """Launch ``int4.cu`` for up to ``FEW_ROWS`` halves ``x`` (M, K) in the layout's input order; K a multiple of 8."""
     out = torch.empty(x.shape[0], weight.out_features, dtype=x.dtype, device=x.device)
     blocks, units = weight.codes.shape[:2]
     config = config or StreamConfig()
@@ -130,7 +130,7 @@ def blocks_at_once(tiles: int, row_tiles: int) -> int:
 
 
 def stage_bytes(tiles: int, row_tiles: int, groups: int) -> int:
-    """Bytes of one stage of the ring: codes, activations, scales (``STAGE_BYTES`` of ``int4.cu``)."""
+    """Return the bytes of one stage of the ring: codes, activations, scales (``STAGE_BYTES`` of ``int4.cu``)."""
     used = blocks_at_once(tiles, row_tiles) * (8 * 1024 + groups * 512) + tiles * 8 * 256
     return -(-used // 1024) * 1024
 
@@ -160,5 +160,5 @@ def _stream_kernel(
 
 @functools.cache
 def _has_programs(device: int) -> bool:
-    """``int4.cu`` is written in instructions that Hopper alone has; elsewhere torch multiplies, slowly."""
+    """Tell whether this GPU runs ``int4.cu``, whose instructions only Hopper has; elsewhere torch multiplies."""
     return torch.cuda.get_device_capability(device)[0] == 9

@@ -1,4 +1,4 @@
-"""4-bit weights times many rows of 8-bit floats: rounding the rows, and the launch of ``int4_fp8.cu``."""
+"""Rounds rows to 8-bit floats and launches ``int4_fp8.cu``, which multiplies them with 4-bit weights."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CUTS = (
 
 @dataclass(frozen=True, slots=True)
 class RoundedRows:
-    """Activations as ``int4_fp8.cu`` wants them.
+    """Holds activations as ``int4_fp8.cu`` wants them.
 
     Attributes
     ----------
@@ -77,7 +77,7 @@ class _ByteTileArguments(TileArguments):
 
 
 def int4_fp8_linear_cuda(x: Tensor, weight: Int4Weight, bias: Tensor | None = None) -> Tensor:
-    """:func:`engine.kernels.int4_fp8.int4_fp8_linear` on a Hopper GPU."""
+    """Launch :func:`engine.kernels.int4_fp8.int4_fp8_linear` on a Hopper GPU."""
     if weight.order is not None:
         x = x.index_select(1, weight.order)
     x = x.contiguous()
@@ -89,7 +89,7 @@ def int4_fp8_linear_cuda(x: Tensor, weight: Int4Weight, bias: Tensor | None = No
 def rounded_linear(
     rows: RoundedRows, weight: Int4Weight, bias: Tensor | None, dtype: torch.dtype, cut: TileCut | None = None
 ) -> Tensor:
-    """The product of rows in the layout's input order, in ``dtype``, a half type; ``cut``, of ``CUTS``, or the best."""
+    """Return the product of rows in the layout's input order, in ``dtype``, a half type, by ``cut`` or the best."""
     num_rows, device = rows.data.shape[0], rows.data.get_device()
     out = torch.empty(num_rows, weight.out_features, dtype=dtype, device=rows.data.device)
     blocks, units = weight.codes.shape[:2]
@@ -130,13 +130,13 @@ def count_chunks(units: int) -> tuple[int, int]:
 
 
 def stage_bytes(cut: TileCut) -> int:
-    """Of one stage of the ring: codes, activations, scales, sums (``STAGE_BYTES``)."""
+    """Return the bytes of one stage of the ring: codes, activations, scales, sums (``STAGE_BYTES``)."""
     return cut.blocks * (64 * ROWS + 512) + 8 * cut.tiles * (UNIT + 4 * OCTET)
 
 
 @functools.cache
 def _kernels(is_bf16: bool, is_gated: bool, device: int) -> dict[TileCut, Kernel]:
-    """The programs for all ``CUTS``, compiled at once: row counts come unforeseen, in the midst of serving."""
+    """Return the programs for all ``CUTS``, compiled at once: row counts come unforeseen, in the midst of serving."""
     kernels: dict[TileCut, Kernel] = {}
     for cut in CUTS:
         stages, shared = fit_stages(stage_bytes(cut))

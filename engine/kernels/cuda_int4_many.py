@@ -1,4 +1,4 @@
-"""4-bit weights times many rows: how ``int4_many.cu`` cuts the work, and its launch."""
+"""Cuts the work of ``int4_many.cu`` (4-bit weights times many rows) and launches it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CONTROL_BYTES = 256  # at least a ``Control`` of that many stages
 
 @dataclass(frozen=True, slots=True)
 class TileCut:
-    """What a thread block holds at once, and what that takes on an H200.
+    """Sets what a thread block holds at once, with what that takes on an H200.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ CUTS = (
 
 @dataclass(frozen=True, slots=True)
 class TilePlan:
-    """A product's cut: ``tiles`` of it, the first ``whole`` of which no two of ``grid`` thread blocks share."""
+    """Cuts a product into ``tiles``, the first ``whole`` of which no two of ``grid`` thread blocks share."""
 
     cut: TileCut
     x_tiles: int
@@ -68,7 +68,7 @@ class TilePlan:
 
 
 class TileArguments(ctypes.Structure):
-    """What a launch is told, as in ``tiles.cuh``."""
+    """Holds a launch's arguments, as in ``tiles.cuh``."""
 
     _fields_ = (
         *((name, ctypes.c_byte * 128) for name in ("x", "y")),
@@ -79,7 +79,7 @@ class TileArguments(ctypes.Structure):
 
 
 def many_linear(x: Tensor, weight: Int4Weight, bias: Tensor | None = None, plan: TilePlan | None = None) -> Tensor:
-    """``x @ W.T + bias`` through weights rounded to ``x``'s dtype, summed in float32; gated if the weight is.
+    """Compute ``x @ W.T + bias`` with weights rounded to ``x``'s dtype, summed in float32; gated if the weight is.
 
     Parameters
     ----------
@@ -97,7 +97,7 @@ def many_linear(x: Tensor, weight: Int4Weight, bias: Tensor | None = None, plan:
 
 
 def describe_problem(x: Tensor, weight: Int4Weight, bias: Tensor | None, out: Tensor, plan: TilePlan) -> TileArguments:
-    """The launch of ``plan``; ``x`` as the program wants it."""
+    """Return the launch of ``plan``; ``x`` as the program wants it."""
     blocks, units = weight.codes.shape[:2]
     return TileArguments(
         _map(x, 8 * plan.cut.tiles),
@@ -117,7 +117,7 @@ def describe_problem(x: Tensor, weight: Int4Weight, bias: Tensor | None, out: Te
 
 @functools.lru_cache(maxsize=4096)
 def choose_plan(rows: int, blocks: int, units: int, multiprocessors: int, cuts: tuple[TileCut, ...] = CUTS) -> TilePlan:
-    """The plan that should end soonest for ``rows`` activation rows and ``blocks`` x ``units`` of weights."""
+    """Return the plan that should end soonest for ``rows`` activation rows and ``blocks`` x ``units`` of weights."""
     return min((plan_cut(each, rows, blocks, units, multiprocessors) for each in cuts), key=lambda plan: plan.us)
 
 
@@ -143,7 +143,7 @@ def plan_tiles(cut: TileCut, rows: int, blocks: int, units: int, multiprocessors
 
 @functools.cache
 def _kernels(groups: int, is_bf16: bool, is_gated: bool, device: int) -> dict[TileCut, Kernel]:
-    """The programs for all ``CUTS``, compiled at once: row counts come unforeseen, in the midst of serving."""
+    """Return the programs for all ``CUTS``, compiled at once: row counts come unforeseen, in the midst of serving."""
     kernels: dict[TileCut, Kernel] = {}
     for cut in CUTS:
         stages, shared = shared_bytes(cut, groups)
@@ -153,7 +153,7 @@ def _kernels(groups: int, is_bf16: bool, is_gated: bool, device: int) -> dict[Ti
 
 
 def describe_tile(cut: TileCut, stages: int, is_bf16: bool, is_gated: bool) -> dict[str, int]:
-    """What ``tiles.cuh`` is compiled for."""
+    """Return the defines that ``tiles.cuh`` is compiled with."""
     return {
         "NT": cut.tiles,
         "RT": cut.blocks,
@@ -169,7 +169,7 @@ def shared_bytes(cut: TileCut, groups: int) -> tuple[int, int]:
 
 
 def fit_stages(stage_bytes: int) -> tuple[int, int]:
-    """As many stages of so many bytes as a thread block can have, and its shared memory in all."""
+    """Return as many stages of so many bytes as a thread block can have, and its shared memory in all."""
     per_stage = -(-stage_bytes // 1024) * 1024
     stages = min(MAX_STAGES, (SHARED_BYTES - BOXES_BYTES - CONTROL_BYTES) // per_stage)
     return stages, stages * per_stage + BOXES_BYTES + CONTROL_BYTES

@@ -1,4 +1,4 @@
-"""Whether tensors go to the kernels or to the references."""
+"""Decides whether tensors go to the kernels or to the references."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch import Tensor
 
 @functools.cache
 def has_triton() -> bool:
-    """Whether Triton is installed; PyTorch's CUDA builds bring it along."""
+    """Tell whether Triton is installed; PyTorch's CUDA builds bring it along."""
     return importlib.util.find_spec("triton") is not None
 
 
 def runs_on_gpu(tensor: Tensor) -> bool:
-    """Whether ``tensor`` lies where the kernels can run."""
+    """Tell whether ``tensor`` lies where the kernels can run."""
     return tensor.is_cuda and has_triton()

@@ -1,4 +1,4 @@
-"""8-bit floats (Micikevicius et al. 2022, E4M3): weights with a scale per output, activations with one per row."""
+"""Multiplies 8-bit floats (Micikevicius et al. 2022, E4M3): weights scaled per output, activations per row."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Fp8Weight:
         return cls(data, scales.squeeze(1))
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """(N, K)."""
+        """Return the weights, (N, K)."""
         return (self.data.float() * self.scales[:, None]).to(dtype)
 
 
@@ -69,14 +69,14 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def quantize_rows_reference(x: Tensor) -> tuple[Tensor, Tensor]:
-    """:func:`quantize_rows` in plain torch."""
+    """Compute :func:`quantize_rows` in plain torch."""
     wide = x.float()
     scales = wide.abs().amax(dim=-1, keepdim=True).clamp_min(TINY) / FP8_MAX
     return (wide / scales).clamp_(-FP8_MAX, FP8_MAX).to(FP8), scales
 
 
 def fp8_linear(x: Tensor, weight: Fp8Weight, bias: Tensor | None = None) -> Tensor:
-    """``x @ W.T + bias`` with both operands in 8 bits, (M, K) → (M, N) in ``x``'s dtype (bfloat16 on a GPU).
+    """Compute ``x @ W.T + bias`` with both operands in 8 bits, (M, K) → (M, N) in ``x``'s dtype (bfloat16 on a GPU).
 
     Relative error against the unrounded product: about 4 % of the output's norm for Gaussian data (2.6 % each operand).
     """
@@ -96,7 +96,7 @@ def fp8_linear(x: Tensor, weight: Fp8Weight, bias: Tensor | None = None) -> Tens
 
 
 def fp8_linear_reference(x: Tensor, weight: Fp8Weight, bias: Tensor | None = None) -> Tensor:
-    """:func:`fp8_linear` in plain torch: the same rounding of both operands, products summed in float32."""
+    """Compute :func:`fp8_linear` in plain torch: the same rounding of both operands, products summed in float32."""
     rows, scales = quantize_rows_reference(x)
     out = ((rows.float() @ weight.data.float().t()) * scales * weight.scales).to(x.dtype)
     return out if bias is None else out.add_(bias)

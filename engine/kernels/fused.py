@@ -1,4 +1,4 @@
-"""The small steps between two matrices of a decoder layer, each one launch: norm, rotary turn with KV write, gate."""
+"""Does the small steps between a decoder layer's matrices, each one launch: norm, rotary turn with KV write, gate."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = No
 
 
 def rms_norm_reference(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """:func:`rms_norm` in plain torch."""
+    """Compute :func:`rms_norm` in plain torch."""
     stream = x if residual is None else x + residual
     wide = stream.float()
     scale = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
@@ -40,7 +40,7 @@ def rms_norm_reference(x: Tensor, weight: Tensor, eps: float, residual: Tensor |
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
-    """``silu(gate) * up`` of rows (T, 2 * I) that hold the gate first; (T, I) (Shazeer 2020, eq. 6)."""
+    """Compute ``silu(gate) * up`` of rows (T, 2 * I) that hold the gate first; (T, I) (Shazeer 2020, eq. 6)."""
     if runs_on_gpu(gate_up):
         from engine.kernels.triton_fused import silu_and_mul_triton
 
@@ -49,7 +49,7 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
 
 
 def silu_and_mul_reference(gate_up: Tensor) -> Tensor:
-    """:func:`silu_and_mul` in plain torch."""
+    """Compute :func:`silu_and_mul` in plain torch."""
     gate, up = gate_up.float().chunk(2, dim=-1)
     return (F.silu(gate) * up).to(gate_up.dtype)
 
@@ -105,7 +105,7 @@ def rope_and_write_kv_reference(
     kv_cache: Tensor,
     norms: HeadNorms = NO_NORMS,
 ) -> Tensor:
-    """:func:`rope_and_write_kv` in plain torch."""
+    """Compute :func:`rope_and_write_kv` in plain torch."""
     if positions is not None:
         cos, sin = cos.index_select(0, positions), sin.index_select(0, positions)
     turned = _turn(_head_norm(k, norms.key, norms.eps), cos, sin).to(k.dtype)
@@ -117,7 +117,7 @@ def rope_and_write_kv_reference(
 
 
 def _head_norm(heads: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    """float32 (T, heads, D); a norm's result is rounded to the heads' dtype, as a layer of its own would."""
+    """Return float32 (T, heads, D); a norm's result is rounded to the heads' dtype, as a layer of its own would."""
     wide = heads.float()
     if weight is None:
         return wide

@@ -1,4 +1,4 @@
-"""4-bit weights on a GPU: one layout that both the matrix units and the memory like, repacked once at load.
+"""Holds 4-bit weights on a GPU in one layout that both the matrix units and the memory like, repacked once at load.
 
 A matrix unit's instruction multiplies 16 rows by 16 inputs; lane ``4 * g + t`` of a warp holds eight of those weights.
 They are stored as the lanes want them: a lane's eight weights of one instruction are one int32, its four words of four
@@ -73,7 +73,7 @@ class Int4Weight:
 
     @staticmethod
     def supports(weight: QuantWeight) -> bool:
-        """Whether the layout can hold it: groups whose size shares a factor of 32 or more with 128."""
+        """Tell whether the layout can hold it: groups whose size shares a factor of 32 or more with 128."""
         return math.gcd(weight.group_size, UNIT) >= MIN_GROUP or weight.group_size >= weight.in_features
 
     @classmethod
@@ -119,7 +119,7 @@ class Int4Weight:
         device: torch.device | str,
         generator: torch.Generator | None = None,
     ) -> Int4Weight:
-        """Random codes, zero points 8 and groups of 128, scaled so that outputs have about the inputs' size."""
+        """Draw random codes, zero points 8 and groups of 128, scaled so that outputs have about the inputs' size."""
         blocks, units = -(-num_rows // ROWS), -(-in_features // UNIT)
         shape = (blocks, units, 8, 2, 32, 4)
         codes = torch.randint(-(2**31), 2**31, shape, dtype=torch.int32, device=device, generator=generator)
@@ -127,7 +127,7 @@ class Int4Weight:
         return cls(codes, (scale.view(torch.int32) & ~15) | 8, num_rows, in_features, None, is_gated)
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """(N, K) in the layout's order of rows and the layer's of inputs; code times scale in float32, rounded once."""
+        """Return (N, K), rows as in the layout, inputs as in the layer; code times scale in float32, rounded once."""
         codes = _unpack_codes(self.codes)
         scales = (self.scales & ~15).view(torch.float32).permute(0, 3, 5, 4, 1, 2).flatten(4).flatten(0, 3)
         zeros = (self.scales & 15).permute(0, 3, 5, 4, 1, 2).flatten(4).flatten(0, 3)
@@ -140,7 +140,7 @@ class Int4Weight:
 
 
 def int4_linear(x: Tensor, weight: Int4Weight, bias: Tensor | None = None) -> Tensor:
-    """``x @ W.T + bias``, (M, K) → (M, out_features), in ``x``'s dtype, summed in float32; gated if the weight is.
+    """Compute ``x @ W.T + bias``, (M, K) → (M, out_features), in ``x``'s dtype, summed in float32; gated if ``W`` is.
 
     Parameters
     ----------
@@ -155,19 +155,19 @@ def int4_linear(x: Tensor, weight: Int4Weight, bias: Tensor | None = None) -> Te
 
 
 def int4_linear_reference(x: Tensor, weight: Int4Weight, bias: Tensor | None = None) -> Tensor:
-    """:func:`int4_linear` in plain torch: weights in float32, one rounding at the end."""
+    """Compute :func:`int4_linear` in plain torch: weights in float32, one rounding at the end."""
     wide = torch.promote_types(x.dtype, torch.float32)
     rows = F.linear(x.to(wide), weight.dequantize(wide), None if bias is None else bias.to(wide))
     return (gate_alternating(rows) if weight.is_gated else rows).to(x.dtype)
 
 
 def alternate(rows: Tensor) -> Tensor:
-    """(N, ...) that holds a gate's rows and then as many that it gates → ``ALTERNATING`` of each in turn."""
+    """Turn (N, ...) that holds a gate's rows and then as many that it gates into ``ALTERNATING`` of each in turn."""
     return rows.view(2, -1, ALTERNATING, *rows.shape[1:]).transpose(0, 1).reshape(rows.shape)
 
 
 def gate_alternating(rows: Tensor) -> Tensor:
-    """``silu(gate) * up`` of (M, N) outputs that alternate; (M, N / 2)."""
+    """Compute ``silu(gate) * up`` of (M, N) outputs that alternate; (M, N / 2)."""
     gate, up = rows.view(len(rows), -1, 2, ALTERNATING).unbind(2)
     return (F.silu(gate) * up).flatten(1)
 
@@ -176,7 +176,7 @@ def gate_alternating(rows: Tensor) -> Tensor:
 
 
 def _per_group(values: Tensor, weight: QuantWeight, group: int) -> Tensor:
-    """(N, groups of the file) → (N, groups of ``group`` inputs)."""
+    """Turn (N, groups of the file) into (N, groups of ``group`` inputs)."""
     per_file_group = -(-weight.group_size // group)
     return _widen(values, per_file_group)[:, : -(-weight.in_features // group)]
 
@@ -209,7 +209,7 @@ def _unpack_codes(words: Tensor) -> Tensor:
 
 
 def _pack_scales(scales: Tensor, zeros: Tensor, group: int) -> Tensor:
-    """(rows, groups) each → int32 (blocks, units, groups per unit, 8, 8, 2)."""
+    """Pack (rows, groups) each into int32 (blocks, units, groups per unit, 8, 8, 2)."""
     per_unit = UNIT // group
     bits = _pad(scales.float(), ROWS, per_unit).view(torch.int32)
     words = (bits & ~15) | _pad(zeros.to(torch.int32), ROWS, per_unit)

@@ -18,12 +18,12 @@ LEAST_ROWS = 49
 
 
 def supports_fp8(weight: Int4Weight) -> bool:
-    """Whether the program takes the weight: one scale for 128 inputs or more, and widths that 8 divides."""
+    """Tell whether the program takes the weight: one scale for 128 inputs or more, and widths that 8 divides."""
     return weight.groups_per_unit == 1 and weight.in_features % 8 == 0 and weight.out_features % 8 == 0
 
 
 def int4_fp8_linear(x: Tensor, weight: Int4Weight, bias: Tensor | None = None) -> Tensor:
-    """``round(x) @ W.T + bias``, (M, K) → (M, out_features), in ``x``'s dtype, each row rounded by its own largest
+    """Compute ``round(x) @ W.T + bias``, (M, K) → (M, out_features), in ``x``'s dtype, each row rounded by its largest
     magnitude; gated if the weight is.
 
     Parameters
@@ -40,7 +40,7 @@ def int4_fp8_linear(x: Tensor, weight: Int4Weight, bias: Tensor | None = None) -
 
 
 def int4_fp8_linear_reference(x: Tensor, weight: Int4Weight, bias: Tensor | None = None) -> Tensor:
-    """:func:`int4_fp8_linear` in plain torch: the same rounding of activations, exact weights, one rounding at the end.
+    """Compute :func:`int4_fp8_linear` in plain torch: activations rounded alike, exact weights, one last rounding.
 
     Sums are taken in float32, or in float64 if ``x`` is.
     """

@@ -1,4 +1,4 @@
-"""CUDA C++ compiled at first use by NVRTC, the compiler that PyTorch's CUDA builds bring along, and launched.
+"""Compiles CUDA C++ at first use by NVRTC, the compiler that PyTorch's CUDA builds bring along, and launches it.
 
 No toolkit is needed at run time. Compiled programs are kept for the process; one of ours takes about a second.
 """
@@ -23,7 +23,7 @@ _compiling = threading.Lock()
 
 
 def find_nvrtc() -> ctypes.CDLL:
-    """The compiler library, from the loader's path or from PyTorch's own packages."""
+    """Return the compiler library, from the loader's path or from PyTorch's own packages."""
     names = [f"libnvrtc.so.{major}" for major in (13, 12)]
     for name in names:
         try:
@@ -115,7 +115,7 @@ def _check(status: int, what: str) -> None:
 
 
 class Kernel:
-    """One function of a compiled program, on the device that was current when it was loaded.
+    """Launches one function of a compiled program, on the device that was current when it was loaded.
 
     Parameters
     ----------
@@ -170,7 +170,7 @@ _L2_PROMOTION_256B = 3
 
 
 def describe_matrix(address: int, rows: int, columns: int, dtype: str, box_rows: int, box_bytes: int = 128) -> bytes:
-    """:func:`describe_tensor` of a contiguous matrix, for boxes of ``box_rows`` x ``box_bytes``."""
+    """Return :func:`describe_tensor` of a contiguous matrix, for boxes of ``box_rows`` x ``box_bytes``."""
     columns_of_box = box_bytes // _DATA_TYPES[dtype][1]
     return describe_tensor(address, dtype, (columns, rows), (columns,), (columns_of_box, box_rows))
 
@@ -179,7 +179,7 @@ def describe_matrix(address: int, rows: int, columns: int, dtype: str, box_rows:
 def describe_tensor(
     address: int, dtype: str, sizes: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]
 ) -> bytes:
-    """A CUtensorMap of up to five dimensions, the nearest first, for boxes of 64 or 128 bytes in that one, swizzled.
+    """Make a CUtensorMap of up to five dimensions, nearest first, for boxes of 64 or 128 bytes in that one, swizzled.
 
     Parameters
     ----------

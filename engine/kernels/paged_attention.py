@@ -1,4 +1,4 @@
-"""Attention of a mixed batch over the paged cache: prefill chunks, decodes and speculation checks in one call.
+"""Computes attention of a mixed batch over the paged cache: prefill chunks, decodes and draft checks in one call.
 
 :func:`turn_and_attend` is what a decoder layer does between its first two matrices: where every query is one token, a
 GPU does it in one launch.
@@ -56,7 +56,7 @@ def paged_attention(
 def paged_attention_reference(
     q: Tensor, kv_cache: Tensor, step: PagedStep, *, scale: float, window: int | None = None
 ) -> Tensor:
-    """:func:`paged_attention` in plain torch, one sequence after the other, scores and softmax in float32 or better."""
+    """Compute :func:`paged_attention` in plain torch, sequence by sequence, scores and softmax in float32 or better."""
     out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
     block_size = kv_cache.shape[1]
     group = q.shape[1] // kv_cache.shape[3]
@@ -93,7 +93,7 @@ def turn_and_attend(
     window: int | None,
     norms: HeadNorms = NO_NORMS,
 ) -> Tensor:
-    """:func:`engine.kernels.fused.rope_and_write_kv` and then :func:`paged_attention`, whose arguments these are.
+    """Do :func:`engine.kernels.fused.rope_and_write_kv` and then :func:`paged_attention`, whose arguments these are.
 
     All but ``q``, ``k``, ``v`` must have been written before the step's last ordinary kernel (one that does not start
     early) began, earlier steps' keys and values too. A sequence with a context has a slot for its last token.

@@ -1,4 +1,4 @@
-"""The arguments that a step's attention shares over all layers, and a layer's norms of heads."""
+"""Holds the arguments that a step's attention shares over all layers, and a layer's norms of heads."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class PagedStep:
 
 @dataclass(frozen=True, slots=True)
 class HeadNorms:
-    """Weights (D,) of a root-mean-square norm of each query and key head, None where a model has none."""
+    """Holds weights (D,) of a root-mean-square norm of each query and key head, None where a model has none."""
 
     query: Tensor | None = None
     key: Tensor | None = None

@@ -1,4 +1,4 @@
-"""Drawing tokens where the logits are: the rules of :mod:`engine.sampler`, parameters in tensors and no host in it.
+"""Draws tokens where the logits are: the rules of :mod:`engine.sampler`, parameters in tensors and no host in it.
 
 Every stage works on rows of fixed shape and reads nothing back, so the whole can lie inside a captured graph. Which
 stages there are is decided by which fields of :class:`SamplingTensors` are given, hence before capture.
@@ -21,7 +21,7 @@ NOTHING_ALLOWED = 2  # bias, masks and banned tokens left no token
 
 @dataclass(slots=True)
 class Penalties:
-    """Tokens seen so far, and what that costs them.
+    """Holds the tokens seen so far, and what that costs them.
 
     Attributes
     ----------
@@ -41,7 +41,7 @@ class Penalties:
 
 @dataclass(slots=True)
 class SamplingTensors:
-    """Parameters of R rows; a None leaves its stage out for all of them.
+    """Holds the parameters of R rows; a None leaves its stage out for all of them.
 
     Attributes
     ----------
@@ -75,7 +75,7 @@ class SamplingTensors:
 
 @dataclass(slots=True)
 class SampledTokens:
-    """What was drawn.
+    """Holds what was drawn.
 
     Attributes
     ----------
@@ -121,7 +121,7 @@ def sample(logits: Tensor, params: SamplingTensors, num_logprobs: int | None = N
 
 
 def sample_reference(logits: Tensor, params: SamplingTensors, num_logprobs: int | None = None) -> SampledTokens:
-    """:func:`sample` in plain torch on any device."""
+    """Compute :func:`sample` in plain torch on any device."""
     edited = edit_logits(logits, params)
     token_ids, peaks = choose(edited, params)
     sampled = SampledTokens(token_ids, _errors(logits.amax(dim=-1), peaks))
@@ -131,7 +131,7 @@ def sample_reference(logits: Tensor, params: SamplingTensors, num_logprobs: int 
 
 
 def _errors(raw_peaks: Tensor, peaks: Tensor) -> Tensor:
-    """A row's maximum is NaN or +infinity exactly if the row has one; -infinity after edits means nothing is left."""
+    """Return the errors: a row has NaN or +infinity exactly if its maximum is one; -infinity means nothing is left."""
     nothing = torch.where(peaks == -math.inf, NOTHING_ALLOWED, 0)
     return torch.where(raw_peaks.isfinite(), nothing, NOT_FINITE).to(torch.int32)
 
@@ -185,7 +185,7 @@ def choose(logits: Tensor, params: SamplingTensors) -> tuple[Tensor, Tensor]:
 
 
 def probabilities(logits: Tensor, params: SamplingTensors) -> Tensor:
-    """float32 (R, V): temperature, then ``min_p``, ``top_k``, ``top_p``; greedy rows as at temperature 1."""
+    """Return float32 (R, V): temperature, then ``min_p``, ``top_k``, ``top_p``; greedy rows as at temperature 1."""
     assert params.temperature is not None
     temperature = torch.where(params.temperature == 0.0, 1.0, params.temperature)
     scaled = logits.float() / temperature[:, None]
@@ -241,7 +241,7 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def uniforms(seeds: Tensor, positions: Tensor, stream: int = DRAW) -> Tensor:
-    """:func:`engine.rng.uniform`, bit for bit: float64 (R,) from int64 (R,) seeds (modulo 2**64) and positions."""
+    """Compute :func:`engine.rng.uniform` bit for bit: float64 (R,) of int64 (R,) seeds (modulo 2**64) and positions."""
     x = _mix(seeds + _GOLDEN)
     x = _mix(x + (positions + 1) * _GOLDEN)
     x = _mix(x + _signed((stream + 1) * 0x9E3779B97F4A7C15 & (1 << 64) - 1))

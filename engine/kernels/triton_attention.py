@@ -1,4 +1,4 @@
-"""Triton programs of :mod:`engine.kernels.paged_attention`.
+"""Holds the Triton programs of :mod:`engine.kernels.paged_attention`.
 
 A program takes a few query tokens of one sequence with all query heads of one KV head, so that its matrix products have
 at least 16 rows, and walks over the keys they see with an online softmax (Milakov & Gimelshein 2018; Dao 2023,
@@ -26,7 +26,7 @@ _LOG2E = 1.4426950408889634
 
 @dataclass(frozen=True, slots=True)
 class AttentionConfig:
-    """How a launch is cut.
+    """Sets how a launch is cut.
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ class AttentionConfig:
 
 
 def choose_config(max_query_len: int, group: int, programs_wide: int, num_sms: int) -> AttentionConfig:
-    """The cut for a batch; ``programs_wide`` is sequences times KV heads."""
+    """Return the cut for a batch; ``programs_wide`` is sequences times KV heads."""
     if max_query_len > SHORT_QUERY:
         return AttentionConfig(max(64, triton.next_power_of_2(group)), 64, 1, 4, 2)
     rows = max(16, triton.next_power_of_2(group * max_query_len))
@@ -62,7 +62,7 @@ def paged_attention_triton(
     out: Tensor | None,
     config: AttentionConfig | None = None,
 ) -> Tensor:
-    """:func:`engine.kernels.paged_attention.paged_attention`."""
+    """Launch :func:`engine.kernels.paged_attention.paged_attention`."""
     num_tokens, num_heads, head_dim = q.shape
     num_sequences, num_kv_heads = step.context_lens.shape[0], kv_cache.shape[3]
     group = num_heads // num_kv_heads
@@ -132,7 +132,7 @@ def paged_attention_triton(
 def _sequence_of(
     program: tl.tensor, query_starts: tl.tensor, num_sequences: tl.tensor, TOKENS: tl.constexpr
 ) -> tl.tensor:
-    """The last sequence whose first program is not after ``program``."""
+    """Return the last sequence whose first program is not after ``program``."""
     low, high = 0, num_sequences - 1
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,4 +1,4 @@
-"""Triton programs of :mod:`engine.kernels.fused` and of the rounding in :mod:`engine.kernels.fp8`."""
+"""Holds the Triton programs of :mod:`engine.kernels.fused` and of the rounding in :mod:`engine.kernels.fp8`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _warps(width: int) -> int:
 
 
 def rms_norm_triton(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """:func:`engine.kernels.fused.rms_norm`, one program a row."""
+    """Launch :func:`engine.kernels.fused.rms_norm`, one program a row."""
     x = x.contiguous()
     rows, width = x.shape
     out = torch.empty_like(x)
@@ -76,7 +76,7 @@ def _rms_norm(
 
 
 def silu_and_mul_triton(gate_up: Tensor) -> Tensor:
-    """:func:`engine.kernels.fused.silu_and_mul`."""
+    """Launch :func:`engine.kernels.fused.silu_and_mul`."""
     gate_up = gate_up.contiguous()
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty(rows, width, dtype=gate_up.dtype, device=gate_up.device)
@@ -103,7 +103,7 @@ def _silu_and_mul(
 
 
 def quantize_rows_triton(x: Tensor) -> tuple[Tensor, Tensor]:
-    """:func:`engine.kernels.fp8.quantize_rows`, one program a row."""
+    """Launch :func:`engine.kernels.fp8.quantize_rows`, one program a row."""
     x = x.contiguous()
     rows, width = x.shape
     data = torch.empty(rows, width, dtype=FP8, device=x.device)
@@ -150,7 +150,7 @@ def rope_and_write_kv_triton(
     kv_cache: Tensor,
     norms: HeadNorms,
 ) -> Tensor:
-    """:func:`engine.kernels.fused.rope_and_write_kv`; a program turns or copies up to eight heads of one token."""
+    """Launch :func:`engine.kernels.fused.rope_and_write_kv`; a program handles up to eight heads of one token."""
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads = k.shape[1]
     for heads in (q, k, v):
@@ -206,7 +206,7 @@ def _turned_heads(
     NORMED: tl.constexpr,
     HALF: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """Both halves of some heads, (HEADS, HALF) each, normalised and turned."""
+    """Return both halves of some heads, (HEADS, HALF) each, normalised and turned."""
     offsets = heads[:, None] * (2 * HALF) + at[None, :]
     raw_first = tl.load(base + offsets, mask=mask, other=0.0)
     raw_second = tl.load(base + offsets + HALF, mask=mask, other=0.0)

@@ -1,4 +1,4 @@
-"""What the Triton launches share: when a kernel may start before the one ahead of it has ended."""
+"""Says when a Triton kernel may start before the one ahead of it has ended."""
 
 from __future__ import annotations
 

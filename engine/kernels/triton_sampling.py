@@ -1,4 +1,4 @@
-"""Triton programs of :mod:`engine.kernels.sampling`: the likeliest token, and a draw by the inverted distribution.
+"""Holds the Triton programs of :mod:`engine.kernels.sampling`: the likeliest token, and a draw by inverse transform.
 
 A row's vocabulary is cut into chunks, one program each, for maxima and sums; a second launch of one program a row puts
 the chunks together and draws. Where ``min_p``, ``top_k`` or ``top_p`` rule tokens out, a program looks for the smallest
@@ -31,7 +31,7 @@ _LEAST = tl.constexpr(-87.0)  # exp of less is no float32; such tokens are never
 
 
 def choose_triton(logits: Tensor, params: SamplingTensors, *, edited: bool) -> tuple[Tensor, Tensor]:
-    """:func:`engine.kernels.sampling.choose` on a GPU, with error flags.
+    """Launch :func:`engine.kernels.sampling.choose` on a GPU, with error flags.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ def choose_triton(logits: Tensor, params: SamplingTensors, *, edited: bool) -> t
 
 @triton.jit
 def _first_true(is_true: tl.tensor, N: tl.constexpr) -> tl.tensor:
-    """Index of the first True, N if there is none."""
+    """Return the index of the first True, N if there is none."""
     return tl.min(tl.where(is_true, tl.arange(0, N), N), axis=0)
 
 
@@ -148,7 +148,7 @@ def _mix(x: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _uniform(seed: tl.tensor, position: tl.tensor) -> tl.tensor:
-    """:func:`engine.rng.uniform`, bit for bit."""
+    """Compute :func:`engine.rng.uniform`, bit for bit."""
     x = _mix(seed.to(tl.uint64) + _GOLDEN)
     x = _mix(x + (position.to(tl.uint64) + 1) * _GOLDEN)
     x = _mix(x + _STREAM)
@@ -169,7 +169,7 @@ def _probe(
     PROBE: tl.constexpr,
     SPAN: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor, tl.tensor]:
-    """Of a row's tokens not below the floor: how many lie above a value, their mass, the least of them, and the largest
+    """Find, of a row's tokens not below the floor, how many lie above a value, their mass, the least, and the largest
     not above it."""
     count = tl.zeros([PROBE], tl.int32)
     mass = tl.zeros([PROBE], tl.float32)
@@ -215,8 +215,10 @@ def _search(
     PROBE: tl.constexpr,
     SPAN: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """The smallest logit above which lie fewer than ``most_tokens`` tokens with less than ``most_mass``; how many lie
-    above it, with which mass. ``least`` is the smallest logit not below the floor."""
+    """Find the smallest logit above which lie fewer than ``most_tokens`` tokens with less than ``most_mass``.
+
+    Returns it, how many lie above it, and with which mass. ``least`` is the smallest logit not below the floor.
+    """
     low, high = least, peak  # both are logits of the row; high stays, low is not known to
     count, mass, _above, _below = _probe(base, peaks, vocab, chunks, low, low, peak, inverse, floor, PROBE, SPAN)
     high_count, high_mass = tl.zeros_like(count), tl.zeros_like(mass)

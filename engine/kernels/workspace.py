@@ -1,4 +1,4 @@
-"""Scratch memory that kernels of one launch queue hand to each other, one per thread and device.
+"""Holds the scratch memory that kernels of one launch queue hand to each other, one per thread and device.
 
 An engine runs on a thread of its own with one stream, so launches that share a workspace follow one another. Captured
 graphs keep the address, so a workspace lives as long as its thread.
@@ -26,8 +26,11 @@ _local = threading.local()
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """``partials`` holds anything. Between launches all bits of ``parts`` are set, ``counters`` are zero: kernels leave
-    them so."""
+    """Holds the scratch memory of one launch queue.
+
+    ``partials`` holds anything. Between launches all bits of ``parts`` are set and ``counters`` are zero: kernels leave
+    them so.
+    """
 
     partials: Tensor
     parts: Tensor
@@ -53,7 +56,7 @@ class Workspace:
 
 
 def workspace_of(device: torch.device) -> Workspace:
-    """This thread's workspace on ``device``, made on first use."""
+    """Return this thread's workspace on ``device``, made on first use."""
     held: dict[torch.device, Workspace] = _local.__dict__.setdefault("held", {})
     if device not in held:
         held[device] = Workspace.on(device)

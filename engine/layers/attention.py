@@ -1,4 +1,4 @@
-"""Attention over the paged cache in plain torch, the same on CPU and CUDA.
+"""Computes attention over the paged cache in plain torch, the same on CPU and CUDA.
 
 A step's sequences are sorted into groups of one query length and similar context; a group gathers its blocks, pads to
 the longest and runs one scaled-dot-product attention. What depends only on the batch (gather indices, masks) is planned
@@ -26,7 +26,7 @@ SPLIT_BYTES = 1 << 18
 
 @dataclass(slots=True)
 class AttentionGroup:
-    """Sequences of one query length.
+    """Holds the sequences of one query length.
 
     Attributes
     ----------
@@ -134,7 +134,7 @@ def _mask(
 
 
 def attend(query: Tensor, layer: Tensor, groups: list[AttentionGroup], window: int | None, scale: float) -> Tensor:
-    """Attention of every row over its own sequence's cached keys.
+    """Compute attention of every row over its own sequence's cached keys.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Linear layers behind one seam: whatever holds the weights, ``layer(x)`` is ``x @ W.T + bias``.
+"""Puts linear layers behind one seam: whatever holds the weights, ``layer(x)`` is ``x @ W.T + bias``.
 
 The implementation is chosen once, at load (:mod:`engine.load.linear`); the decoder knows only :class:`Linear`.
 """
@@ -25,11 +25,11 @@ class Linear(Protocol):
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes held for the weights, scales and bias included."""
+        """Return the bytes held for the weights, scales and bias included."""
 
 
 class DenseLinear:
-    """Weights as they are multiplied: (out, in), float32, bfloat16 or float16."""
+    """Holds weights as they are multiplied: (out, in), float32, bfloat16 or float16."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.weight = weight
@@ -45,7 +45,7 @@ class DenseLinear:
 
 
 class ExactQuantLinear:
-    """Packed 4-bit weights, dequantised for every call: slow, exact, any device. The reference of the fast ones."""
+    """Dequantises packed 4-bit weights for every call: slow, exact, any device. The reference of the fast ones."""
 
     def __init__(self, weight: QuantWeight, bias: Tensor | None = None) -> None:
         self.weight = weight
@@ -61,7 +61,7 @@ class ExactQuantLinear:
 
 
 class GatedLinear:
-    """``silu(gate) * up`` (Shazeer 2020, eq. 6) of a layer that gives both side by side, the gate first."""
+    """Computes ``silu(gate) * up`` (Shazeer 2020, eq. 6) of a layer that gives both side by side, the gate first."""
 
     def __init__(self, gate_up: Linear) -> None:
         self.gate_up = gate_up
@@ -77,7 +77,7 @@ class GatedLinear:
 
 
 class StackedLinear:
-    """Several layers that read the same input, where their weights cannot be laid into one."""
+    """Stacks several layers that read the same input, where their weights cannot be laid into one."""
 
     def __init__(self, parts: list[Linear]) -> None:
         self.parts = parts

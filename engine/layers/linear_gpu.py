@@ -1,4 +1,4 @@
-"""4-bit weights multiplied as they are on a GPU, by our own kernels."""
+"""Multiplies 4-bit weights as they are on a GPU, by our own kernels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engine.layers.quant import QuantWeight
 
 
 class GpuInt4Linear:
-    """``x @ W.T + bias`` with 4-bit codes and 16-bit activations, summed in float32; see :mod:`engine.kernels.int4`.
+    """Computes ``x @ W.T + bias`` with 4-bit codes and 16-bit activations in float32; see :mod:`engine.kernels.int4`.
 
     Parameters
     ----------
@@ -26,7 +26,7 @@ class GpuInt4Linear:
 
     @staticmethod
     def supports(weight: QuantWeight, dtype: torch.dtype) -> bool:
-        """Whether the kernels take this group size and activations of this type."""
+        """Tell whether the kernels take this group size and activations of this type."""
         return dtype in (torch.bfloat16, torch.float16) and Int4Weight.supports(weight)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -38,7 +38,7 @@ class GpuInt4Linear:
 
 
 class Fp8RowsLinear(GpuInt4Linear):
-    """As :class:`GpuInt4Linear`, but many rows are rounded to 8 bits first; see :mod:`engine.kernels.int4_fp8`.
+    """Works as :class:`GpuInt4Linear`, but many rows are rounded to 8 bits first; see :mod:`engine.kernels.int4_fp8`.
 
     A row's result so depends on whether it is one of many: the answer is then that of a slightly noisier layer.
     """

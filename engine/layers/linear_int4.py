@@ -1,4 +1,4 @@
-"""4-bit weights multiplied as they are on the CPU, by PyTorch's weight-only kernel with bfloat16 activations."""
+"""Multiplies 4-bit weights as they are on the CPU, by PyTorch's weight-only kernel with bfloat16 activations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ GROUP_SIZES = (32, 64, 128, 256)
 
 
 class Int4Linear:
-    """``x @ W.T + bias`` with 4-bit codes, bfloat16 scales and activations; half a byte a weight.
+    """Computes ``x @ W.T + bias`` with 4-bit codes, bfloat16 scales and activations; half a byte a weight.
 
     The kernel's own float32-activation path is scalar code, hence bfloat16: about 0.4 % noise per layer.
     """
@@ -29,7 +29,7 @@ class Int4Linear:
 
     @staticmethod
     def supports(weight: QuantWeight) -> bool:
-        """Whether the kernel takes this shape and group size."""
+        """Tell whether the kernel takes this shape and group size."""
         whole_groups = weight.in_features % weight.group_size == 0
         return weight.group_size in GROUP_SIZES and whole_groups and weight.out_features % 16 == 0
 

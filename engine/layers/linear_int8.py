@@ -1,4 +1,4 @@
-"""Dynamic int8 on the CPU: int8 weights per output channel, each row of activations quantised by its own largest value.
+"""Multiplies in int8 on the CPU: weights per output channel, each row of activations by its own largest value.
 
 PyTorch's dynamic kernels take one activation scale for the whole batch, so a row's answer would depend on its
 neighbours. Here every row is first divided by its own largest magnitude; all rows then share the fixed scale 1/127, the
@@ -24,7 +24,7 @@ _filters_lock = threading.Lock()
 
 
 class Int8Linear:
-    """``x @ W.T + bias`` with both operands rounded to 8 bits, accumulated in int32, result float32.
+    """Computes ``x @ W.T + bias`` with both operands rounded to 8 bits, accumulated in int32, result float32.
 
     The rounding adds noise of about 1 % of the output's norm for Gaussian data (both operands, K = 128 to 2048).
     """
@@ -66,7 +66,7 @@ def _prepack(codes: Tensor, scales: Tensor) -> object:
 
 @functools.cache
 def is_int8_exact() -> bool:
-    """Whether this machine and this PyTorch sum 8-bit products without saturating.
+    """Tell whether this machine and this PyTorch sum 8-bit products without saturating.
 
     Processors without VNNI add pairs of products in 16 bits, which the largest codes overflow. The largest codes are
     tried, so the answer rests on a computation, not on a processor's name.

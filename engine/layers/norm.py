@@ -1,4 +1,4 @@
-"""Root-mean-square normalisation."""
+"""Normalises by the root mean square."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class RMSNorm:
-    """``x / sqrt(mean(x^2) + eps) * weight`` over the last axis (Zhang & Sennrich 2019, eq. 4)."""
+    """Computes ``x / sqrt(mean(x^2) + eps) * weight`` over the last axis (Zhang & Sennrich 2019, eq. 4)."""
 
     def __init__(self, weight: Tensor, eps: float) -> None:
         self.weight = weight

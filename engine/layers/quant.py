@@ -1,4 +1,4 @@
-"""Group-quantised 4-bit weights in one layout, whatever file format they came from."""
+"""Holds group-quantised 4-bit weights in one layout, whatever file format they came from."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class QuantWeight:
         return unpack_nibbles(self.packed)
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """(out, in) in the original input order; the product is taken in ``dtype``."""
+        """Return (out, in) in the original input order; the product is taken in ``dtype``."""
         grouped = self.codes().to(torch.int16) - self._per_input(self.zeros).to(torch.int16)
         weight = grouped.to(dtype) * self._per_input(self.scales.to(dtype))
         if self.order is None:
@@ -82,7 +82,7 @@ class QuantWeight:
 
 
 def can_concatenate(weights: list[QuantWeight]) -> bool:
-    """Whether weights that read one input can become one: same groups, same input order."""
+    """Tell whether weights that read one input can become one: same groups, same input order."""
     first = weights[0]
     for other in weights[1:]:
         if other.group_size != first.group_size or (other.order is None) != (first.order is None):

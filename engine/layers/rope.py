@@ -1,4 +1,4 @@
-"""Rotary position embedding: frequencies of every scaling type, a step's cosines and sines, the turn itself."""
+"""Computes rotary position embeddings: frequencies of every scaling type, a step's cosines and sines, the turn."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engine.config import ModelConfig, RopeConfig
 
 
 class Rotary:
-    """Cosines and sines of a step's positions.
+    """Gives cosines and sines of a step's positions.
 
     Made anew each step from a handful of frequencies: a table would take 134 MB for 131,072 positions of 128-wide
     heads. ``sin`` carries the sign of the half it multiplies, so a turn is ``x * cos + swap_halves(x) * sin``.
@@ -88,7 +88,7 @@ def _yarn(rope: RopeConfig, plain: Tensor, head_dim: int) -> Tensor:
 
 
 def _pair_that_turns(num_turns: float, rope: RopeConfig, head_dim: int) -> float:
-    """Index of the pair that makes ``num_turns`` turns over the original context."""
+    """Return the index of the pair that makes ``num_turns`` turns over the original context."""
     assert rope.original_max_positions is not None
     return head_dim * math.log(rope.original_max_positions / (num_turns * 2 * math.pi)) / (2 * math.log(rope.theta))
 

@@ -1,1 +1,1 @@
-"""From a folder or a hub id to a model: files, names, quantised layouts."""
+"""Loads a model from a folder or a hub id: files, names, quantised layouts."""

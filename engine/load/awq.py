@@ -1,4 +1,4 @@
-"""AWQ checkpoints, GEMM layout: eight 4-bit codes of neighbouring *outputs* in each int32, in an interleaved order."""
+"""Reads AWQ's GEMM layout: eight 4-bit codes of neighbouring *outputs* in each int32, in an interleaved order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 def unpack_awq(words: Tensor) -> Tensor:
-    """int32 (rows, n / 8) → uint8 (rows, n)."""
+    """Unpack int32 (rows, n / 8) into uint8 (rows, n)."""
     shifts = torch.arange(0, 32, 4, dtype=torch.int32, device=words.device)
     nibbles = ((words[..., None] >> shifts) & 15).to(torch.uint8)
     inverse = sorted(range(8), key=AWQ_ORDER.__getitem__)

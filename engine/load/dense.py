@@ -1,4 +1,4 @@
-"""A checkpoint's weights with every 4-bit layer written out, by their Hugging Face names: what a reference loads."""
+"""Reads a checkpoint's weights with every 4-bit layer written out, by Hugging Face names, for a reference to load."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engine.load.tensors import TensorFiles
 
 
 def dense_state_dict(source: str | Path) -> dict[str, Tensor]:
-    """float32 tensors of a checkpoint, quantised or not, as ``model.load_state_dict`` takes them.
+    """Return float32 tensors of a checkpoint, quantised or not, as ``model.load_state_dict`` takes them.
 
     Raises
     ------

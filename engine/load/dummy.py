@@ -1,4 +1,4 @@
-"""Random weights in a checkpoint's exact format, made where they will live: a benchmark without the download.
+"""Draws random weights in a checkpoint's exact format, where they will live: a benchmark without the download.
 
 Every tensor has the name, shape and dtype that a real file would give, so that it takes the same way through the
 loader, repacking included. Answers are noise; times, bytes and memory are real.
@@ -64,7 +64,7 @@ class DummyTensors:
         self._dtype = torch.float16 if config.quant is not None and config.quant.method == "awq" else torch.bfloat16
 
     def __contains__(self, name: str) -> bool:
-        """Whether a file of this format would hold the tensor."""
+        """Tell whether a file of this format would hold the tensor."""
         base, _, suffix = name.rpartition(".")
         quant = self._config.quant
         if suffix in ("bias", "g_idx"):
@@ -101,14 +101,14 @@ class DummyTensors:
         return drawn.normal_(0.0, self._gain(name) / math.sqrt(shape[1]), generator=self._generator)
 
     def take_float(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """As :meth:`take`."""
+        """Take a tensor as :meth:`take` does."""
         return self.take(name, shape)
 
     def ignore(self, names: Iterable[str]) -> None:
-        """Nothing is left over here."""
+        """Do nothing: no tensor is left over here."""
 
     def finish(self) -> None:
-        """Nothing is left over here."""
+        """Do nothing: no tensor is left over here."""
 
     def _blank(self, shape: tuple[int, ...], suffix: str) -> Tensor:
         if suffix in ("qweight", "qzeros"):

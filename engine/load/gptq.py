@@ -1,4 +1,4 @@
-"""GPTQ checkpoints: eight 4-bit codes of neighbouring *inputs* in each int32, groups given per input by ``g_idx``."""
+"""Reads GPTQ checkpoints: eight 4-bit codes of neighbouring *inputs* in each int32, groups per input by ``g_idx``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from engine.load.tensors import TensorSource
 
 
 def unpack_rows(words: Tensor) -> Tensor:
-    """int32 (n / 8, columns) → uint8 (n, columns)."""
+    """Unpack int32 (n / 8, columns) into uint8 (n, columns)."""
     shifts = torch.arange(0, 32, 4, dtype=torch.int32, device=words.device)[None, :, None]
     return ((words[:, None, :] >> shifts) & 15).to(torch.uint8).flatten(0, 1)
 
@@ -40,7 +40,7 @@ def read_gptq(files: TensorSource, name: str, in_features: int, out_features: in
 
 
 def _input_order(files: TensorSource, name: str, in_features: int, group_size: int) -> Tensor | None:
-    """The permutation that makes groups contiguous, None when they already are.
+    """Return the permutation that makes groups contiguous, None when they already are.
 
     Raises
     ------

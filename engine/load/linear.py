@@ -1,4 +1,4 @@
-"""Which implementation a linear layer gets: decided once, by what the file holds, the device and the wish."""
+"""Chooses the implementation of a linear layer, once, by what the file holds, the device and the option asked for."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SMALL_WEIGHTS = 3 << 15
 
 @dataclass(frozen=True, slots=True)
 class LinearPart:
-    """One projection as read: dense (out, in) in its file dtype, or quantised."""
+    """Holds one projection as read: dense (out, in) in its file dtype, or quantised."""
 
     weight: Tensor | QuantWeight
     bias: Tensor | None
@@ -53,7 +53,7 @@ class LinearFactory:
     activations: Activations = "auto"
 
     def build(self, parts: list[LinearPart]) -> Linear:
-        """One layer that computes ``parts``, which read the same input, side by side."""
+        """Build one layer that computes ``parts``, which read the same input, side by side."""
         bias = self._bias(parts)
         dense = [part.weight for part in parts if isinstance(part.weight, Tensor)]
         packed = [part.weight for part in parts if isinstance(part.weight, QuantWeight)]
@@ -64,7 +64,7 @@ class LinearFactory:
         return StackedLinear([self.build([part]) for part in parts])
 
     def build_gated(self, gate: LinearPart, up: LinearPart) -> Linear:
-        """One layer that computes ``silu(gate) * up``."""
+        """Build one layer that computes ``silu(gate) * up``."""
         parts = [gate, up]
         packed = [part.weight for part in parts if isinstance(part.weight, QuantWeight)]
         if not self._has_gated_kernel(packed):
@@ -74,7 +74,7 @@ class LinearFactory:
         return self._repacked(weight, None if bias is None else alternate(bias), is_gated=True)
 
     def _has_gated_kernel(self, packed: list[QuantWeight]) -> bool:
-        """Whether a program takes gate and up at once: both in 4 bits alike, in widths that it knows."""
+        """Tell whether a program takes gate and up at once: both in 4 bits alike, in widths that it knows."""
         return (
             self.device.type != "cpu"
             and len(packed) == 2

@@ -1,4 +1,4 @@
-"""A checkpoint's tensors put together as a :class:`DecoderModel`."""
+"""Puts a checkpoint's tensors together as a :class:`DecoderModel`."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def dummy_model(
     codes: Codes = "random",
     progress: ProgressFn | None = None,
 ) -> DecoderModel:
-    """A model of this shape and format with random weights; no files. See :func:`load_model` and the tensors' class."""
+    """Make a model of this shape and format with random weights; no files. See :func:`load_model`."""
     target = choose_device(device)
     source = DummyTensors(config, device=target, seed=seed, residual_scale=residual_scale, codes=codes)
     chosen = choose_dtype(dtype, config, target)
@@ -138,7 +138,7 @@ def refuse_unless_fits(folder: Path, needed_bytes: int, free_bytes: int) -> None
 
 
 def choose_device(device: torch.device | str) -> torch.device:
-    """The device that a name stands for; a :class:`LoadError` if it is not here."""
+    """Return the device that a name stands for; a :class:`LoadError` if it is not here."""
     try:
         target = torch.device(device)
     except RuntimeError as error:
@@ -149,7 +149,7 @@ def choose_device(device: torch.device | str) -> torch.device:
 
 
 def choose_dtype(dtype: torch.dtype | str, config: ModelConfig, device: torch.device) -> torch.dtype:
-    """What a wish (see :func:`load_model`) comes to for this model on this device."""
+    """Return the dtype that an option (see :func:`load_model`) means for this model on this device."""
     if isinstance(dtype, torch.dtype):
         name = str(dtype).removeprefix("torch.")
     else:
@@ -176,7 +176,7 @@ class Assembler:
 
     @property
     def built_config(self) -> ModelConfig:
-        """Of the model that is built."""
+        """Return the config of the model that is built."""
         return self.config
 
     def assemble(self, report: ProgressFn) -> DecoderModel:

@@ -1,4 +1,4 @@
-"""Where a checkpoint's files are: a folder, or a Hugging Face hub id fetched into the hub's own cache."""
+"""Finds a checkpoint's files: a folder, or a Hugging Face hub id fetched into the hub's own cache."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HUB_PATTERNS = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt"
 
 
 def resolve_checkpoint(source: str | Path) -> Path:
-    """The folder that holds a checkpoint's files.
+    """Return the folder that holds a checkpoint's files.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Named tensors of a checkpoint's safetensors files, single or sharded, with every fault named."""
+"""Reads named tensors of a checkpoint's safetensors files, single or sharded, with every fault named."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HARMLESS_SUFFIXES = (".rotary_emb.inv_freq", ".attn.bias", ".masked_bias")
 
 
 class TensorSource(Protocol):
-    """Where a model's tensors come from, by their Hugging Face names. See :class:`TensorFiles`."""
+    """Gives a model's tensors by their Hugging Face names. See :class:`TensorFiles`."""
 
     @property
     def folder(self) -> Path: ...
@@ -35,7 +35,7 @@ class TensorSource(Protocol):
 
 
 class TensorFiles:
-    """All tensors of a folder. Each is read from disk when taken; :meth:`finish` refuses what nobody took.
+    """Reads all tensors of a folder, each from disk when taken; :meth:`finish` refuses what nobody took.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ class TensorFiles:
         return sum(path.stat().st_size for path in set(self._where.values()))
 
     def names(self) -> list[str]:
-        """All tensors, sorted."""
+        """Return the names of all tensors, sorted."""
         return sorted(self._where)
 
     def take(self, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
@@ -94,7 +94,7 @@ class TensorFiles:
         return tensor
 
     def take_float(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """As :meth:`take`, refusing integer data (a quantised tensor under a dense name)."""
+        """Take a tensor as :meth:`take` does, refusing integer data (a quantised tensor under a dense name)."""
         tensor = self.take(name, shape)
         if not tensor.dtype.is_floating_point or tensor.dtype.itemsize < 2:
             raise TensorMismatch(

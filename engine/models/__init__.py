@@ -1,1 +1,1 @@
-"""Whole models built from the layers."""
+"""Builds whole models from the layers."""

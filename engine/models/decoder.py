@@ -1,4 +1,4 @@
-"""The one decoder: every supported family is this forward pass with other switches set in its config."""
+"""Holds the one decoder: every supported family is this forward pass with other switches set in its config."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from engine.models.fused import FusedDecoder, StepTensors
 
 @dataclass(slots=True)
 class DecoderLayer:
-    """One block's weights. ``qkv`` gives queries, keys, values in that order; ``gated`` ``silu(gate) * up``."""
+    """Holds one block's weights. ``qkv`` gives queries, keys, values in that order; ``gated`` ``silu(gate) * up``."""
 
     input_norm: RMSNorm
     qkv: Linear
@@ -38,7 +38,7 @@ class DecoderLayer:
 
 
 class DecoderModel:
-    """Weights and the forward pass; no state between calls, so any number of engines may share one.
+    """Holds weights and does the forward pass; no state between calls, so any number of engines may share one.
 
     Attributes
     ----------
@@ -75,7 +75,7 @@ class DecoderModel:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of weights held, each tensor counted once (a tied head is the embedding)."""
+        """Return the bytes of weights held, each tensor counted once (a tied head is the embedding)."""
         head = 0 if self.config.tie_embeddings else self.lm_head.weight_bytes
         return self.embedding.nbytes + head + sum(layer.weight_bytes for layer in self.layers)
 

@@ -1,4 +1,4 @@
-"""The decoder's forward pass in few launches: what a GPU runs, and what a captured graph replays.
+"""Does the decoder's forward pass in few launches: what a GPU runs, and what a captured graph replays.
 
 The arithmetic is that of :meth:`engine.models.decoder.DecoderModel.forward`. What differs is the cut: the residual
 stream is carried through the norms, queries, keys and values are turned and stored in one go, attention reads the paged
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class StepTensors:
-    """One step's input on the device: T tokens of S sequences, laid end to end.
+    """Holds one step's input on the device: T tokens of S sequences, laid end to end.
 
     Attributes
     ----------
@@ -40,7 +40,7 @@ class StepTensors:
 
     @classmethod
     def of(cls, batch: Batch) -> StepTensors:
-        """The same step as a batch laid out for the plain pass."""
+        """Return the same step as a batch laid out for the plain pass."""
         paged = PagedStep(
             block_tables=batch.block_tables,
             context_lens=batch.context_lens,
@@ -77,7 +77,7 @@ class FusedDecoder:
     def _attention(
         self, layer: DecoderLayer, x: Tensor, cos: Tensor, sin: Tensor, step: PagedStep, cache: Tensor
     ) -> Tensor:
-        """(T, num_heads * head_dim), before the output projection."""
+        """Return (T, num_heads * head_dim), before the output projection."""
         config = self.model.config
         num_heads, num_kv_heads = config.num_heads, config.num_kv_heads
         heads = layer.qkv(x).view(-1, num_heads + 2 * num_kv_heads, config.head_dim)

@@ -1,1 +1,1 @@
-"""One model over several GPUs of a host: tensor parallelism, for what does not fit one."""
+"""Cuts one model over several GPUs of a host: tensor parallelism, for what does not fit one."""

@@ -1,4 +1,4 @@
-"""The other ranks: compute along with rank 0, as it says."""
+"""Lets the other ranks compute along with rank 0, as it says."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class _Follower:
 
 
 class FollowerSteps:
-    """The steps of one engine, whose input comes from rank 0's device to the same places of this one's.
+    """Runs the steps of one engine, whose input comes from rank 0's device to the same places of this one's.
 
     A step is captured here when it is captured there: both count the runs of a graph alike.
     """

@@ -1,4 +1,4 @@
-"""The model that an engine sees, and the ranks that compute along.
+"""Holds the model that an engine sees, and the ranks that compute along.
 
 Rank 0 lives in the engine's process: its scheduler, sampler and books are those of one GPU. Each call of the model is
 told to the other ranks, each a process of its own that runs :func:`engine.parallel.follower.follow`, and all of them
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 class ParallelModel:
-    """Rank 0's face of a model cut over ranks; what :class:`engine.engine.Engine` takes for a model.
+    """Stands for a model cut over ranks, on rank 0; what :class:`engine.engine.Engine` takes for a model.
 
     Calls from several threads (engines that share the weights) take turns, on the device too: the other ranks compute
     one after the other what they are told.
@@ -63,22 +63,22 @@ class ParallelModel:
 
     @property
     def config(self) -> ModelConfig:
-        """The shard's: its KV heads are what a pool here must hold, everything a caller sees is whole."""
+        """Return the shard's: its KV heads are what a pool here must hold, everything a caller sees is whole."""
         return self.shard.config
 
     @property
     def weight_bytes(self) -> int:
-        """Of this rank."""
+        """Return the bytes of this rank."""
         return self.shard.weight_bytes
 
     @property
     def fused(self) -> FusedDecoder:
-        """The shard's, for steps that were announced: it waits for the other ranks to compute them too."""
+        """Return the shard's, for steps that were announced: it waits for the other ranks to compute them too."""
         return self.shard.fused
 
     @property
     def lm_head(self) -> Linear:
-        """The shard's; see :attr:`fused`."""
+        """Return the shard's; see :attr:`fused`."""
         return self.shard.lm_head
 
     def forward(self, batch: Batch, kv: KVCache) -> Tensor:
@@ -118,7 +118,7 @@ class ParallelModel:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Nobody else asks anything of the ranks meanwhile, and what is asked comes after what was asked before.
+        """Keep others from asking anything of the ranks meanwhile; what is asked comes after what was asked before.
 
         Raises
         ------
@@ -179,7 +179,7 @@ class ParallelModel:
         return RankLost(f"A rank of the model was lost: {self._lost}")
 
     def _let_go(self, reason: str) -> None:
-        """No rank can go on without the others: end them, and what waits for them here."""
+        """End the other ranks, and what waits for them here: none can go on without the others."""
         self._lost = self._lost or reason
         logger.error("a model over %d GPUs is lost: %s", self.ranks.size, self._lost)
         for worker in self._workers:
@@ -187,7 +187,7 @@ class ParallelModel:
         self.ranks.abort()
 
     def _pool(self, kv: KVCache) -> int:
-        """The number under which the other ranks know a pool; the first time, they make theirs."""
+        """Return the number under which the other ranks know a pool; the first time, they make theirs."""
         known = self._pools.get(id(kv))
         if known is not None:
             return known

@@ -1,4 +1,4 @@
-"""Starting the ranks of a model: one process for each GPU but the first, which is the engine's own."""
+"""Starts the ranks of a model: one process for each GPU but the first, which is the engine's own."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _serve_rank(
     load_format: LoadFormat,
     seed: int,
 ) -> None:
-    """What a worker process does, from its start to its end."""
+    """Run a worker process, from its start to its end."""
     target = torch.device(device)
     if target.type == "cuda":
         torch.cuda.set_device(target)

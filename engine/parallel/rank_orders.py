@@ -1,4 +1,4 @@
-"""What rank 0 tells the others, as flat int64: a header of fixed length, then what it announces.
+"""Encodes what rank 0 tells the others, as flat int64: a header of fixed length, then what it announces.
 
 ::
 
@@ -30,7 +30,7 @@ HEADER = 10
 
 
 class RankOrder(IntEnum):
-    """The first number of a header."""
+    """Names the first number of a header."""
 
     STOP = 0
     MAKE_KV = 1
@@ -43,31 +43,31 @@ class RankOrder(IntEnum):
 
 
 def header(order: RankOrder, *numbers: int) -> Tensor:
-    """A header with its numbers, padded."""
+    """Return a header with its numbers, padded."""
     return torch.tensor([order, *numbers, *[0] * (HEADER - 1 - len(numbers))], dtype=torch.int64)
 
 
 def step_header(pool: int, form: StepForm, graph: int, tables: Tensor) -> Tensor:
-    """Announces a step of this form, and block tables of the shape of ``tables``."""
+    """Announce a step of this form, and block tables of the shape of ``tables``."""
     shape = form.shape
     sizes = (shape.num_tokens, shape.num_sequences, shape.num_rows)
     return header(RankOrder.STEP, pool, *sizes, form.max_query_len, int(form.by_rows), graph, *tables.shape)
 
 
 def form_of(head: list[int]) -> StepForm:
-    """Of the step that a header announces."""
+    """Return the form of the step that a header announces."""
     return StepForm(StepShape(*head[2:5]), head[5], bool(head[6]))
 
 
 def batch_header(pool: int, batch: Batch) -> Tensor:
-    """Announces :func:`pack`."""
+    """Announce :func:`pack`."""
     num_tokens, num_sequences = batch.num_tokens, batch.num_sequences
     width, num_rows = batch.block_tables.shape[1], batch.logits_rows.shape[0]
     return header(RankOrder.FORWARD, pool, num_tokens, num_sequences, width, num_rows)
 
 
 def pack(batch: Batch) -> Tensor:
-    """A batch as one int64 tensor on the host."""
+    """Return a batch as one int64 tensor on the host."""
     lens = torch.tensor([*batch.query_lens, *batch.context_lens_host], dtype=torch.int64)
     parts = (batch.token_ids, batch.positions, batch.slot_mapping)
     tables = batch.block_tables.to("cpu", torch.int64).flatten()

@@ -1,4 +1,4 @@
-"""Noticing that a rank is gone, while whoever needs it waits for a device.
+"""Notices that a rank is gone, while whoever needs it waits for a device.
 
 A captured step waits on the device for the other ranks, where no library's timeout reaches: without somebody beside it
 a rank that died would leave the others' kernels spinning, and the host waiting for them, for good.
@@ -20,7 +20,7 @@ _LOOK_EVERY_S = 1.0
 
 
 class RankWatchdog:
-    """A thread that looks after the processes of a model's other ranks.
+    """Looks after the processes of a model's other ranks, on a thread of its own.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ class RankWatchdog:
 
     @contextmanager
     def limit(self, seconds: float = STEP_TIMEOUT_S) -> Iterator[None]:
-        """What is done within must not take longer."""
+        """Let go where what is done within takes longer."""
         mark = object()
         with self._lock:
             self._due_s[mark] = time.monotonic() + seconds

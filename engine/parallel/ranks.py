@@ -1,4 +1,4 @@
-"""The ranks of one model: who talks to whom, and over what."""
+"""Links the ranks of one model: who talks to whom, and over what."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BROKEN = (RuntimeError, OSError, EOFError)
 
 
 class Ranks:
-    """This process's place among ``size``, with a link for data (NCCL on GPUs, gloo on CPUs) and pipes for orders.
+    """Holds this process's place among ``size``, a link for data (NCCL on GPUs, gloo on CPUs) and pipes for orders.
 
     Data goes to the current stream, in the order of the calls; it may be captured. Orders are a system call and about
     30 microseconds at rank 0, and a closed pipe says at once that its other end is gone.
@@ -56,7 +56,7 @@ class Ranks:
         return x
 
     def gather_last(self, x: Tensor) -> Tensor:
-        """(R, n) of each rank side by side: (R, size * n)."""
+        """Lay (R, n) of each rank side by side: (R, size * n)."""
         rows, each = x.shape
         parts = x.new_empty((self.size * rows, each))
         _finish(self._data._allgather_base(parts, x.contiguous(), _on_stream(AllgatherOptions())))
@@ -78,11 +78,11 @@ class Ranks:
             pipe.send_bytes(data)
 
     def hear(self) -> Tensor:
-        """Another rank: wait for what rank 0 tells next, int64 on the host."""
+        """Wait, on another rank, for what rank 0 tells next, int64 on the host."""
         return torch.frombuffer(bytearray(self._pipes[0].recv_bytes()), dtype=torch.int64)
 
     def agree(self, mine: bool) -> bool:
-        """Whether every rank says yes; waits for all of them, however long one takes."""
+        """Tell whether every rank says yes; waits for all of them, however long one takes."""
         if self.rank:
             self._pipes[0].send(mine)
             return bool(self._pipes[0].recv())
@@ -100,7 +100,7 @@ class Ranks:
 
 
 def _on_stream(options: Any) -> Any:
-    """Not on a stream of the library's own: events between the two would cost more than a small sum."""
+    """Sum on this stream, not the library's own: events between the two would cost more than a small sum."""
     options.asyncOp = False
     return options
 

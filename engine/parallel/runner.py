@@ -1,4 +1,4 @@
-"""Rank 0's runner: that of one GPU, whose every step the other ranks compute along."""
+"""Runs plans on rank 0: as on one GPU, while the other ranks compute every step along."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one rank holds of a model: its heads, its part of the MLP, and everything else whole.
+"""Cuts a rank's part out of a model: its heads, its part of the MLP, and everything else whole.
 
 Projections are cut as in Shoeybi et al. 2019, "Megatron-LM", section 3: queries, keys, values, gate and up by outputs,
 so that a rank has whole heads; the two that lead back to the residual stream by inputs, so that their parts need only
@@ -19,19 +19,19 @@ from engine.layers.quant import QuantWeight
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Rank ``rank`` of ``size``."""
+    """Stands for rank ``rank`` of ``size``."""
 
     rank: int
     size: int
 
     def part(self, whole: int) -> slice:
-        """This rank's run of ``whole`` equal things."""
+        """Return this rank's run of ``whole`` equal things."""
         each = whole // self.size
         return slice(self.rank * each, (self.rank + 1) * each)
 
 
 def shard_config(config: ModelConfig, size: int) -> ModelConfig:
-    """The config of one rank's model: its share of heads and of the MLP.
+    """Return the config of one rank's model: its share of heads and of the MLP.
 
     Raises
     ------
@@ -58,7 +58,7 @@ def shard_config(config: ModelConfig, size: int) -> ModelConfig:
 
 
 def cut_outputs(weight: Tensor | QuantWeight, shard: Shard) -> Tensor | QuantWeight:
-    """Rows of (out, in) that this rank computes."""
+    """Return the rows of (out, in) that this rank computes."""
     if isinstance(weight, Tensor):
         return weight[shard.part(weight.shape[0])].contiguous()
     rows = shard.part(weight.out_features)
@@ -71,7 +71,7 @@ def cut_outputs(weight: Tensor | QuantWeight, shard: Shard) -> Tensor | QuantWei
 
 
 def cut_vocabulary(weight: Tensor | QuantWeight, shard: Shard) -> Tensor | QuantWeight:
-    """This rank's rows of the head; sizes that do not divide are filled up with rows of zeros."""
+    """Return this rank's rows of the head; sizes that do not divide are filled up with rows of zeros."""
     if isinstance(weight, Tensor):
         return cut_outputs(F.pad(weight, (0, 0, 0, -weight.shape[0] % shard.size)), shard)
     if weight.out_features % shard.size:
@@ -103,5 +103,5 @@ def cut_inputs(weight: Tensor | QuantWeight, shard: Shard) -> Tensor | QuantWeig
 
 
 def is_cut_by_inputs(name: str) -> bool:
-    """Whether a projection leads back to the residual stream."""
+    """Tell whether a projection leads back to the residual stream."""
     return name.endswith(("o_proj", "down_proj"))

@@ -1,4 +1,4 @@
-"""A rank's shard of a checkpoint, put together as an ordinary decoder."""
+"""Puts a rank's shard of a checkpoint together as an ordinary decoder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from engine.parallel.shard import Shard, cut_inputs, cut_outputs, cut_vocabulary
 
 
 class CollectiveLinear:
-    """A rank's part of a linear layer, made whole: summed, or laid side by side and cut to ``out_features``."""
+    """Makes a rank's part of a linear layer whole: summed, or laid side by side and cut to ``out_features``."""
 
     def __init__(self, part: Linear, ranks: Ranks, how: Literal["sum", "gather"], out_features: int) -> None:
         self._part = part
@@ -82,7 +82,7 @@ def assemble_shard(
     ranks: Ranks,
     progress: ProgressFn | None = None,
 ) -> DecoderModel:
-    """One rank's model. Its ``config`` has the rank's heads; what goes in and comes out is whole.
+    """Assemble one rank's model. Its ``config`` has the rank's heads; what goes in and comes out is whole.
 
     Raises
     ------
