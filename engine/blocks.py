@@ -65,7 +65,7 @@ class BlockPool:
 
     @property
     def num_available(self) -> int:
-        """Blocks that ``allocate`` can give: free ones and cached ones."""
+        """Count the blocks that ``allocate`` can give: free ones and cached ones."""
         return len(self._free) + len(self._cached)
 
     @property
@@ -74,7 +74,7 @@ class BlockPool:
 
     @property
     def num_held(self) -> int:
-        """Blocks that are here now: all there are, unless pools share them."""
+        """Count the blocks that are here now: all there are, unless pools share them."""
         return self.num_blocks
 
     @property
@@ -83,7 +83,7 @@ class BlockPool:
 
     @property
     def free_fraction(self) -> float:
-        """Share of the blocks this pool could have now that nobody owns."""
+        """Return the share of the blocks this pool could have now that nobody owns."""
         return self.num_available / self.num_blocks
 
     def room_for(self, count: int) -> int:
@@ -91,7 +91,7 @@ class BlockPool:
         return self.num_available
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that hold this many tokens."""
+        """Count the blocks that hold this many tokens."""
         return -(-num_tokens // self.block_size)
 
     def lookup(self, hashes: Iterable[bytes]) -> list[int]:

@@ -75,6 +75,7 @@ class EngineCore:
         self.clock = clock
         kv = make_cache(config, model.config, dtype=model.dtype, device=model.device, arena=arena)
         self.num_blocks = kv.num_blocks
+        # What the whole pool could not hold is refused when it is submitted, not found out in the middle of an answer.
         longest = context_length_of(config, model.config)
         self.context_length = min(longest, kv.num_blocks * kv.block_size)
         self.runner = _make_runner(model, kv, config, context_length=self.context_length, name=name)
@@ -227,6 +228,7 @@ class EngineCore:
             self._learn_cost(plan, seconds if flight.device_s is None else flight.device_s)
         self.num_steps += 1
         self.last_step_s = now_s
+        # A step is billed by tokens, rejected drafts included: they took the device's time like any other.
         share_s = (target_s + flight.draft_s) / max(plan.num_tokens, 1)
         for result in results:
             item = result.item
@@ -441,7 +443,7 @@ class EngineCore:
         self.scheduler = self._new_scheduler()
 
     def _audit(self, events: Events) -> None:
-        """With nothing to do, every block must be free or cached; if not, count a failure and begin new books."""
+        """Check, with nothing to do, that all blocks are free or cached; if not, count a failure, begin new books."""
         now = self.clock()
         thorough = now - self._last_audit_s >= _AUDIT_EVERY_S
         try:

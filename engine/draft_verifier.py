@@ -71,7 +71,7 @@ def verify(sampler: Sampler, logits: Tensor, rows: Seq[LogitsRow], sequences: Se
 
 
 def _matching(draft_ids: Seq[int], target_ids: Seq[int]) -> int:
-    """Length of the common prefix."""
+    """Return the length of the common prefix."""
     for index, token in enumerate(draft_ids):
         if target_ids[index] != token:
             return index

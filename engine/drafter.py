@@ -149,6 +149,7 @@ class ModelDrafter:
         active = [
             (sequence, count)
             for sequence, count in zip(sequences, counts, strict=True)
+            # A draft model may have a shorter context than its target; beyond it nothing is proposed.
             if count and len(sequence.token_ids) + count <= self.model.config.context_length
         ]
         active = [(sequence, count) for sequence, count in active if self._reserve(sequence, count)]

@@ -101,7 +101,8 @@ class Engine:
         self.core = EngineCore(model, config, arena=arena, speculator=speculator, name=name, clock=clock, **was_alone)
         self.context_length = self.core.context_length
 
-        self._inbox: deque[tuple[Sequence, bool]] = deque()  # (sequence, is a cancellation)
+        # (sequence, is a cancellation). A deque's ends are thread-safe, so that no caller waits for a step to end.
+        self._inbox: deque[tuple[Sequence, bool]] = deque()
         self._num_submitted = 0
         self._num_queued = 0  # sequences in the inbox that wait to be added
         self._lock = threading.Lock()  # guards order numbers and `_closed`

@@ -32,7 +32,7 @@ from pathlib import Path
 
 
 class EngineError(Exception):
-    """Base of the tree."""
+    """Roots the tree."""
 
 
 class InvalidRequest(EngineError):

@@ -12,7 +12,7 @@ from engine.kv_cache import KVCache, KVPlan, kv_bytes_per_token, plan_kv
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that could be taken now: the GPU's free bytes, or the machine's available ones."""
+    """Return the memory that could be taken now: the GPU's free bytes, or the machine's available ones."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     for line in Path("/proc/meminfo").read_text().splitlines():
@@ -32,7 +32,7 @@ def context_length_of(config: EngineConfig, model: ModelConfig) -> int:
 def make_cache(
     config: EngineConfig, model: ModelConfig, *, dtype: torch.dtype, device: torch.device, arena: Arena | None
 ) -> KVCache:
-    """Keys and values laid over shared memory, or memory of their own; raises as :func:`plan_blocks` does."""
+    """Lay keys and values over shared memory, or memory of their own; raises as :func:`plan_blocks` does."""
     if arena is not None:
         return arena.lay_out(model, config.block_size, dtype)
     plan = plan_blocks(config, model, dtype=dtype, device=device)

@@ -11,7 +11,7 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 
 def _mix(x: int) -> int:
-    """SplitMix64's finaliser (Steele et al. 2014, "Fast splittable pseudorandom number generators", fig. 18)."""
+    """Mix bits as SplitMix64 does (Steele et al. 2014, "Fast splittable pseudorandom number generators", fig. 18)."""
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
     return x ^ (x >> 31)
@@ -29,4 +29,5 @@ def uniform(seed: int, position: int, stream: int = 0) -> float:
     x = _mix((seed + _GOLDEN) & _MASK)
     x = _mix((x + (position + 1) * _GOLDEN) & _MASK)
     x = _mix((x + (stream + 1) * _GOLDEN) & _MASK)
+    # 52 bits: every value is exact in float64, so that a GPU's draw is the same to the bit.
     return (x >> 12) * 2.0**-52

@@ -47,7 +47,7 @@ class StepModel(Protocol):
     def weight_bytes(self) -> int: ...
 
     def forward(self, batch: Batch, kv: KVCache) -> Tensor:
-        """Last hidden states, (T, H), after the final norm; keys and values are written to ``kv``."""
+        """Return the last hidden states, (T, H), after the final norm; keys and values are written to ``kv``."""
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Turn (R, H) into float32 (R, V)."""

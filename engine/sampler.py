@@ -248,7 +248,7 @@ def draw(probs: Tensor, uniforms: Seq[float]) -> list[int]:
 
 
 def token_logprobs(logits: Tensor, ids: Seq[int], tops: Seq[int]) -> list[TokenLogprob]:
-    """Log-probability and rank of one token per row, with the row's likeliest alternatives.
+    """Return the log-probability and rank of one token per row, with the row's likeliest alternatives.
 
     Parameters
     ----------

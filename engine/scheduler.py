@@ -137,11 +137,11 @@ class Scheduler:
         self._release(sequence)
 
     def decoding(self) -> list[Sequence]:
-        """Running sequences that have nothing to compute but their last output token."""
+        """Return the running sequences that have nothing to compute but their last output token."""
         return [sequence for sequence in self.running if sequence.is_decoding]
 
     def num_to_prefill(self) -> int:
-        """Prompt tokens that the next step would take up, at most."""
+        """Count the prompt tokens that the next step would take up, at most."""
         left = sum(s.num_left for s in self.running if s.num_left > 1)
         if len(self.running) < self.max_num_seqs:
             left += sum(s.num_left for s in self.waiting[:1])
@@ -197,6 +197,7 @@ class Scheduler:
                 self.pool.register(sequence.block_table[index], names[index])
             sequence.num_hashed = full
         needed = self.pool.blocks_for(len(sequence.token_ids))
+        # One block more is left to it: the next tokens or drafts are likely to take it again.
         if len(sequence.block_table) > needed + 1:
             self.pool.release(sequence.block_table[needed:])
             del sequence.block_table[needed:]
@@ -234,7 +235,7 @@ class Scheduler:
                 plan.num_tokens += count
 
     def _prefill_room(self, plan: StepPlan) -> int:
-        """Prompt tokens that the step may still take: fewer beside decodes, whose next token waits for all of it."""
+        """Count prompt tokens that the step may still take: fewer beside decodes, whose next tokens wait for it."""
         room = self.max_batch_tokens - plan.num_tokens
         num_decodes = sum(1 for item in plan.items if item.num_tokens == 1)
         if not num_decodes:
@@ -294,6 +295,7 @@ class Scheduler:
     def _admit(self, plan: StepPlan, now_s: float) -> None:
         preempted = set(map(id, plan.preempted))
         while self.waiting and self._prefill_room(plan) > 0:
+            # Where the head cannot be admitted nobody behind it is: small requests would keep a large one out for good.
             sequence = self.waiting[0]
             # Whoever just made room must not take it back in the same step.
             if id(sequence) in preempted or self._is_on_its_way(sequence, plan):
@@ -391,7 +393,7 @@ class Scheduler:
                 item.is_predicted = True
 
     def _num_predicted(self, item: ScheduledSequence, plan: StepPlan) -> int:
-        """Predicted tokens to check after the item's own: they delay others as a prompt's do, and are bounded alike."""
+        """Count predicted tokens to check after the item's own: they delay others as a prompt's do, bounded alike."""
         sequence = item.sequence
         if sequence.prediction is None or not item.draws or sequence.num_due:
             return 0

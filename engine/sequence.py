@@ -125,12 +125,12 @@ class Sequence:
 
     @property
     def num_tokens(self) -> int:
-        """Length once the step in flight has landed."""
+        """Return the length once the step in flight has landed."""
         return len(self.token_ids) + self.num_due
 
     @property
     def num_left(self) -> int:
-        """Return the tokens whose keys and values no step launched so far computes."""
+        """Count the tokens whose keys and values no step launched so far computes."""
         return len(self.token_ids) + self.num_due - self.num_computed - self.num_ahead
 
     @property
@@ -140,7 +140,7 @@ class Sequence:
 
     @property
     def num_reserved(self) -> int:
-        """Positions an admission must have room for: every present token, and the next if there will be one."""
+        """Count positions an admission must have room for: every present token, and the next if there will be one."""
         return len(self.token_ids) + (self.num_output < self.max_output)
 
     @property
@@ -151,17 +151,17 @@ class Sequence:
 
     @property
     def num_to_score(self) -> int:
-        """Prompt tokens whose log-probability is still owed."""
+        """Count the prompt tokens whose log-probability is still owed."""
         start = self.request.score_from
         return 0 if start is None else self.num_prompt - start - len(self.scores)
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Smaller goes first, larger is preempted first."""
+        """Return the place in the order: smaller goes first, larger is preempted first."""
         return (self.priority, self.order)
 
     def cacheable_tokens(self) -> int:
-        """Return the most leading tokens that may come from the cache instead of being computed.
+        """Count the most leading tokens that may come from the cache instead of being computed.
 
         The last token always runs, because the next one is drawn from it. A pooled request needs every hidden state;
         a scored one those from the token before the first scored one.

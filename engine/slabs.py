@@ -57,7 +57,7 @@ class SlabHandover(Protocol):
 
 
 def blocks_per_slab(slab_bytes: int, block_bytes: int) -> int:
-    """Whole blocks that every slab holds at least, wherever it lies: where the sizes do not match, one fewer."""
+    """Count whole blocks that every slab holds at least, wherever it lies: where the sizes do not match, one fewer."""
     return max(slab_bytes - block_bytes + gcd(slab_bytes, block_bytes), 0) // block_bytes
 
 
@@ -115,12 +115,12 @@ class SharedPool(BlockPool):
 
     @property
     def num_spare_slabs(self) -> int:
-        """Slabs that others may have now."""
+        """Count the slabs that others may have now."""
         return max(min(len(self._idle), len(self._held) - self.min_slabs), 0)
 
     @property
     def num_owed_slabs(self) -> int:
-        """Guaranteed slabs that it does not hold."""
+        """Count the guaranteed slabs that it does not hold."""
         return max(self.min_slabs - len(self._held), 0)
 
     @property
@@ -262,11 +262,11 @@ class Slabs:
 
     @property
     def num_owed(self) -> int:
-        """Slabs that pools lack of their guarantees."""
+        """Count the slabs that pools lack of their guarantees."""
         return sum(pool.num_owed_slabs for pool in self.pools)
 
     def num_within_reach(self, pool: SharedPool) -> int:
-        """Slabs that a pool could have more than it holds."""
+        """Count the slabs that a pool could have more than it holds."""
         spare = sum(other.num_spare_slabs for other in self.pools if other is not pool)
         return max(self.num_free + spare - self.num_owed, 0) + pool.num_owed_slabs
 
@@ -352,6 +352,7 @@ class Slabs:
     def put_back(self, slab: int, mark: object) -> None:
         """Take a slab that a pool has let go of."""
         heappush(self._free, slab)
+        # What the old holder launched may still write: whoever takes the slab waits for this mark on its own stream.
         self._marks[slab] = mark
         self._changed.notify_all()
 

@@ -56,7 +56,7 @@ class Speculator:
 
     @property
     def acceptance_rate(self) -> float | None:
-        """Share of recent draft tokens that stood; None before any was judged."""
+        """Return the share of recent draft tokens that stood; None before any was judged."""
         return self._stood / self._judged if self._judged else None
 
     def set_limits(self, decoding: Seq[Sequence], *, other_tokens: int = 0) -> None:

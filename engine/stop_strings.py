@@ -58,7 +58,7 @@ class StopAutomaton:
         self.matched[node] = len(string)
 
     def _link(self) -> None:
-        """Breadth first: a node fails over to the longest proper suffix that is itself a node."""
+        """Link breadth first: a node fails over to the longest proper suffix that is itself a node."""
         queue = deque(self.next[0].values())
         while queue:
             node = queue.popleft()

@@ -97,7 +97,7 @@ class TextStream:
                 self._text.append(self._search.flush())
 
     def take(self) -> tuple[str, str]:
-        """Reasoning and text shown since the last call."""
+        """Return the reasoning and text shown since the last call."""
         reasoning, text = "".join(self._reasoning), "".join(self._text)
         self._reasoning.clear()
         self._text.clear()
@@ -107,6 +107,7 @@ class TextStream:
         rest = self._detokenizer.flush()
         if self._thinking:
             self._show_reasoning(rest)
+        # Anew, since reasoning and answer are two texts: the first space of each may not be part of it.
         self._detokenizer = Detokenizer(self._tokens)
         self._thinking, self._began, self._blank = thinking, False, ""
         self._after_reasoning = not thinking

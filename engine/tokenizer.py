@@ -106,7 +106,7 @@ class Tokenizer:
 
     @property
     def fingerprint(self) -> int:
-        """Equal for tokenizers that map the same ids to the same tokens; drafting needs that."""
+        """Return a number that is equal for tokenizers of the same ids and tokens, which drafting needs."""
         return hash(frozenset(self._raw.get_vocab(with_added_tokens=True).items()))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -138,7 +138,7 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Messages, laid out by the checkpoint's template.
+        """Return the token ids of messages, laid out by the checkpoint's template.
 
         Parameters
         ----------
@@ -192,7 +192,7 @@ class Tokenizer:
         return last == tags.open_id
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text without special tokens."""
+        """Return the text without special tokens."""
         return decode(self.bytes, token_ids)
 
 

@@ -210,7 +210,7 @@ def _percentiles(seconds: list[float]) -> dict[str, float]:
 
 
 def _share_of_equal_prefix(ours: list[list[int]], theirs: list[list[int]]) -> float:
-    """Share of tokens before the first difference; after one, greedy answers go their own ways."""
+    """Return the share of tokens before the first difference; after one, greedy answers go their own ways."""
     equal = 0
     for a, b in zip(ours, theirs, strict=True):
         equal += next((i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), len(a))

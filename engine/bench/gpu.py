@@ -170,7 +170,7 @@ def _floors(config: ModelConfig, ceilings: DeviceCeilings, args: argparse.Namesp
 
 
 def _mbu(config: ModelConfig, row: dict[str, Any], ceilings: DeviceCeilings) -> float | None:
-    """Share of the measured read bandwidth that one sequence's decode uses."""
+    """Return the share of the measured read bandwidth that one sequence's decode uses."""
     found: float | None = row["ours"].get("itl_ms_b1", {}).get("median")
     if not found:
         return None

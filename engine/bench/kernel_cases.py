@@ -78,7 +78,7 @@ class KernelTiming:
 
 
 def time_us(calls: Sequence[Callable[[], object]], repeats: int = 5) -> float:
-    """Microseconds per call of ``calls`` made one after the other in a replayed graph; the median of ``repeats``."""
+    """Return the microseconds per call of ``calls`` made in turn in a replayed graph, the median of ``repeats``."""
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -109,7 +109,7 @@ def time_us(calls: Sequence[Callable[[], object]], repeats: int = 5) -> float:
 
 
 def measure_ceilings() -> KernelCeilings:
-    """Reading 4 GiB by a maximum over rows, and square products of 8192."""
+    """Measure reading 4 GiB by a maximum over rows, and square products of 8192."""
     read = _read_bandwidth()
     a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     operations = 2.0 * 8192**3
@@ -139,7 +139,7 @@ def copies_of(num_bytes: float) -> int:
 def attention_case(
     shape: LayerShape, size: int, query_len: int, context: int
 ) -> tuple[Tensor, Tensor, list[PagedStep]]:
-    """Queries, pool, and several steps that read it at places of their own."""
+    """Make queries, a pool, and several steps that read it at places of their own."""
     blocks_each = context // BLOCK_SIZE
     copies = min(copies_of(4 * size * context * shape.num_kv_heads * shape.head_dim), 64)
     pool = (copies * size * blocks_each, BLOCK_SIZE, 2, shape.num_kv_heads, shape.head_dim)

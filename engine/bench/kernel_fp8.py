@@ -19,7 +19,7 @@ REPEATS = 3
 
 
 def sweep_activations(shape: LayerShape, rows: tuple[int, ...]) -> Iterator[dict[str, object]]:
-    """Microseconds of one product: library and ours in 16 bits, library and ours in 8, rounding, every cut of ours.
+    """Time one product, microseconds: library and ours in 16 bits, in 8 bits, rounding, every cut of ours.
 
     ``w4a8`` rounds and multiplies, as a layer does; ``cuts`` and the library's ``fp8`` find their rows rounded.
     """

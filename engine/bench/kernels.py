@@ -42,7 +42,7 @@ ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 512, 2048)
 
 
 def bench_linears(shape: LayerShape, ceilings: KernelCeilings, rows: tuple[int, ...]) -> Iterator[KernelTiming]:
-    """INT4 matrices of a layer, and bfloat16 ones through the library for comparison."""
+    """Time a layer's INT4 matrices, and bfloat16 ones through the library for comparison."""
     for name, (n, k) in shape.matrices.items():
         num_bytes = INT4_BYTES * n * k
         is_gated = name == "gate_up"
@@ -123,7 +123,7 @@ def bench_fused(shape: LayerShape, ceilings: KernelCeilings, rows: tuple[int, ..
 
 
 def bench_sampling(shape: LayerShape, ceilings: KernelCeilings) -> Iterator[KernelTiming]:
-    """Greedy, drawn, and drawn with ``top_p``."""
+    """Time draws: greedy, at a temperature, and with ``top_p``."""
     for m in (1, 8, 32, 128):
         logits = torch.randn(m, shape.vocab, device="cuda") * 3
         seeds = torch.arange(m, device="cuda")
@@ -136,7 +136,7 @@ def bench_sampling(shape: LayerShape, ceilings: KernelCeilings) -> Iterator[Kern
 
 
 def print_table(lines: list[KernelTiming]) -> None:
-    """Microseconds over floor, a line per kernel and model, a column per row count."""
+    """Print microseconds over floor, a line per kernel and model, a column per row count."""
     by_kernel: dict[tuple[str, str], dict[int, KernelTiming]] = {}
     for line in lines:
         by_kernel.setdefault((line.model, line.kernel if not line.note else f"{line.kernel}: {line.note}"), {})[

@@ -379,7 +379,7 @@ class HostMeter:
         self._process_s = time.process_time()
 
     def read(self, elapsed_s: float, late_s: Sequence[float]) -> dict[str, Any]:
-        """Cores used, and by engine the steps and milliseconds of host time a step.
+        """Return the cores used, and by engine the steps and milliseconds of host time a step.
 
         ``late_s`` is by how much a thread that slept came late: beside the timer's own error, its wait for the
         interpreter.

@@ -15,7 +15,7 @@ PACKAGES = ("torch", "transformers", "safetensors", "llama_cpp_python")
 
 
 def machine_card() -> dict[str, object]:
-    """Machine, versions, commit, and the memory bandwidth that bounds a decode step."""
+    """Describe machine, versions, commit, and the memory bandwidth that bounds a decode step."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
         "machine": platform.machine(),

@@ -100,11 +100,11 @@ def warm_output(engine: MeasuredEngine, prompts: PromptSource, count: int) -> No
 
 
 def prefill_rate(engine: MeasuredEngine, prompts: PromptSource) -> float:
-    """Prompt tokens a second, 16 prompts of 2,048 at once."""
+    """Return the prompt tokens a second, 16 prompts of 2,048 at once."""
     elapsed_s = engine.serve(prompts.draw(PREFILL_PROMPTS, PREFILL_TOKENS), 1)
     return PREFILL_PROMPTS * PREFILL_TOKENS / elapsed_s
 
 
 def output_rate(engine: MeasuredEngine, prompts: PromptSource, count: int) -> float:
-    """Output tokens a second, ``count`` requests of 512 in and 128 out at once."""
+    """Return the output tokens a second, ``count`` requests of 512 in and 128 out at once."""
     return count * OUTPUT_TOKENS / engine.serve(prompts.draw(count, PROMPT_TOKENS), OUTPUT_TOKENS)

@@ -115,7 +115,7 @@ def _profiled(engine: Engine, work: Callable[[], None], steps: int, floors_s: di
 
 
 def by_kind(spans: Iterable[tuple[str, float, float]], steps: int, floors_s: dict[str, float]) -> dict[str, object]:
-    """Kernels of ``steps`` equal steps, (name, began, ended) in microseconds, as milliseconds a step.
+    """Sum the kernels of ``steps`` equal steps, (name, began, ended) in microseconds, to milliseconds a step by kind.
 
     A kernel counts from the end of the one before it where the two overlap (programmatic dependent launch), so that the
     parts and what lies idle between them add up to the whole.

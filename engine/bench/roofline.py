@@ -32,7 +32,7 @@ class DeviceCeilings:
 
 
 def measure_ceilings(device: torch.device) -> DeviceCeilings:
-    """Best of five for each; a second or two."""
+    """Measure both rates, the best of five passes each; takes a second or two."""
     on_gpu = device.type == "cuda"
     data = torch.randn((1 << 30) if on_gpu else (1 << 25), dtype=torch.bfloat16, device=device)
     side = 8192 if on_gpu else 1024
@@ -43,7 +43,7 @@ def measure_ceilings(device: torch.device) -> DeviceCeilings:
 
 
 def sustained_matmul_flops(device: torch.device, seconds: float = 2.0) -> float:
-    """Operations a second of a large bfloat16 product of random numbers, once a GPU's power limit has set its clock.
+    """Return the operations a second of a large bfloat16 product, once a GPU's power limit has set its clock.
 
     Prefill goes on for seconds, so this, rather than the best of a few products, is what it can be compared with.
     """

@@ -84,7 +84,7 @@ def _reject(
     is_real: Tensor,
     draft_probs: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Rejection sampling of every draft: accepted tokens (B,), and tokens (B, k + 1)."""
+    """Judge every draft by rejection sampling: accepted tokens (B,), and tokens (B, k + 1)."""
     batch, most = draft_ids.shape
     assert params.seeds is not None
     assert params.positions is not None

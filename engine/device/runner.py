@@ -482,5 +482,5 @@ def step_tensors(fields: DeviceFields, tables: Tensor, query_len: int) -> StepTe
 
 
 def stream_priority(model: StepModel) -> int:
-    """Smaller models go first where the device has a choice: their steps are short, and waiting doubles them."""
+    """Return the priority of a model's stream: smaller ones go first, as waiting doubles their short steps."""
     return -1 if model.weight_bytes < (16 << 30) else 0

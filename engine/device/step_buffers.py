@@ -119,7 +119,7 @@ _ALIGNMENT = 16
 
 
 def _places(shape: StepShape) -> list[tuple[int, int, int]]:
-    """First byte, end and item size of each field, in the order in which they are declared."""
+    """Return the first byte, end and item size of each field, in the order in which they are declared."""
     tokens, rows = shape.num_tokens, shape.num_rows
     wide = [tokens] * 4 + [rows] * 5
     narrow = [shape.num_sequences + 1, shape.num_sequences, shape.num_sequences] + [rows] * 6

@@ -23,7 +23,7 @@ _FLOPS = 4e14
 
 
 def captured_sizes(config: ModelConfig) -> tuple[int, ...]:
-    """Token counts of steps with prompts that are worth a graph for a model of this shape."""
+    """Return the token counts of steps with prompts that are worth a graph for a model of this shape."""
     attention = config.hidden_size * (2 * config.q_size + 2 * config.kv_size)
     layer_flops = 2 * (attention + 3 * config.hidden_size * config.intermediate_size)
     return tuple(size for size in NUM_TOKENS if layer_flops * size / _FLOPS < _LAYER_LAUNCH_S)

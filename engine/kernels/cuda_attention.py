@@ -101,7 +101,7 @@ def paged_attention_cuda(
 
 
 def shared_bytes(head_dim: int) -> int:
-    """Rings of keys and of values, two tiles of queries, and the ``Control``."""
+    """Return the bytes of the rings of keys and of values, two tiles of queries, and the ``Control``."""
     return (2 * STAGES + 2) * KEYS * 2 * head_dim + CONTROL_BYTES
 
 

@@ -125,7 +125,7 @@ def stream_linear(x: Tensor, weight: Int4Weight, bias: Tensor | None, config: St
 
 
 def blocks_at_once(tiles: int, row_tiles: int) -> int:
-    """Blocks of 128 weight rows in a unit of work (``BLOCKS`` of ``int4.cu``)."""
+    """Return the blocks of 128 weight rows in a unit of work (``BLOCKS`` of ``int4.cu``)."""
     return row_tiles * (2 if tiles >= GROUP_TILES else 1)
 
 
@@ -136,7 +136,7 @@ def stage_bytes(tiles: int, row_tiles: int, groups: int) -> int:
 
 
 def fit_stages(tiles: int, row_tiles: int, groups: int, shared_kib: int) -> tuple[int, int]:
-    """Stages of the ring, and shared memory in all: beyond ``SHARED_KIB`` no less, to keep other thread blocks away."""
+    """Return stages of the ring and shared memory in all: from ``SHARED_KIB`` on, to keep other thread blocks away."""
     per_stage = stage_bytes(tiles, row_tiles, groups)
     stages = min(MAX_STAGES, max(MIN_STAGES, (1024 * shared_kib - CONTROL_BYTES) // per_stage))
     return stages, max(stages * per_stage + CONTROL_BYTES, 1024 * shared_kib if shared_kib > SHARED_KIB else 0)

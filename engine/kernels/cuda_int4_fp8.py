@@ -123,7 +123,7 @@ def round_rows(x: Tensor) -> RoundedRows:
 
 
 def count_chunks(units: int) -> tuple[int, int]:
-    """Chunks that a thread holds, and threads, for a row of ``units``."""
+    """Return the chunks that a thread holds, and threads, for a row of ``units``."""
     needed = units * UNIT // CHUNK
     chunks = -(-needed // CHUNK_THREADS)
     return chunks, math.ceil(needed / chunks / 32) * 32

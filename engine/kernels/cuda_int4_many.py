@@ -164,7 +164,7 @@ def describe_tile(cut: TileCut, stages: int, is_bf16: bool, is_gated: bool) -> d
 
 
 def shared_bytes(cut: TileCut, groups: int) -> tuple[int, int]:
-    """Stages of the ring, and shared memory in all. A stage: codes, activations, scales (``STAGE_BYTES``)."""
+    """Return stages of the ring and shared memory in all. A stage: codes, activations, scales (``STAGE_BYTES``)."""
     return fit_stages(cut.blocks * (64 * ROWS + 512 * groups) + 8 * cut.tiles * 256)
 
 

@@ -16,7 +16,7 @@ TINY = 1e-12  # an all-zero row is divided by this instead of 0
 
 @dataclass(frozen=True, slots=True)
 class Fp8Weight:
-    """``W[o, i] = data[o, i] * scales[o]``.
+    """Holds ``W[o, i] = data[o, i] * scales[o]``.
 
     Attributes
     ----------

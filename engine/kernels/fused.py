@@ -55,7 +55,7 @@ def silu_and_mul_reference(gate_up: Tensor) -> Tensor:
 
 
 def rope_tables(positions: Tensor, inv_freq: Tensor, attention_factor: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of a step, float32 (T, head_dim / 2) each, of positions (T,); once a step, for all layers."""
+    """Return cosines and sines, float32 (T, head_dim / 2) each, of positions (T,); once a step, for all layers."""
     angles = positions.to(torch.float32)[:, None] * inv_freq[None, :]
     return angles.cos() * attention_factor, angles.sin() * attention_factor
 

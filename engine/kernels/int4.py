@@ -38,7 +38,7 @@ _REPACK_ROWS = 8192
 
 @dataclass(frozen=True, slots=True)
 class Int4Weight:
-    """``W[o, i] = (code[o, i] - zero[o, g]) * scale[o, g]`` in the kernels' layout.
+    """Holds ``W[o, i] = (code[o, i] - zero[o, g]) * scale[o, g]`` in the kernels' layout.
 
     Products with a gated weight are ``silu(gate) * up`` (Shazeer 2020, eq. 6), half as many outputs as it has rows.
 
@@ -190,7 +190,7 @@ def _pad(values: Tensor, rows: int, columns: int) -> Tensor:
 
 
 def _pack_codes(codes: Tensor) -> Tensor:
-    """uint8 (rows, inputs), padded → int32 (blocks, units, 8, 2, 32, 4)."""
+    """Pack uint8 (rows, inputs), padded, into int32 (blocks, units, 8, 2, 32, 4)."""
     blocks, units = codes.shape[0] // ROWS, codes.shape[1] // UNIT
     #                   block  tile h  g   unit  half word b  t  e
     split = codes.view(blocks, 8, 2, 8, units, 2, 4, 2, 4, 2)

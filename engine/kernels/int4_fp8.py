@@ -1,4 +1,4 @@
-"""4-bit weights times activations rounded to 8-bit floats ("W4A8"): twice the matrix units' rate, for a loss measured.
+"""Multiplies 4-bit weights with activations rounded to 8-bit floats ("W4A8"): twice the rate, for a loss measured.
 
 Of 128 inputs, the least that share a scale, products are summed by the matrix unit; the sums of such groups are scaled
 and added in float32. Weights stay in the layout of :mod:`engine.kernels.int4`, the very same tensors.

@@ -40,7 +40,7 @@ def find_nvrtc() -> ctypes.CDLL:
 
 
 def compile_cubin(source: str, defines: Mapping[str, int], arch: str) -> bytes:
-    """Machine code of ``source`` (a file beside this one) with our prelude before it; it may include the ``.cuh`` here.
+    """Compile ``source`` (a file here), our prelude before it, to machine code; it may include the ``.cuh`` here.
 
     Parameters
     ----------

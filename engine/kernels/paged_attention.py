@@ -23,7 +23,7 @@ def paged_attention(
     window: int | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Causal attention of every query row over its own sequence's keys.
+    """Compute causal attention of every query row over its own sequence's keys.
 
     Nothing is read back to the host and the launch does not depend on the lengths, so a captured graph stays valid for
     other lengths up to the same ``max_query_len`` and the table's width.

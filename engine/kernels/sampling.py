@@ -137,7 +137,7 @@ def _errors(raw_peaks: Tensor, peaks: Tensor) -> Tensor:
 
 
 def edit_logits(logits: Tensor, params: SamplingTensors) -> Tensor:
-    """Penalties, bias and banned tokens, in this order: ``logits`` itself if there are none, else float32 (R, V)."""
+    """Apply penalties, bias and bans, in this order: ``logits`` itself if there are none, else float32 (R, V)."""
     if params.penalties is None and params.bias_ids is None and params.banned_ids is None:
         return logits
     edited = logits.float()
@@ -173,7 +173,7 @@ def count_tokens(penalties: Penalties, token_ids: Tensor) -> None:
 
 
 def choose(logits: Tensor, params: SamplingTensors) -> tuple[Tensor, Tensor]:
-    """Greedy or drawn token of each row of edited logits: int64 (R,), and each row's largest logit, float32 (R,)."""
+    """Choose each row's greedy or drawn token of edited logits, int64 (R,), with its largest logit, float32 (R,)."""
     peaks, best = logits.float().max(dim=-1)
     if params.temperature is None:
         return best, peaks
@@ -249,7 +249,7 @@ def uniforms(seeds: Tensor, positions: Tensor, stream: int = DRAW) -> Tensor:
 
 
 def _add_logprobs(sampled: SampledTokens, logits: Tensor, num_logprobs: int) -> None:
-    """Log-probability and rank of the drawn tokens, and the likeliest ones, from the unedited logits."""
+    """Add log-probability and rank of the drawn tokens, and the likeliest ones, from the unedited logits."""
     logprobs = torch.log_softmax(logits.float(), dim=-1)
     chosen = logprobs.gather(1, sampled.token_ids[:, None])
     sampled.logprobs = chosen.squeeze(1)

@@ -17,7 +17,7 @@ HEADS_AT_ONCE = 8
 
 
 def _warps(width: int) -> int:
-    """Warps for a row reduced by one program: about 32 elements a thread."""
+    """Return the warps for a row reduced by one program: about 32 elements a thread."""
     return max(1, min(16, width // 1024))
 
 

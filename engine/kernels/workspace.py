@@ -64,7 +64,7 @@ def workspace_of(device: torch.device) -> Workspace:
 
 
 def count_runs(outputs: int, units: int, resident: int) -> int:
-    """Thread blocks, of which ``resident`` run at once, that the units of so many outputs are dealt to in equal runs.
+    """Return the thread blocks, ``resident`` of them at once, that so many outputs' units are dealt to in equal runs.
 
     No output falls to more than ``MOST_SHARES + 1`` of them.
     """

@@ -16,7 +16,7 @@ from engine.layers.quant import QuantWeight
 
 
 class Linear(Protocol):
-    """``x`` (T, in_features) → (T, out_features), same dtype. A row's result does not depend on the other rows."""
+    """Maps ``x`` (T, in_features) to (T, out_features), same dtype. No row's result depends on another row."""
 
     in_features: int
     out_features: int

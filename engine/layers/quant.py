@@ -20,7 +20,7 @@ def unpack_nibbles(packed: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class QuantWeight:
-    """``W[o, i] = (code[o, i] - zero[o, g]) * scale[o, g]`` with ``g = i' // group_size``.
+    """Holds ``W[o, i] = (code[o, i] - zero[o, g]) * scale[o, g]`` with ``g = i' // group_size``.
 
     Attributes
     ----------
@@ -52,7 +52,7 @@ class QuantWeight:
         return sum(t.nbytes for t in tensors if t is not None)
 
     def codes(self) -> Tensor:
-        """uint8 (out, in), in group order."""
+        """Return the codes, uint8 (out, in), in group order."""
         return unpack_nibbles(self.packed)
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:

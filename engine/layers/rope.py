@@ -34,7 +34,7 @@ class Rotary:
         self._dtype = dtype
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cos and sin for all heads of a fused query-key-value row, each (T, num_heads + 2 * num_kv_heads, head_dim).
+        """Return cos and sin for all heads of a fused query-key-value row, (T, num_heads + 2 * num_kv_heads, head_dim).
 
         Values are "turned" by cos 1 and sin 0: one call per layer then serves the whole row, and keys and values stay
         side by side for the one write into the cache.
@@ -52,7 +52,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
-    """Radians per position of each pair, float32 (head_dim / 2,), and the factor on cos and sin."""
+    """Return the radians per position of each pair, float32 (head_dim / 2,), and the factor on cos and sin."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
     plain = 1.0 / rope.theta**exponents
     if rope.rope_type in ("default", "dynamic"):
@@ -65,7 +65,7 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]
 
 
 def _llama3(rope: RopeConfig, plain: Tensor) -> Tensor:
-    """Long waves slowed by ``factor``, short ones kept, a linear blend between (Llama 3.1 reference code)."""
+    """Slow long waves by ``factor``, keep short ones, blend linearly between (Llama 3.1 reference code)."""
     assert rope.original_max_positions is not None
     turns = rope.original_max_positions * plain / (2 * math.pi)  # turns of each pair over the original context
     blend = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
@@ -74,7 +74,7 @@ def _llama3(rope: RopeConfig, plain: Tensor) -> Tensor:
 
 
 def _yarn(rope: RopeConfig, plain: Tensor, head_dim: int) -> Tensor:
-    """NTK-by-parts interpolation (Peng et al. 2023, "YaRN", eq. 20-23)."""
+    """Interpolate by NTK-by-parts (Peng et al. 2023, "YaRN", eq. 20-23)."""
     assert rope.original_max_positions is not None
     low = _pair_that_turns(rope.beta_fast, rope, head_dim)
     high = _pair_that_turns(rope.beta_slow, rope, head_dim)

@@ -201,7 +201,7 @@ class Assembler:
         return model
 
     def head(self, embedding: Tensor) -> Linear:
-        """Hidden states to scores over the vocabulary."""
+        """Build the layer from hidden states to scores over the vocabulary."""
         config = self.config
         if config.tie_embeddings:
             # Some exporters write the tied head a second time; the embedding is the truth.

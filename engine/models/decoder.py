@@ -127,5 +127,5 @@ class DecoderModel:
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """Scores over the vocabulary, float32 (R, vocab_size), of R hidden rows that :meth:`forward` returned."""
+        """Return scores over the vocabulary, float32 (R, vocab_size), of R rows that :meth:`forward` returned."""
         return self.lm_head(hidden).float()

@@ -135,7 +135,7 @@ class ParallelModel:
 
     @contextmanager
     def wait(self) -> Iterator[None]:
-        """Results are waited for.
+        """Let results be waited for.
 
         Raises
         ------

@@ -75,7 +75,7 @@ def pack(batch: Batch) -> Tensor:
 
 
 def packed_length(head: list[int]) -> int:
-    """Numbers that follow a FORWARD header."""
+    """Count the numbers that follow a FORWARD header."""
     _, _, num_tokens, num_sequences, width, num_rows = head[:6]
     return 3 * num_tokens + 2 * num_sequences + num_sequences * width + num_rows
 

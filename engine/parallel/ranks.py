@@ -63,7 +63,7 @@ class Ranks:
         return parts.view(self.size, rows, each).transpose(0, 1).reshape(rows, self.size * each)
 
     def share(self, x: Tensor) -> Tensor:
-        """Rank 0's tensor, on the device, in every rank's ``x``."""
+        """Copy rank 0's tensor, on the device, into every rank's ``x``."""
         options = _on_stream(dist.BroadcastOptions())
         options.rootRank = 0
         _finish(self._data.broadcast([x], options))
@@ -72,7 +72,7 @@ class Ranks:
     # Orders
 
     def tell(self, order: Tensor) -> None:
-        """Rank 0: give the others a contiguous int64 tensor, on the host."""
+        """Give the other ranks, from rank 0, a contiguous int64 tensor on the host."""
         data = order.numpy().tobytes()
         for pipe in self._pipes:
             pipe.send_bytes(data)
@@ -100,7 +100,7 @@ class Ranks:
 
 
 def _on_stream(options: Any) -> Any:
-    """Sum on this stream, not the library's own: events between the two would cost more than a small sum."""
+    """Stay on this stream, not the library's own: events between the two would cost more than a small sum."""
     options.asyncOp = False
     return options
 

@@ -80,7 +80,7 @@ def cut_vocabulary(weight: Tensor | QuantWeight, shard: Shard) -> Tensor | Quant
 
 
 def cut_inputs(weight: Tensor | QuantWeight, shard: Shard) -> Tensor | QuantWeight:
-    """Columns of (out, in) whose inputs this rank has.
+    """Return the columns of (out, in) whose inputs this rank has.
 
     Raises
     ------
