@@ -115,7 +115,7 @@ _INT_RANGES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Thinking:
+class ThinkingBudget:
     """Bounds reasoning: after ``max_tokens`` of it, ``close_ids`` are written as if the model had.
 
     ``close_id`` is the token whose appearance ends the reasoning by itself.
@@ -152,7 +152,7 @@ class Request:
     priority: Priority = Priority.LIVE
     score_from: int | None = None
     pooled: bool = False
-    thinking: Thinking | None = None
+    thinking: ThinkingBudget | None = None
     speculate: bool = True
     cache_salt: str = ""
     stop_check: StopCheck | None = None

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import EngineError, NonFiniteLogits, NothingAllowed
-from engine.filters import filter_logits
+from engine.logit_filters import filter_logits
 from engine.request import SamplingParams, TokenLogprob
 from engine.rng import uniform
 from engine.sequence import Sequence

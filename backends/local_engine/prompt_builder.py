@@ -157,7 +157,7 @@ class PromptBuilder:
             stop_check=stop_check,
         )
 
-    def _thinking_limit(self, request: GenerateRequest, room: int) -> engine_request.Thinking:
+    def _thinking_limit(self, request: GenerateRequest, room: int) -> engine_request.ThinkingBudget:
         """Return the budget a request asks for, else a share of the answer's room.
 
         Past it the closing tag is written for the model.
@@ -175,7 +175,7 @@ class PromptBuilder:
             )
         limit = int(room * _THINKING_SHARE) if budget is None else budget
         close_ids = tuple(self.tokenizer.encode("\n</think>" + _AFTER_REASONING, add_special_tokens=False))
-        return engine_request.Thinking(tags.close_id, close_ids, max(limit, 1))
+        return engine_request.ThinkingBudget(tags.close_id, close_ids, max(limit, 1))
 
     def score_request(
         self, prompt: GenerateRequest, prompt_ids: tuple[int, ...], answer_ids: tuple[int, ...]

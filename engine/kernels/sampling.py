@@ -195,7 +195,7 @@ def probabilities(logits: Tensor, params: SamplingTensors) -> Tensor:
 
 
 def _filter(logits: Tensor, params: SamplingTensors) -> Tensor:
-    """Write -inf over what a whole stable sort and the three limits leave out, as :mod:`engine.filters` does."""
+    """Write -inf over what a whole stable sort and the three limits leave out, as :mod:`engine.logit_filters` does."""
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
     over = ordered - ordered[:, :1]
     drop = torch.zeros_like(ordered, dtype=torch.bool)

@@ -11,7 +11,7 @@ from engine.drafter import ModelDrafter, NGramDrafter
 from engine.engine import Engine, Result, collect
 from engine.errors import NonFiniteLogits, StepFailed
 from engine.kv_cache import KVCache
-from engine.request import FinishReason, Priority, Request, RequestEnding, SamplingParams, Thinking, TokenChunk
+from engine.request import FinishReason, Priority, Request, RequestEnding, SamplingParams, ThinkingBudget, TokenChunk
 from engine.runner import Flight, StepResult
 from engine.scheduler import StepPlan
 from engine.sink import QueueSink
@@ -84,7 +84,7 @@ def build(index: int, prompt: list[int], kind: str, priority: Priority = Priorit
         priority=priority,
         score_from=1 if kind in ("scored", "echoed") and len(prompt) > 1 else None,
         pooled=kind == "pooled",
-        thinking=Thinking(close_id=7, close_ids=(7, 9), max_tokens=3 + index % 3) if kind == "thinking" else None,
+        thinking=ThinkingBudget(close_id=7, close_ids=(7, 9), max_tokens=3 + index % 3) if kind == "thinking" else None,
         stop_check=Nth(4) if kind == "stopped" else None,
     )
 

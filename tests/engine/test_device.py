@@ -29,7 +29,7 @@ from engine.errors import NonFiniteLogits
 from engine.kv_cache import KVCache
 from engine.load.model import load_model
 from engine.models.decoder import DecoderModel
-from engine.request import FinishReason, Priority, Request, SamplingParams, Thinking
+from engine.request import FinishReason, Priority, Request, SamplingParams, ThinkingBudget
 from engine.runner import Flight, StepResult
 from engine.scheduler import StepPlan
 from engine.sink import QueueSink
@@ -91,8 +91,8 @@ def build(index: int, prompt: list[int], kind: str) -> Request:
         score_from=1 if kind == "scored" and len(prompt) > 1 else None,
         pooled=kind == "pooled",
         thinking={
-            "thinking": Thinking(close_id=7, close_ids=(7, 9), max_tokens=3),
-            "corrected": Thinking(close_id=7, close_ids=(7,), max_tokens=3),
+            "thinking": ThinkingBudget(close_id=7, close_ids=(7, 9), max_tokens=3),
+            "corrected": ThinkingBudget(close_id=7, close_ids=(7,), max_tokens=3),
         }.get(kind),
     )
 

@@ -25,7 +25,7 @@ from engine.errors import (
     StepFailed,
 )
 from engine.kv_cache import KVCache
-from engine.request import FinishReason, Priority, Request, RequestEnding, SamplingParams, Thinking, TokenChunk
+from engine.request import FinishReason, Priority, Request, RequestEnding, SamplingParams, ThinkingBudget, TokenChunk
 from engine.sink import QueueSink
 from engine.speculator import Speculator
 from tests.engine.toy import ToyModel
@@ -180,11 +180,11 @@ def test_thinking_is_closed_when_its_budget_is_spent() -> None:
     free = model.greedy([5, 6], 30, eos=False)
     close = next(t for t in range(1, 23) if t not in free[:12])
     sampling = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
-    thinking = Thinking(close_id=close, close_ids=(close, 9), max_tokens=6)
+    thinking = ThinkingBudget(close_id=close, close_ids=(close, 9), max_tokens=6)
     result = serve(make(model), [request([5, 6], sampling, thinking=thinking)])[0]
     assert list(result.token_ids[:8]) == [*free[:6], close, 9]
     assert list(result.token_ids[8:]) == model.greedy([5, 6, *free[:6], close, 9], 12, eos=False)
-    by_itself = Thinking(close_id=free[2], close_ids=(free[2],), max_tokens=6)
+    by_itself = ThinkingBudget(close_id=free[2], close_ids=(free[2],), max_tokens=6)
     result = serve(make(model), [request([5, 6], sampling, thinking=by_itself)])[0]
     assert list(result.token_ids) == free[:20]
 

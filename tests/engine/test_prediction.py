@@ -16,7 +16,7 @@ from engine.drafter import NGramDrafter
 from engine.engine import Engine, Result, collect
 from engine.errors import InvalidRequest
 from engine.prediction import FIRST_CHECK, LONGEST_CHECK, MOST_CHECKED, PredictionCursor
-from engine.request import FinishReason, Prediction, Request, SamplingParams, Thinking
+from engine.request import FinishReason, Prediction, Request, SamplingParams, ThinkingBudget
 from engine.sink import QueueSink
 from engine.speculator import Speculator
 from tests.engine.test_draft_verifier import model_drafter
@@ -253,7 +253,7 @@ def test_many_predictions_at_once_share_what_a_step_may_check() -> None:
 def test_the_answer_after_the_reasoning_is_what_was_predicted() -> None:
     model = ToyModel(4)
     sampling = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
-    thinking = Thinking(close_id=21, close_ids=(20, 21, 19), max_tokens=9)
+    thinking = ThinkingBudget(close_id=21, close_ids=(20, 21, 19), max_tokens=9)
     alone = serve(model, [Request("r", (5, 6), sampling, thinking=thinking)])[0].token_ids
     close = alone.index(21)
     prediction = Prediction(alone[close + 1 :], after_id=21)

@@ -13,7 +13,7 @@ from scipy import stats
 from torch import Tensor
 
 from engine.errors import NonFiniteLogits, NothingAllowed
-from engine.filters import filter_logits
+from engine.logit_filters import filter_logits
 from engine.request import Request, SamplingParams
 from engine.rng import uniform
 from engine.sampler import LogitsRow, Sampler, draw, token_logprobs
