@@ -15,7 +15,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class SettingsProblem:
     """One thing wrong with one key: ``path`` is dotted, ``source`` says where the value was written."""
 
     path: str
@@ -29,7 +29,7 @@ class Problem:
 class SettingsError(Exception):
     """The configuration cannot be used; ``problems`` lists all that is wrong, not only the first."""
 
-    def __init__(self, problems: Sequence[Problem]) -> None:
+    def __init__(self, problems: Sequence[SettingsProblem]) -> None:
         self.problems = tuple(problems)
         super().__init__("\n".join(map(str, self.problems)))
 
@@ -38,14 +38,14 @@ class SettingsFileMissing(SettingsError):
     """The file named cannot be opened."""
 
     def __init__(self, path: Path, reason: str) -> None:
-        super().__init__([Problem("", f"cannot read the configuration file: {reason}", str(path))])
+        super().__init__([SettingsProblem("", f"cannot read the configuration file: {reason}", str(path))])
 
 
 class SettingsFileMalformed(SettingsError):
     """The file is not TOML."""
 
     def __init__(self, path: Path, reason: str) -> None:
-        super().__init__([Problem("", f"not a TOML file: {reason}", str(path))])
+        super().__init__([SettingsProblem("", f"not a TOML file: {reason}", str(path))])
 
 
 class FieldError(ValueError):

@@ -1,4 +1,4 @@
-"""Policies as JSON: the form in which versions of them are stored, edited and compared."""
+"""Reads and writes policies as JSON: the form in which versions of them are stored, edited and compared."""
 
 from __future__ import annotations
 
@@ -7,35 +7,31 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway.config.display import digest, shown_value
-from gateway.config.raw_config import Leaf, Table
-from gateway.config.table_reader import ConfigReader
+from gateway.config.raw_config import Leaf, Table, tree
+from gateway.config.table_reader import ConfigReader, join
+from policies.errors import InvalidPolicy
 from policies.ladder import Ladder
 from policies.policy import Policy
 
-_IDENTITY = frozenset({"name", "version"})
-
-
-def content_version(policy: Policy) -> str:
-    """The version is the content: an edited policy is another version without anyone counting."""
-    plain = dataclasses.replace(policy, version="1")
-    return digest({each.name: shown_value(getattr(plain, each.name)) for each in dataclasses.fields(plain)})
+_UNNUMBERED = "1"
 
 
 def to_body(policy: Policy) -> dict[str, Any]:
-    """Everything but name and version, as JSON."""
-    fields = (each.name for each in dataclasses.fields(policy) if each.name not in _IDENTITY)
-    return {name: shown_value(getattr(policy, name)) for name in fields}
+    """Return everything but name and version, as JSON."""
+    return {name: value for name, value in shown_value(policy).items() if name not in ("name", "version")}
 
 
 def edited_mark(policy: Policy) -> str:
-    """A digest of what differs from the defaults: it stays when a newer version of the software adds a field."""
-    plain = Policy(name=policy.name)
-    given = {each.name: getattr(policy, each.name) for each in dataclasses.fields(policy) if each.name != "version"}
-    return digest({name: shown_value(value) for name, value in given.items() if value != getattr(plain, name)})
+    """Return a digest of what differs from the defaults: a field that a newer version adds leaves it as it is."""
+    plain = Policy(name=policy.name, version=policy.version)
+    names = [
+        each.name for each in dataclasses.fields(policy) if getattr(policy, each.name) != getattr(plain, each.name)
+    ]
+    return digest({name: shown_value(getattr(policy, name)) for name in names})
 
 
 def from_body(name: str, body: Mapping[str, Any], ladder: Ladder, *, version: str | None = None) -> Policy:
-    """A policy from its JSON; fields that are not there have their defaults.
+    """Read a policy from its JSON; fields that are not there have their defaults.
 
     Parameters
     ----------
@@ -48,22 +44,36 @@ def from_body(name: str, body: Mapping[str, Any], ladder: Ladder, *, version: st
         each with its path.
     """
     reader = ConfigReader()
-    policy = reader.read(Policy, _table(body), "", given={"name": name, "version": version or "1"})
+    policy = read_policy(reader, tree(body, "body"), "", name, ladder, version=version)
     reader.finish()
     assert policy is not None, "finish raises where nothing could be read"
+    return policy
+
+
+def read_policy(
+    reader: ConfigReader,
+    node: Table | Leaf | None,
+    path: str,
+    name: str,
+    ladder: Ladder,
+    *,
+    version: str | None = None,
+    base: Policy | None = None,
+) -> Policy | None:
+    """Read one policy and hold it against the ladder; ``base`` has the values that are not written.
+
+    Returns
+    -------
+    The policy, or None when there were problems; the reader has noted them.
+    """
+    source = "as in [policy]" if base else "default"
+    given = {"name": name, "version": version or _UNNUMBERED}
+    policy = reader.read(Policy, node, path, given=given, base=base, base_source=source)
+    if policy is None:
+        return None
     try:
         policy.check_against(ladder)
-    except ValueError as error:
-        reader.note(getattr(error, "field_name", ""), str(error))
-        reader.finish()
-    return policy if version is not None else dataclasses.replace(policy, version=content_version(policy))
-
-
-def _table(body: Mapping[str, Any]) -> Table:
-    return {key: _node(each) for key, each in body.items()}
-
-
-def _node(value: Any) -> Table | Leaf:
-    if isinstance(value, Mapping):
-        return _table(value)
-    return Leaf(value, "body")
+    except InvalidPolicy as error:
+        reader.note(join(path, error.field_name), str(error))
+    # The version is the content: an edited policy is another version without anyone counting.
+    return policy if version else dataclasses.replace(policy, version=digest(shown_value(policy)))

@@ -1,4 +1,4 @@
-"""The configuration before it is checked: a tree of values, each with the place it was written.
+"""Holds the configuration before it is checked: a tree of values, each with the place it was written.
 
 Layers, weakest first: the built-in ladder, one TOML file, the environment, the command line. Nothing here knows which
 keys exist; :mod:`gateway.config.table_reader` does.
@@ -11,31 +11,13 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from gateway.config.errors import Problem, SettingsError, SettingsFileMalformed, SettingsFileMissing
+from gateway.config.errors import SettingsError, SettingsFileMalformed, SettingsFileMissing, SettingsProblem
 
 PREFIX = "SUFFICE_"
 BUILTIN_SOURCE = "built-in ladder"
-
-# Not ADMIN: SUFFICE_ADMIN_KEY is a client's key, and no section with an underscore missing.
-_SECTIONS = (
-    "SERVER",
-    "AUTH",
-    "DATABASE",
-    "REDIS",
-    "LOG",
-    "METRICS",
-    "ROUTER",
-    "CONTROL",
-    "MONITOR",
-    "VERIFICATION",
-    "LEARNING",
-    "POLICY",
-)
-_SECTION_KEY = re.compile(rf"({'|'.join(_SECTIONS)})_(.+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +33,10 @@ Table = dict[str, "Table | Leaf"]
 
 
 def builtin_table() -> Table:
-    """The shipped ladder."""
-    text = resources.files("gateway.config").joinpath("builtin.toml").read_text(encoding="utf-8")
-    return _table(tomllib.loads(text, parse_float=Decimal), BUILTIN_SOURCE)
+    """Return the shipped ladder."""
+    # Not importlib.resources, whose import takes longer than the reading; the package is never installed zipped.
+    text = Path(__file__).with_name("builtin.toml").read_text(encoding="utf-8")
+    return _layer(tomllib.loads(text, parse_float=Decimal), BUILTIN_SOURCE)
 
 
 def file_table(path: Path) -> Table:
@@ -76,30 +59,36 @@ def file_table(path: Path) -> Table:
         parsed = tomllib.loads(text, parse_float=Decimal)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise SettingsFileMalformed(path, str(error)) from error
-    return _table(parsed, str(path))
+    return _layer(parsed, str(path))
 
 
-def environment_table(environ: Mapping[str, str], below: Table) -> Table:
+def environment_table(environ: Mapping[str, str], below: Table, sections: Iterable[str]) -> Table:
     """Read ``SUFFICE_SECTION__KEY`` variables.
 
     Names of tiers, models and policies are matched against ``below`` without regard to case and ``-`` or ``.``, which
     variable names cannot hold. A variable without ``__`` is a top-level key; those that are none belong to others,
-    unless they look like a section's key with one underscore missing.
+    unless they look like a key of one of ``sections`` with one underscore missing.
+
+    Raises
+    ------
+    SettingsError
+        A variable's name is none; all such names at once.
     """
+    section_key = re.compile(rf"({'|'.join(sections).upper()})_(.+)")
     table: Table = {}
     problems = []
     for variable in sorted(name for name in environ if name.startswith(PREFIX)):
         parts = variable.removeprefix(PREFIX).split("__")
         if not all(parts):
-            problems.append(Problem(variable, "expected SUFFICE_SECTION__KEY", "environment"))
+            problems.append(SettingsProblem(variable, "expected SUFFICE_SECTION__KEY", "environment"))
         elif len(parts) > 1:
             _put(table, _spell(parts, below), Leaf(environ[variable], f"environment {variable}", is_text=True))
         elif parts[0] == "DATA_DIR":
             table["data_dir"] = Leaf(environ[variable], f"environment {variable}", is_text=True)
-        elif match := _SECTION_KEY.match(parts[0]):
+        elif match := section_key.match(parts[0]):
             meant = f"{PREFIX}{match[1]}__{match[2]}"
             problems.append(
-                Problem(variable, f"sections and keys are parted by two underscores: {meant}?", "environment")
+                SettingsProblem(variable, f"sections and keys are parted by two underscores: {meant}?", "environment")
             )
     if problems:
         raise SettingsError(problems)
@@ -107,7 +96,7 @@ def environment_table(environ: Mapping[str, str], below: Table) -> Table:
 
 
 def override_table(overrides: Mapping[str, Any], source: str) -> Table:
-    """Values by dotted path, as the command line gives them; None means not given."""
+    """Return values by dotted path, as the command line gives them, as a tree; None means not given."""
     table: Table = {}
     for path, value in overrides.items():
         if value is not None:
@@ -125,34 +114,31 @@ def merge(layers: Iterable[Table]) -> Table:
     return merged
 
 
-def _table(parsed: Mapping[str, Any], source: str) -> Table:
-    table: Table = {}
-    for key, value in parsed.items():
-        if key == "tiers":
-            table[key] = _tiers(value, source)
-        else:
-            table[key] = _node(value, source)
-    return table
-
-
-def _node(value: Any, source: str) -> Table | Leaf:
-    if isinstance(value, dict):
-        return {key: _node(each, source) for key, each in value.items()}
+def tree(value: Any, source: str) -> Table | Leaf:
+    """Return parsed TOML or JSON as a tree whose every value names one source."""
+    if isinstance(value, Mapping):
+        return {key: tree(each, source) for key, each in value.items()}
     return Leaf(value, source)
+
+
+def _layer(parsed: Mapping[str, Any], source: str) -> Table:
+    return {key: _tiers(value, source) if key == "tiers" else tree(value, source) for key, value in parsed.items()}
 
 
 def _tiers(value: Any, source: str) -> Table:
     """``[[tiers]]`` as a table by name, in the order written: the ladder's order."""
     if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
-        raise SettingsError([Problem("tiers", "expected a list of tables: write [[tiers]]", source)])
+        raise SettingsError([SettingsProblem("tiers", "expected a list of tables: write [[tiers]]", source)])
     tiers: Table = {}
     for place, each in enumerate(value, start=1):
         name = each.get("name")
         if not isinstance(name, str) or not name:
-            raise SettingsError([Problem(f"tiers[{place}].name", "expected a name", source)])
+            raise SettingsError([SettingsProblem(f"tiers[{place}].name", "expected a name", source)])
         if name in tiers:
-            raise SettingsError([Problem(f"tiers[{place}].name", f"{name!r} is the name of an earlier tier", source)])
-        tiers[name] = {key: _node(part, source) for key, part in each.items() if key != "name"}
+            raise SettingsError(
+                [SettingsProblem(f"tiers[{place}].name", f"{name!r} is the name of an earlier tier", source)]
+            )
+        tiers[name] = {key: tree(part, source) for key, part in each.items() if key != "name"}
     return tiers
 
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from backends.config import MODEL_KINDS, DeviceConfig
-from gateway.config.coercion import expectation
 from gateway.config.sections import (
     AdminConfig,
     AuthConfig,
@@ -30,6 +29,7 @@ from gateway.config.sections import (
     VerificationConfig,
 )
 from gateway.config.store_section import StoreConfig
+from gateway.config.value_reader import expectation
 from policies.policy import Policy
 from policies.types import Tier
 

@@ -1,13 +1,14 @@
-# ruff: noqa: RUF009  _option only wraps dataclasses.field, whose call is what a field is made of
-"""The gateway's own settings, section by section. Every option carries its meaning and its limits as data."""
+# ruff: noqa: RUF009 - option returns a dataclasses.field
+"""Declares the gateway's settings, section by section. Every option carries its meaning and its limits as data."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, Literal
+from typing import Literal
 
+from backends.config import option
 from gateway.config.errors import FieldError
 
 AuthMode = Literal["auto", "always", "never"]
@@ -20,160 +21,156 @@ GraderName = Literal["final_answer", "overlap", "embedding", "likelihood", "judg
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 
 
-def _option(default: Any, help_text: str, *, at_least: float | None = None, at_most: float | None = None) -> Any:
-    return field(default=default, metadata={"help": help_text, "at_least": at_least, "at_most": at_most})
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """Where the gateway listens and how much it takes."""
+    """Sets where the gateway listens and how much it takes."""
 
-    host: str = _option("127.0.0.1", "Address to listen on.")
-    port: int = _option(8000, "Port to listen on; 0 takes a free one.", at_least=0, at_most=65535)
-    root_path: str = _option("", "Path prefix a reverse proxy strips, such as `/suffice`.")
-    cors_origins: tuple[str, ...] = _option((), "Origins that browsers may call from; `*` for all.")
-    max_body_bytes: int = _option(4_194_304, "Largest request body; larger ones get 413.", at_least=1024)
-    max_json_depth: int = _option(32, "Deepest nesting of a request body.", at_least=4, at_most=256)
-    max_messages: int = _option(2048, "Most messages in one request.", at_least=1)
-    max_n: int = _option(16, "Largest `n`.", at_least=1, at_most=128)
-    max_stop: int = _option(16, "Most stop strings.", at_least=1, at_most=256)
-    max_stop_chars: int = _option(256, "Longest stop string.", at_least=1)
-    max_logprobs: int = _option(20, "Largest `top_logprobs`.", at_least=0, at_most=1000)
-    max_logit_bias: int = _option(1024, "Most entries of `logit_bias`.", at_least=0)
-    max_concurrency: int = _option(256, "Most requests being answered at once.", at_least=1)
-    queue_limit: int = _option(512, "Most requests waiting for a place; more get 429.", at_least=0)
-    request_timeout_s: float = _option(600.0, "Longest life of a request in seconds.", at_least=0.1)
-    slow_client_timeout_s: float = _option(
+    host: str = option("127.0.0.1", "Address to listen on.")
+    port: int = option(8000, "Port to listen on; 0 takes a free one.", at_least=0, at_most=65535)
+    root_path: str = option("", "Path prefix a reverse proxy strips, such as `/suffice`.")
+    cors_origins: tuple[str, ...] = option((), "Origins that browsers may call from; `*` for all.")
+    max_body_bytes: int = option(4_194_304, "Largest request body; larger ones get 413.", at_least=1024)
+    max_json_depth: int = option(32, "Deepest nesting of a request body.", at_least=4, at_most=256)
+    max_messages: int = option(2048, "Most messages in one request.", at_least=1)
+    max_n: int = option(16, "Largest `n`.", at_least=1, at_most=128)
+    max_stop: int = option(16, "Most stop strings.", at_least=1, at_most=256)
+    max_stop_chars: int = option(256, "Longest stop string.", at_least=1)
+    max_logprobs: int = option(20, "Largest `top_logprobs`.", at_least=0, at_most=1000)
+    max_logit_bias: int = option(1024, "Most entries of `logit_bias`.", at_least=0)
+    max_concurrency: int = option(256, "Most requests being answered at once.", at_least=1)
+    queue_limit: int = option(512, "Most requests waiting for a place; more get 429.", at_least=0)
+    request_timeout_s: float = option(600.0, "Longest life of a request in seconds.", at_least=0.1)
+    slow_client_timeout_s: float = option(
         30.0, "A client that takes nothing for this many seconds is cut off.", at_least=0.1
     )
-    keep_alive_timeout_s: float = _option(15.0, "Seconds an idle connection is kept.", at_least=0)
-    drain_timeout_s: float = _option(30.0, "Seconds running requests get to finish on SIGTERM.", at_least=0)
+    keep_alive_timeout_s: float = option(15.0, "Seconds an idle connection is kept.", at_least=0)
+    drain_timeout_s: float = option(30.0, "Seconds running requests get to finish on SIGTERM.", at_least=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuthConfig:
-    """Who may call."""
+    """Sets who may call."""
 
-    required: AuthMode = _option(
+    required: AuthMode = option(
         "auto", "`auto`: open on loopback, a key elsewhere; `always`: a key everywhere; `never`: open everywhere."
     )
-    key_cache_s: float = _option(10.0, "Seconds a checked key is remembered; a revoked one lives as long.", at_least=0)
+    key_cache_s: float = option(10.0, "Seconds a checked key is remembered; a revoked one lives as long.", at_least=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisConfig:
-    """Shared state of several gateways; not needed for one."""
+    """Names the state that several gateways share; one gateway needs none."""
 
-    url: str | None = _option(None, "`redis://HOST:PORT/DB`.")
+    url: str | None = option(None, "`redis://HOST:PORT/DB`.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogConfig:
-    """What is written about requests, and where prompts end up."""
+    """Sets what is written about requests, and what is kept of prompts."""
 
-    format: LogFormat = _option("json", "`json`: one line a request; `console`: for reading.")
-    level: LogLevel = _option("info", "Least level written.")
-    prompts: Retention = _option(
+    format: LogFormat = option("json", "`json`: one line a request; `console`: for reading.")
+    level: LogLevel = option("info", "Least level written.")
+    prompts: Retention = option(
         "digest", "What the decision log keeps of prompts and answers: `none`, a keyed `digest`, or the `full` text."
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsConfig:
-    """What `/metrics` and `/readyz` do."""
+    """Sets what `/metrics` and `/readyz` do."""
 
-    enabled: bool = _option(True, "Whether `/metrics` answers.")
-    readiness_ttl_s: float = _option(5.0, "Seconds a tier's health check is believed.", at_least=0)
+    enabled: bool = option(True, "Whether `/metrics` answers.")
+    readiness_ttl_s: float = option(5.0, "Seconds a tier's health check is believed.", at_least=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterConfig:
-    """What estimates each tier's chance."""
+    """Names the router, which estimates each tier's chance of a good answer."""
 
-    artifact: str = _option("none", "`builtin`, `none` (no estimates: the safe choice), or an artifact's path.")
-    timeout_s: float = _option(2.0, "A prediction later than this counts as missing.", at_least=0.001)
+    artifact: str = option("none", "`builtin`, `none` (no estimates: the safe choice), or an artifact's path.")
+    timeout_s: float = option(2.0, "A prediction later than this counts as missing.", at_least=0.001)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdminConfig:
-    """The administration, `/admin/v1`."""
+    """Sets the limits of the administration, `/admin/v1`."""
 
-    enabled: bool = _option(True, "Whether it answers at all.")
-    max_body_bytes: int = _option(1_048_576, "Largest body; larger ones get 413.", at_least=1024)
-    max_artifact_bytes: int = _option(67_108_864, "Largest router that may be uploaded.", at_least=1024)
-    what_if_max_rows: int = _option(20_000, "Most rows of the log that a what-if reads.", at_least=1)
-    what_if_timeout_s: float = _option(20.0, "A what-if ends after this long with what it has read.", at_least=0.1)
+    enabled: bool = option(True, "Whether it answers at all.")
+    max_body_bytes: int = option(1_048_576, "Largest body; larger ones get 413.", at_least=1024)
+    max_artifact_bytes: int = option(67_108_864, "Largest router that may be uploaded.", at_least=1024)
+    what_if_max_rows: int = option(20_000, "Most rows of the log that a what-if reads.", at_least=1)
+    what_if_timeout_s: float = option(20.0, "A what-if ends after this long with what it has read.", at_least=0.1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerificationConfig:
-    """Checking drawn answers in the background."""
+    """Sets how sampled answers are verified in the background."""
 
-    enabled: bool = _option(True, "Whether answers are drawn at all; how many is the policy's `sampling_share`.")
-    worker: bool = _option(True, "Whether this server checks them itself; else `suffice verify-worker` does.")
-    method: VerificationMethod = _option(
+    enabled: bool = option(True, "Whether answers are sampled at all; how many is the policy's `sampling_share`.")
+    worker: bool = option(True, "Whether this server checks them itself; else `suffice verify-worker` does.")
+    method: VerificationMethod = option(
         "auto",
         "`generate`: the top tier answers too, and both are compared; `score`: it only reads the cheap answer; "
         "`auto`: generates while the budget allows, else reads.",
     )
-    graders: tuple[GraderName, ...] = _option(
+    graders: tuple[GraderName, ...] = option(
         ("final_answer", "overlap", "embedding", "likelihood"), "What looks at a pair of answers."
     )
-    combination: str = _option("builtin", "What makes one probability of the graders' scores: `builtin`, or a file.")
-    max_cost_share: float = _option(
+    combination: str = option("builtin", "What makes one probability of the graders' scores: `builtin`, or a file.")
+    max_cost_share: float = option(
         0.05, "Most of what serving cost in the same hour that checks may cost.", at_least=0, at_most=10
     )
-    max_usd_per_hour: float | None = _option(None, "Most dollars an hour for checks.", at_least=0)
-    max_usd_per_day: float | None = _option(None, "Most dollars a day for checks.", at_least=0)
-    max_compute_s_per_hour: float | None = _option(None, "Most device seconds an hour for checks.", at_least=0)
-    max_compute_s_per_day: float | None = _option(None, "Most device seconds a day for checks.", at_least=0)
-    allowance_usd: float = _option(
+    max_usd_per_hour: float | None = option(None, "Most dollars an hour for checks.", at_least=0)
+    max_usd_per_day: float | None = option(None, "Most dollars a day for checks.", at_least=0)
+    max_compute_s_per_hour: float | None = option(None, "Most device seconds an hour for checks.", at_least=0)
+    max_compute_s_per_day: float | None = option(None, "Most device seconds a day for checks.", at_least=0)
+    allowance_usd: float = option(
         0.001, "Dollars an hour that checks may cost however little was served, within the other limits.", at_least=0
     )
-    concurrency: int = _option(1, "Most checks at once in one process.", at_least=1, at_most=64)
-    max_live_requests: int = _option(4, "No check begins while more live requests than this are answered.", at_least=0)
-    overdue_s: float = _option(
+    concurrency: int = option(1, "Most checks at once in one process.", at_least=1, at_most=64)
+    max_live_requests: int = option(4, "No check begins while more live requests than this are answered.", at_least=0)
+    overdue_s: float = option(
         600.0, "A check that has waited longer than this begins beside any number of them, but not while one waits."
     )
-    poll_s: float = _option(0.5, "Seconds between two looks for work and for waiting requests.", at_least=0.01)
-    lease_s: float = _option(60.0, "Seconds after which the job of a worker that died is taken by another.", at_least=1)
-    max_attempts: int = _option(5, "Tries before a job counts as failed.", at_least=1)
-    retry_base_s: float = _option(5.0, "Seconds before the second try; doubled with each further one.", at_least=0)
-    max_age_s: float = _option(86_400.0, "A job older than this is given up.", at_least=1)
+    poll_s: float = option(0.5, "Seconds between two looks for work and for waiting requests.", at_least=0.01)
+    lease_s: float = option(60.0, "Seconds after which the job of a worker that died is taken by another.", at_least=1)
+    max_attempts: int = option(5, "Tries before a job counts as failed.", at_least=1)
+    retry_base_s: float = option(5.0, "Seconds before the second try; doubled with each further one.", at_least=0)
+    max_age_s: float = option(86_400.0, "A job older than this is given up.", at_least=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlConfig:
-    """How servers agree on what is in force, and how a new router comes to serve."""
+    """Sets how servers agree on the active settings, and how a new router is rolled out."""
 
-    poll_s: float = _option(
+    poll_s: float = option(
         0.5, "Seconds between two looks for changes; with Redis they are heard of sooner.", at_least=0.05, at_most=10
     )
-    lease_s: float = _option(10.0, "Seconds after which a leader that died is followed by another.", at_least=1)
-    shadow_share: float = _option(
+    lease_s: float = option(10.0, "Seconds after which a leader that died is followed by another.", at_least=1)
+    shadow_share: float = option(
         0.25,
-        "Share of requests that a router in shadow predicts for as well; those drawn for a check it always does.",
+        "Share of requests that a shadow router predicts for as well; those sampled for a check it always does.",
         at_least=0,
         at_most=1,
     )
-    rollout_every_s: float = _option(5.0, "Seconds between two looks at a rollout.", at_least=0.05)
-    rollout_shares: tuple[float, ...] = _option(
-        (0.1, 0.5, 1.0), "Shares of sticky keys that a new router serves, stage by stage."
+    rollout_every_s: float = option(5.0, "Seconds between two looks at a rollout.", at_least=0.05)
+    rollout_shares: tuple[float, ...] = option(
+        (0.1, 0.5, 1.0), "Shares of sticky keys that a canary router serves, stage by stage."
     )
-    rollout_min_stage_s: float = _option(3600.0, "Least seconds in each stage.", at_least=0)
-    rollout_max_stage_s: float = _option(
+    rollout_min_stage_s: float = option(3600.0, "Least seconds in each stage.", at_least=0)
+    rollout_max_stage_s: float = option(
         604_800.0,
-        "A serving stage that has too few checked answers after this many seconds ends in a roll-back.",
+        "A canary stage that has too few checked answers after this many seconds is rolled back.",
         at_least=1,
     )
-    rollout_checks: float = _option(
+    rollout_checks: float = option(
         4.0,
-        "Checks of a new router at every stage, as a multiple of those that all traffic has.",
+        "Checks of a canary router at every stage, as a multiple of those that all traffic has.",
         at_least=0,
         at_most=100,
     )
-    rollout_min_shadow_decisions: int = _option(100, "Least decisions in shadow before it serves any.", at_least=0)
-    rollout_min_checked: int = _option(50, "Least checked answers that tell of it in each serving stage.", at_least=0)
+    rollout_min_shadow_decisions: int = option(100, "Least shadow decisions before it serves any.", at_least=0)
+    rollout_min_checked: int = option(50, "Least checked answers that tell of it in each canary stage.", at_least=0)
 
     def __post_init__(self) -> None:
         shares = self.rollout_shares
@@ -186,27 +183,27 @@ class ControlConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MonitorConfig:
-    """The watch over floor, drift and tenants."""
+    """Sets how floor, drift and tenants are monitored."""
 
-    enabled: bool = _option(True, "Whether the leader watches; reports can be had in any case.")
-    every_s: float = _option(30.0, "Seconds between two looks.", at_least=0.05)
-    act: bool = _option(True, "Whether it moves traffic up and asks for a retrain, or only reports and alerts.")
-    window_days: float = _option(28.0, "Days of checked answers that a certificate rests on.", at_least=0.01)
-    min_checked: int = _option(50, "Checked answers before anything is concluded against a tier.", at_least=1)
-    min_gold: int = _option(
+    enabled: bool = option(True, "Whether the leader watches; reports can be had in any case.")
+    every_s: float = option(30.0, "Seconds between two looks.", at_least=0.05)
+    act: bool = option(True, "Whether it moves traffic up and asks for a retrain, or only reports and alerts.")
+    window_days: float = option(28.0, "Days of checked answers that a certificate rests on.", at_least=0.01)
+    min_checked: int = option(50, "Checked answers before anything is concluded against a tier.", at_least=1)
+    min_gold: int = option(
         20,
         "Known faults and known sound answers, each, before verdicts are corrected for the grader's errors.",
         at_least=1,
     )
-    drift_in_order: float = _option(
+    drift_in_order: float = option(
         0.1, "Rate of needed upgrades among checked answers that is in order; at least what the floor permits."
     )
-    drift_risen: float = _option(0.2, "Rate that is to be noticed.")
-    false_alarm: float = _option(
+    drift_risen: float = option(0.2, "Rate that is to be noticed.")
+    false_alarm: float = option(
         0.05, "Probability of ever raising a drift alarm while all is in order, over all views together."
     )
-    tenant_baseline: int = _option(200, "Decisions of a tenant that make its baseline.", at_least=1)
-    tenant_min_rise: float = _option(
+    tenant_baseline: int = option(200, "Decisions of a tenant that make its baseline.", at_least=1)
+    tenant_min_rise: float = option(
         0.1, "Rise of a tenant's share of the top tier that is no cause for an alert.", at_least=0, at_most=0.9
     )
 
@@ -221,47 +218,47 @@ class MonitorConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearningConfig:
-    """Retraining the router from the log."""
+    """Sets how the router is retrained from the log."""
 
-    enabled: bool = _option(True, "Whether this server's leader retrains, by the week and when asked.")
-    every_days: float = _option(7.0, "Days between two retrains; 0 retrains only when asked.", at_least=0)
-    look_every_s: float = _option(10.0, "Seconds between two looks for a retrain that is due.", at_least=0.05)
-    window_days: float = _option(28.0, "Days of the log that are learnt from.", at_least=0.01)
-    min_labels: int = _option(200, "Checked answers before anything is learnt.", at_least=40)
-    judge_share: float = _option(
+    enabled: bool = option(True, "Whether this server's leader retrains, by the week and when asked.")
+    every_days: float = option(7.0, "Days between two retrains; 0 retrains only when asked.", at_least=0)
+    look_every_s: float = option(10.0, "Seconds between two looks for a retrain that is due.", at_least=0.05)
+    window_days: float = option(28.0, "Days of the log that are learnt from.", at_least=0.01)
+    min_labels: int = option(200, "Checked answers before anything is learnt.", at_least=40)
+    judge_share: float = option(
         0.3, "Share of the checked answers, the newest, that candidates are judged on.", at_least=0.05, at_most=0.8
     )
-    max_checked_rows: int = _option(100_000, "Checked requests read; beyond that a sample of them.", at_least=100)
-    max_unchecked_rows: int = _option(30_000, "Other requests read; beyond that a sample of them.", at_least=100)
-    encoder: str = _option(
+    max_checked_rows: int = option(100_000, "Checked requests read; beyond that a sample of them.", at_least=100)
+    max_unchecked_rows: int = option(30_000, "Other requests read; beyond that a sample of them.", at_least=100)
+    encoder: str = option(
         "",
         "A sentence-transformers model, by folder or id, that routers fitted anew from kept texts may read as well: as "
         "it is, and fine-tuned on the checked answers.",
     )
-    encoder_tuning_s: float = _option(
+    encoder_tuning_s: float = option(
         900.0, "Seconds the encoder may be fine-tuned in a retrain; 0 leaves it as it is.", at_least=0
     )
-    encoder_steps: int = _option(1000, "Batches of 16 prompts it is fine-tuned on, at most.", at_least=1)
-    encoder_learning_rate: float = _option(5e-5, "Step size of its fine-tuning (AdamW).", at_least=1e-7, at_most=0.1)
-    encoder_device: str = _option(
+    encoder_steps: int = option(1000, "Batches of 16 prompts it is fine-tuned on, at most.", at_least=1)
+    encoder_learning_rate: float = option(5e-5, "Step size of its fine-tuning (AdamW).", at_least=1e-7, at_most=0.1)
+    encoder_device: str = option(
         "cpu", "Where a retrain reads and fine-tunes it: `cpu`, `cuda` or `cuda:N`. It serves on the CPU."
     )
-    quality_value_usd: Decimal | None = _option(
+    quality_value_usd: Decimal | None = option(
         None,
         "What a point of quality, 0 to 1, is worth in dollars a request when routers are compared; by default as the "
         "policy or its router says, else 20 times what the top tier costs more than the cheapest.",
         at_least=0,
     )
-    max_quality_loss: float = _option(0.01, "Quality that a new router may give up for cost.", at_least=0, at_most=1)
-    confidence: float = _option(
+    max_quality_loss: float = option(0.01, "Quality that a new router may give up for cost.", at_least=0, at_most=1)
+    confidence: float = option(
         0.95, "Confidence, one-sided, that a promoted router is better.", at_least=0.5, at_most=0.999
     )
-    min_effective_rows: float = _option(
+    min_effective_rows: float = option(
         100.0, "Least effective requests on which the log agrees with a candidate.", at_least=2
     )
-    lease_s: float = _option(60.0, "Seconds after which a retrain that died counts as abandoned.", at_least=0.5)
-    timeout_s: float = _option(7200.0, "A retrain that takes longer is ended.", at_least=1)
-    nice: int = _option(10, "Niceness of the process that retrains.", at_least=0, at_most=19)
+    lease_s: float = option(60.0, "Seconds after which a retrain that died counts as abandoned.", at_least=0.5)
+    timeout_s: float = option(7200.0, "A retrain that takes longer is ended.", at_least=1)
+    nice: int = option(10, "Niceness of the process that retrains.", at_least=0, at_most=19)
 
     def __post_init__(self) -> None:
         if not _DEVICE.fullmatch(self.encoder_device):

@@ -1,4 +1,4 @@
-"""The one settings object: defaults, then one TOML file, then the environment, then the command line.
+"""Reads the one settings object: defaults, then one TOML file, then the environment, then the command line.
 
 Only this module reads ``os.environ``. Importing it loads no model library. Names: ``[server] port`` in the file is
 ``SUFFICE_SERVER__PORT`` in the environment and ``server.port`` in messages; ``SUFFICE_CONFIG`` names the file.
@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any
 
 from backends.config import DeviceConfig, ModelConfig
+from gateway.config import sections
 from gateway.config.display import digest, shown_value
 from gateway.config.ladder_tables import (
     DEFAULT_POLICY,
@@ -23,44 +24,10 @@ from gateway.config.ladder_tables import (
     read_policies,
 )
 from gateway.config.raw_config import Leaf, Table, builtin_table, environment_table, file_table, merge, override_table
-from gateway.config.sections import (
-    AdminConfig,
-    AuthConfig,
-    ControlConfig,
-    LearningConfig,
-    LogConfig,
-    MetricsConfig,
-    MonitorConfig,
-    RedisConfig,
-    RouterConfig,
-    ServerConfig,
-    VerificationConfig,
-)
 from gateway.config.store_section import StoreConfig
-from gateway.config.table_reader import ConfigReader
+from gateway.config.table_reader import ConfigReader, declared_fields
 from policies.ladder import Ladder
 from policies.policy import Policy
-
-TOP_LEVEL_KEYS = (
-    "data_dir",
-    "server",
-    "auth",
-    "database",
-    "redis",
-    "log",
-    "metrics",
-    "router",
-    "admin",
-    "verification",
-    "control",
-    "monitor",
-    "learning",
-    "policy",
-    "policies",
-    "tiers",
-    "models",
-    "devices",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,18 +47,18 @@ class Settings:
     """
 
     data_dir: Path
-    server: ServerConfig
-    auth: AuthConfig
+    server: sections.ServerConfig
+    auth: sections.AuthConfig
+    redis: sections.RedisConfig
+    log: sections.LogConfig
+    metrics: sections.MetricsConfig
+    router: sections.RouterConfig
+    admin: sections.AdminConfig
+    verification: sections.VerificationConfig
+    control: sections.ControlConfig
+    monitor: sections.MonitorConfig
+    learning: sections.LearningConfig
     database: StoreConfig
-    redis: RedisConfig
-    log: LogConfig
-    metrics: MetricsConfig
-    router: RouterConfig
-    admin: AdminConfig
-    verification: VerificationConfig
-    control: ControlConfig
-    monitor: MonitorConfig
-    learning: LearningConfig
     policy: Policy
     policies: Mapping[str, Policy]
     ladder: Ladder
@@ -110,6 +77,19 @@ class Settings:
     def shown(self) -> dict[str, Any]:
         """Every setting as JSON, passwords in URLs replaced by ``***``."""
         return {path: shown_value(value) for path, value in self.values.items()}
+
+
+SECTIONS: Mapping[str, type[Any]] = {
+    name: cls
+    for name, (_, cls) in declared_fields(Settings).items()
+    if isinstance(cls, type) and is_dataclass(cls) and name != "policy"
+}
+"""Name of each section in the file, and the class that declares its keys."""
+
+_TOP_LEVEL_KEYS = ("data_dir", *SECTIONS, "policy", "policies", "tiers", "models", "devices")
+
+# Not admin: SUFFICE_ADMIN_KEY is a client's key, and no section with an underscore missing.
+_SECTIONS_IN_VARIABLES = ({*SECTIONS} - {"admin"}) | {"policy"}
 
 
 def load_settings(
@@ -139,7 +119,13 @@ def load_settings(
     written = file_table(path) if path else {}
     # A ladder of one's own starts from nothing: no built-in tier, model or router hides in it.
     below = merge([{} if "tiers" in written else builtin_table(), written])
-    table = merge([below, environment_table(environ, below), override_table(overrides or {}, "command line")])
+    table = merge(
+        [
+            below,
+            environment_table(environ, below, _SECTIONS_IN_VARIABLES),
+            override_table(overrides or {}, "command line"),
+        ]
+    )
     return _settle(table, environ, path, need_secrets)
 
 
@@ -155,37 +141,22 @@ def read_admin_key(environ: Mapping[str, str] | None = None) -> str | None:
 
 def _settle(table: Table, environ: Mapping[str, str], path: Path | None, need_secrets: bool) -> Settings:
     reader = ConfigReader()
-    reader.refuse_unknown(table, TOP_LEVEL_KEYS, "")
-    data_dir = _data_dir(reader, table, environ)
+    reader.refuse_unknown(table, _TOP_LEVEL_KEYS, "")
+    data_dir = reader.read_value(Path, table.get("data_dir"), "data_dir", _state_dir(environ))
     ladder = read_ladder(reader, table.get("tiers"))
     models = read_models(reader, table.get("models"))
     devices = read_devices(reader, table.get("devices"))
-    policies = read_policies(reader, table, ladder)
-    sections = {
-        name: reader.read(cls, table.get(name), name)
-        for name, cls in (
-            ("server", ServerConfig),
-            ("auth", AuthConfig),
-            ("redis", RedisConfig),
-            ("log", LogConfig),
-            ("metrics", MetricsConfig),
-            ("router", RouterConfig),
-            ("admin", AdminConfig),
-            ("verification", VerificationConfig),
-            ("control", ControlConfig),
-            ("monitor", MonitorConfig),
-            ("learning", LearningConfig),
-        )
-    }
-    database = reader.read(StoreConfig, _database(table.get("database"), data_dir), "database")
-    check_references(reader, ladder, models)
+    policies = read_policies(reader, table.get("policy"), table.get("policies"), ladder)
+    url = Leaf(f"sqlite:///{data_dir.absolute() / 'suffice.db'}", "default: in data_dir")
+    table = merge([{"database": {"url": url}}, table])
+    read = {name: reader.read(cls, table.get(name), name) for name, cls in SECTIONS.items()}
+    check_references(reader, ladder, table.get("models"))
     _check_url(reader, "database.url", ("sqlite", "sqlite+aiosqlite", "postgresql", "postgresql+asyncpg", "postgres"))
     _check_url(reader, "redis.url", ("redis", "rediss", "unix"))
-    api_keys = _secrets(reader, models, environ) if need_secrets else {}
+    api_keys = _read_secrets(reader, models, environ) if need_secrets else {}
     reader.finish()
     return Settings(
         data_dir=data_dir,
-        database=database,  # type: ignore[arg-type]  # finish() has raised if any section is None
         policy=policies[DEFAULT_POLICY],
         policies=policies,
         ladder=ladder,
@@ -195,26 +166,14 @@ def _settle(table: Table, environ: Mapping[str, str], path: Path | None, need_se
         api_keys=api_keys,
         values=reader.values,
         sources=reader.sources,
-        **sections,  # type: ignore[arg-type]
+        **read,  # type: ignore[arg-type]  # finish() has raised if any section is None
     )
 
 
-def _data_dir(reader: ConfigReader, table: Table, environ: Mapping[str, str]) -> Path:
-    state_home = Path(environ.get("XDG_STATE_HOME") or Path(environ.get("HOME") or "~").expanduser() / ".local/state")
-    standard = state_home / "suffice"
-
-    @dataclass(frozen=True)
-    class TopLevel:
-        data_dir: Path = standard
-
-    top = reader.read(TopLevel, {key: node for key, node in table.items() if key == "data_dir"}, "")
-    return top.data_dir if top else standard
-
-
-def _database(node: Table | Leaf | None, data_dir: Path) -> Table | Leaf:
-    """The section with its URL filled in: a file under ``data_dir`` unless one was written."""
-    url = Leaf(f"sqlite:///{data_dir.absolute() / 'suffice.db'}", "default: in data_dir")
-    return merge([{"url": url}, node]) if isinstance(node, dict) else node or {"url": url}
+def _state_dir(environ: Mapping[str, str]) -> Path:
+    """Return where state lies by default, as the XDG base directories have it."""
+    state_home = environ.get("XDG_STATE_HOME") or Path(environ.get("HOME") or "~").expanduser() / ".local/state"
+    return Path(state_home) / "suffice"
 
 
 def _check_url(reader: ConfigReader, path: str, schemes: tuple[str, ...]) -> None:
@@ -225,7 +184,9 @@ def _check_url(reader: ConfigReader, path: str, schemes: tuple[str, ...]) -> Non
         )
 
 
-def _secrets(reader: ConfigReader, models: Mapping[str, ModelConfig], environ: Mapping[str, str]) -> dict[str, str]:
+def _read_secrets(
+    reader: ConfigReader, models: Mapping[str, ModelConfig], environ: Mapping[str, str]
+) -> dict[str, str]:
     secrets: dict[str, str] = {}
     for name, model in models.items():
         variable = getattr(model, "api_key_env", None)

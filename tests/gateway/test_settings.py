@@ -14,11 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.config import LocalModelConfig, RemoteModelConfig
+from gateway.config import display
 from gateway.config.errors import SettingsError, SettingsFileMalformed, SettingsFileMissing
 from gateway.config.settings import Settings, load_settings
 from policies.types import ThresholdMode
 
 HOME = {"HOME": "/home/someone"}
+
+# Every section, and every kind of model, with values of every type.
+FULL = Path(__file__).with_name("config") / "full.toml"
+
+# Settings that are gone, with what they were by default.
+REMOVED_SINCE = {"learning.prefill_probe": False}
 
 OWN_LADDER = """
 [[tiers]]
@@ -155,6 +162,15 @@ def test_config_hash_changes_with_any_setting_and_not_with_passwords(load: Load)
     assert hashes[2] == hashes[3]
 
 
+@pytest.mark.parametrize(("file", "digest"), [(None, "de7e2021dd53"), (FULL, "50dc594ab6e2")])
+def test_config_hash_of_an_unchanged_configuration_stays(file: Path | None, digest: str) -> None:
+    """It stands in every row of logs that exist; the digests are those of the first release to have it."""
+    settings = load_settings(file, environ=HOME | {"BIG_KEY": "secret"})
+    shown = {path: value for path, value in settings.shown().items() if path != "data_dir"}
+    assert settings.config_hash == display.digest(shown)
+    assert display.digest(shown | REMOVED_SINCE) == digest
+
+
 def test_passwords_are_not_shown(load: Load) -> None:
     settings = load(environ={"SUFFICE_DATABASE__URL": "postgresql://me:se:cret@db/x"})
     assert settings.shown()["database.url"] == "postgresql://me:***@db/x"
@@ -211,6 +227,10 @@ def test_settings_are_frozen(load: Load) -> None:
         ("[models.x]\nurls = []\nmodel = 'm'", "models.x.urls: is []; expected at least one base URL"),
         ("[models.builtin-1]\nspeculation.mode = 'fast'", "models.builtin-1.speculation.mode: is 'fast'"),
         ("[models.builtin-1]\nthreads = 0", "models.builtin-1.threads: is 0; expected at least 1"),
+        ("[models.x]\nkind = []", "models.x.kind: is []; expected one of 'local', 'remote', 'echo', 'replay'"),
+        ("[models]\nx = 3", "models.x: is 3; expected a table"),
+        ("models = 3", "models: is 3; expected a table"),
+        ("policies = 3", "policies: is 3; expected a table"),
         ("tiers = 3", "tiers: expected a list of tables"),
         ("[[tiers]]\nmodel = 'x'", "tiers[1].name: expected a name"),
         ("[[tiers]]\nname = 'a'\nmodel = 'x'", "tiers.a.model: is 'x', which no [models] table describes; known: none"),
@@ -220,7 +240,13 @@ def test_settings_are_frozen(load: Load) -> None:
 def test_refusals_name_the_key_and_the_file(load: Load, tmp_path: Path, text: str, message: str) -> None:
     complaint = refusal(load, text)
     assert message in complaint
-    assert str(tmp_path / "suffice.toml") in complaint or "no value given" in complaint or "policies" in complaint
+    assert str(tmp_path / "suffice.toml") in complaint or "no value given" in complaint
+
+
+def test_a_model_whose_kind_is_unknown_is_one_problem(load: Load) -> None:
+    """Neither its other keys, nor the tiers that name it, can be judged."""
+    complaint = refusal(load, "[models.builtin-1]\nkind = 'magic'\nnope = 1")
+    assert len(complaint.splitlines()) == 1
 
 
 def test_negative_price_is_refused(load: Load) -> None:
