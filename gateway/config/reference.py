@@ -1,6 +1,6 @@
-"""The configuration reference, written from the configuration classes themselves.
+"""Writes the configuration reference from the configuration classes themselves.
 
-``python -m gateway.config.reference docs/configuration.md`` renews the tables between the page's
+``python -m gateway.config.reference docs/configuration.md`` renews the lists between the page's
 markers; a test fails when that would change anything.
 """
 
@@ -8,95 +8,60 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
-from dataclasses import MISSING, Field, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, Field, is_dataclass
+from decimal import Decimal
 from inspect import getdoc
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 from backends.config import MODEL_KINDS, DeviceConfig
-from gateway.config.sections import (
-    AdminConfig,
-    AuthConfig,
-    ControlConfig,
-    LearningConfig,
-    LogConfig,
-    MetricsConfig,
-    MonitorConfig,
-    RedisConfig,
-    RouterConfig,
-    ServerConfig,
-    VerificationConfig,
-)
-from gateway.config.store_section import StoreConfig
+from gateway.config.settings import SECTIONS
+from gateway.config.table_reader import declared_fields, join
 from gateway.config.value_reader import expectation
 from policies.policy import Policy
 from policies.types import Tier
 
-_TABLES: dict[str, tuple[type[Any], frozenset[str]]] = {
-    "server": (ServerConfig, frozenset()),
-    "auth": (AuthConfig, frozenset()),
-    "database": (StoreConfig, frozenset()),
-    "redis": (RedisConfig, frozenset()),
-    "log": (LogConfig, frozenset()),
-    "metrics": (MetricsConfig, frozenset()),
-    "router": (RouterConfig, frozenset()),
-    "admin": (AdminConfig, frozenset()),
-    "verification": (VerificationConfig, frozenset()),
-    "control": (ControlConfig, frozenset()),
-    "monitor": (MonitorConfig, frozenset()),
-    "learning": (LearningConfig, frozenset()),
-    "policy": (Policy, frozenset({"name", "version"})),
-    "tiers": (Tier, frozenset({"index"})),
-    "devices": (DeviceConfig, frozenset()),
-} | {f"models-{kind}": (cls, frozenset()) for kind, cls in MODEL_KINDS.items()}
+DECLARED: Mapping[str, type[Any]] = {
+    **SECTIONS,
+    "policy": Policy,
+    "tiers": Tier,
+    "devices": DeviceConfig,
+    **{f"models-{kind}": cls for kind, cls in MODEL_KINDS.items()},
+}
+
+# Fields that are not written: a policy's name is its table's and its version a digest, a tier's number is its place.
+_GIVEN = {Policy: ("name", "version"), Tier: ("index",)}
 
 _MARKED = re.compile(r"(<!-- table: ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def renew(page: str) -> str:
-    """The page with every marked table written anew.
+    """Return the page with every marked list written anew.
 
     Raises
     ------
     KeyError
-        The page marks a table that does not exist.
+        The page marks a section that does not exist.
     """
-    return _MARKED.sub(lambda match: match[1] + table(match[2]) + match[3], page)
+    return _MARKED.sub(lambda match: match[1] + "".join(keys(match[2])) + match[3], page)
 
 
-def missing_tables(page: str) -> list[str]:
-    """Tables the page does not have."""
-    present = {match[2] for match in _MARKED.finditer(page)}
-    return sorted(set(_TABLES) - present)
+def missing_sections(page: str) -> list[str]:
+    """Return the sections the page does not have."""
+    return sorted(DECLARED.keys() - {match[2] for match in _MARKED.finditer(page)})
 
 
-def table(name: str) -> str:
-    """One table in Markdown: key, type, default, meaning."""
-    cls, hidden = _TABLES[name]
-    lines = ["| key | type | default | meaning |", "|---|---|---|---|"]
-    lines += [
-        f"| `{path}` | {kind} | {default} | {meaning} |"
-        for path, kind, default, meaning in _rows(cls)
-        if path not in hidden
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _rows(cls: type[Any], prefix: str = "") -> Iterator[tuple[str, str, str, str]]:
-    hints, meanings = get_type_hints(cls), described(cls)
-    for each in fields(cls):
-        annotation = hints[each.name]
-        if hasattr(annotation, "__dataclass_fields__"):
-            yield from _rows(annotation, f"{prefix}{each.name}.")
-        else:
-            meaning = each.metadata.get("help") or meanings.get(each.name, "")
-            meaning = meaning[:1].upper() + meaning[1:].rstrip(".") + "."
-            yield f"{prefix}{each.name}", _kind(each, annotation), _default(each), meaning.replace("|", "\\|")
+def keys(section: str) -> Iterator[str]:
+    """Yield one line of Markdown a key: default, type where the default does not show it, limits, meaning."""
+    cls = DECLARED[section]
+    for path, field, annotation, meaning in _fields(cls):
+        if path not in _GIVEN.get(cls, ()):
+            yield f"- `{path}` ({_facts(field, annotation)}): {meaning[:1].upper()}{meaning[1:].rstrip('.')}.\n"
 
 
 def described(cls: type[Any]) -> dict[str, str]:
-    """Meanings from the Parameters section of a NumPy docstring; ``a, b : text`` describes both."""
+    """Return meanings from the Parameters section of a NumPy docstring; ``a, b : text`` describes both."""
     section = re.search(r"Parameters\n-+\n(.*?)(?:\n\n|\Z)", getdoc(cls) or "", re.DOTALL)
     entries = re.split(r"\n(?=\S)", section[1]) if section else []
     found: dict[str, str] = {}
@@ -107,24 +72,35 @@ def described(cls: type[Any]) -> dict[str, str]:
     return found
 
 
-def _kind(each: Field[Any], annotation: Any) -> str:
-    low, high = each.metadata.get("at_least"), each.metadata.get("at_most")
-    bounds = ""
-    if low is not None and high is not None:
-        bounds = f", {low} to {high}"
-    elif low is not None:
-        bounds = f", at least {low}"
-    words = expectation(annotation).replace("one of ", "").replace("'", "`")
-    return words.removeprefix("a ").removeprefix("finite ") + bounds
+def _fields(cls: Any, prefix: str = "") -> Iterator[tuple[str, Field[Any], Any, str]]:
+    meanings = described(cls)
+    for name, (field, annotation) in declared_fields(cls).items():
+        if isinstance(annotation, type) and is_dataclass(annotation):
+            yield from _fields(annotation, join(prefix, name))
+        else:
+            yield join(prefix, name), field, annotation, field.metadata.get("help") or meanings.get(name, "")
 
 
-def _default(each: Field[Any]) -> str:
-    value = each.default_factory() if each.default_factory is not MISSING else each.default
+def _facts(field: Field[Any], annotation: Any) -> str:
+    """Return default, type and limits; no type where the default shows it."""
+    default, words = _default(field), expectation(annotation).replace("'", "`").removeprefix("a ")
+    low, high = field.metadata.get("at_least"), field.metadata.get("at_most")
+    limits = "" if low is None else f"≥ {low}" if high is None else f"{low}–{high}"
+    if words.startswith("one of "):
+        others = [each for each in words.removeprefix("one of ").split(", ") if each != default]
+        return f"{default}; or {', '.join(others)}"
+    is_shown = default not in ("", "required") and "one of" not in words and annotation is not Decimal
+    return ", ".join(each for each in (default, "" if is_shown else words.replace("finite ", ""), limits) if each)
+
+
+def _default(field: Field[Any]) -> str:
+    value = field.default if field.default_factory is MISSING else field.default_factory()
     if value is MISSING:
         return "required"
     if value in (None, (), {}, ""):
         return ""
-    return f"`{str(value).lower() if isinstance(value, bool) else list(value) if isinstance(value, tuple) else value}`"
+    plain = list(value) if isinstance(value, tuple) else str(value).lower() if isinstance(value, bool) else value
+    return f"`{plain}`"
 
 
 if __name__ == "__main__":
