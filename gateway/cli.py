@@ -39,7 +39,7 @@ admin_app = typer.Typer(
     rich_markup_mode=None,
 )
 db_app = typer.Typer(help="The database's schema.", no_args_is_help=True)
-config_app = typer.Typer(help="The settings in force, and whether a file is sound.", no_args_is_help=True)
+config_app = typer.Typer(help="The active settings, and whether a file is sound.", no_args_is_help=True)
 bench_app = typer.Typer(help="Measurements; each prints its card and one line of JSON.", no_args_is_help=True)
 app.add_typer(keys_app, name="keys")
 app.add_typer(admin_app, name="admin")
@@ -97,7 +97,7 @@ def verify_worker(
     config: ConfigOption = None,
     once: Annotated[bool, typer.Option("--once", help="End when nothing is left that may be done now.")] = False,
 ) -> None:
-    """Check drawn answers in a process of its own, against the servers' database."""
+    """Verify sampled answers in a process of its own, against the servers' database."""
     from gateway.commands.verify_worker import verify_worker as run
 
     run(config, once=once)
