@@ -1,4 +1,4 @@
-"""The command ``suffice``: how it is called. What its commands do is in :mod:`gateway.commands`, imported when run."""
+"""Declares the command ``suffice``. What its commands do is in :mod:`gateway.commands`, imported when one is run."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def plan(
 @app.command(context_settings=PASS_ON)
 def bootstrap(context: typer.Context) -> None:
     """Fit the first router from prompts of your own (see suffice bootstrap --help)."""
-    from gateway.commands.passing import run_module
+    from gateway.commands.module_runner import run_module
 
     run_module("gateway.outcomes.bootstrap", "suffice bootstrap", context.args)
 
@@ -253,7 +253,7 @@ def simulate(
 def _add_bench(name: str, module: str, help_text: str) -> None:
     @bench_app.command(name, context_settings=PASS_ON, help=help_text)
     def _bench(context: typer.Context) -> None:
-        from gateway.commands.passing import run_module
+        from gateway.commands.module_runner import run_module
 
         run_module(module, f"suffice bench {name}", context.args)
 

@@ -1,4 +1,4 @@
-"""What a failed command prints and exits with: our own errors in one line each, everything else as a traceback."""
+"""Prints why a command failed and names its exit status: our own errors in a line each, others as a traceback."""
 
 from __future__ import annotations
 

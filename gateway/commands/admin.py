@@ -16,7 +16,7 @@ from gateway.admin.operation import Bytes, Free, Operation
 from gateway.admin.room import PREFIX
 from gateway.commands.admin_tables import show
 from gateway.commands.chat import complaint, server_address
-from gateway.commands.output import print_json
+from gateway.commands.result_printer import print_json
 from gateway.config.settings import load_settings, read_admin_key
 from gateway.failure_report import USAGE_STATUS, CommandError
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gateway.commands.output import print_table
+from gateway.commands.result_printer import print_table
 
 # Wide or deep members that a table has no room for; --json has them.
 _LEFT_OUT = frozenset(

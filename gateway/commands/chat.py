@@ -1,4 +1,4 @@
-"""``suffice chat``: a conversation with a running server, each answer with its tier, reason and cost."""
+"""Talks to a running server, and shows each answer's tier, reason and cost: ``suffice chat``."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 
 from backends.remote.sse import SSEParser
+from gateway.commands.server_url import local_url
 from gateway.config.settings import Settings, load_settings, read_client_key
 from gateway.failure_report import CommandError
 
@@ -20,8 +21,8 @@ _FAINT, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 
 @dataclass(slots=True)
-class Reply:
-    """What a streamed answer amounted to."""
+class StreamedReply:
+    """Holds what a streamed answer amounted to; ``note`` is its ``suffice`` object."""
 
     text: str = ""
     note: dict[str, Any] = field(default_factory=dict)
@@ -75,9 +76,9 @@ def stream_chat(client: httpx.Client, body: dict[str, Any]) -> Iterator[dict[str
                     yield json.loads(event.data)
 
 
-def _ask(client: httpx.Client, model: str, messages: list[dict[str, str]]) -> Reply | None:
+def _ask(client: httpx.Client, model: str, messages: list[dict[str, str]]) -> StreamedReply | None:
     body = {"model": model, "messages": messages, "stream": True, "stream_options": {"include_usage": True}}
-    reply, is_reasoning = Reply(), False
+    reply, is_reasoning = StreamedReply(), False
     try:
         for chunk in stream_chat(client, body):
             if "error" in chunk:
@@ -124,13 +125,12 @@ def _lines() -> Iterator[str]:
 
 
 def server_address(settings: Settings) -> str:
-    """Where a server with these settings is reached from this machine."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(settings.server.host, settings.server.host)
-    return f"http://{f'[{host}]' if ':' in host and not host.startswith('[') else host}:{settings.server.port}"
+    """Return where a server with these settings is reached from this machine."""
+    return local_url(settings.server.host, settings.server.port)
 
 
 def complaint(response: httpx.Response) -> str:
-    """What a refusal says."""
+    """Return what a refusal says."""
     try:
         return str(response.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""``suffice db``: the schema's revision, and forgetting what is old."""
+"""Moves the schema's revision and deletes what is old: ``suffice db``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from gateway.commands.output import print_json
+from gateway.commands.result_printer import print_json
 from gateway.config.display import shown_value
 from gateway.config.settings import load_settings
 from gateway.config.store_section import StoreConfig

@@ -22,7 +22,7 @@ from classifier.evaluate_pairs import (
 )
 from classifier.graded import GradedTable, Prices, read_graded
 from gateway.commands.evaluate_floor import NUM_STEPS, Routed, floor_report, guard_report
-from gateway.commands.output import print_json, print_table
+from gateway.commands.result_printer import print_json, print_table
 from gateway.failure_report import USAGE_STATUS, CommandError
 
 

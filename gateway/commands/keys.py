@@ -1,4 +1,4 @@
-"""``suffice keys``: API keys are shown once, stored as hashes, and revoked for good."""
+"""Makes API keys, shown once and stored as hashes, lists and revokes them: ``suffice keys``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from gateway.access.authenticator import SCOPES, hash_key, make_key, shown_prefix
 from gateway.access.key_limits import read_limits
-from gateway.commands.output import print_json, print_table
+from gateway.commands.result_printer import print_json, print_table
 from gateway.config.settings import load_settings
 from gateway.errors import InvalidRequest
 from gateway.failure_report import USAGE_STATUS, CommandError

@@ -1,4 +1,4 @@
-"""``suffice openapi``: the description of every path, without a server."""
+"""Prints the description of every path, without a server: ``suffice openapi``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``suffice plan``: the memory arithmetic of the capacity plan, for this machine or a named device."""
+"""Prints the memory arithmetic of the capacity plan, for this machine or a named device: ``suffice plan``."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from backends.config import DeviceConfig
-from gateway.commands.output import print_json, print_table
+from gateway.commands.result_printer import print_json, print_table
 from gateway.config.settings import load_settings
 from gateway.failure_report import USAGE_STATUS, CommandError
 from gateway.models.capacity_plan import (
     DEVICES_BYTES,
     GIB,
-    Plan,
+    CapacityPlan,
     PlannedTier,
-    TierPlan,
     make_plan,
     planned_tiers,
     reference_tiers,
+    size_in_words,
 )
 
 USUAL_CONTEXT = 4096
@@ -69,13 +69,13 @@ def plan(
 
 
 def _shared_bytes(devices: Mapping[str, DeviceConfig], *, is_gpu: bool) -> int | None:
-    """What the configuration lets the models of the planned device share."""
+    """Return the bytes for KV that the configuration lets the models of the planned device share."""
     found = devices.get("cuda:0" if is_gpu else "cpu")
     return None if found is None else found.kv_bytes
 
 
 def _usual_context(tiers: Sequence[PlannedTier]) -> int:
-    """A request that the shortest model of the ladder can take."""
+    """Return a length of request that every model of the ladder can take."""
     return min([USUAL_CONTEXT, *(tier.footprint.context_length for tier in tiers if tier.footprint is not None)])
 
 
@@ -95,7 +95,7 @@ def _device(gpu: str | None, memory_gib: float | None) -> tuple[str, int]:
 
 
 def _this_machine() -> tuple[str, int]:
-    """The first GPU, or the machine's memory when there is none."""
+    """Return name and bytes of the first GPU, or of the machine's memory when there is none."""
     query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
     try:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True).stdout.splitlines()[0]
@@ -110,12 +110,12 @@ def _this_machine() -> tuple[str, int]:
         raise CommandError("Neither a GPU nor /proc/meminfo was found; use --gpu or --memory-gib.") from error
 
 
-def _print(made: Plan) -> None:
+def _print(made: CapacityPlan) -> None:
     rows = [
         (
             each.tier.name,
             each.tier.model,
-            _billions(each),
+            size_in_words(each.tier.footprint.num_params) if each.tier.footprint else "",
             _gb(each.weight_bytes) if each.weight_bytes else "remote" if each.tier.footprint is None else "shared",
             f"{each.share:.0%}",
             _gb(each.kv_bytes),
@@ -143,7 +143,7 @@ def _print(made: Plan) -> None:
         )
 
 
-def _why_not(made: Plan) -> str:
+def _why_not(made: CapacityPlan) -> str:
     if made.shortfall_bytes:
         needed = f"weights {_gb(made.weight_bytes)} + reserve {_gb(made.reserve_bytes)}"
         needed += f" + KV {_gb(made.kv_bytes)}" if made.is_shared else ""
@@ -161,7 +161,7 @@ def _why_not(made: Plan) -> str:
     )
 
 
-def _as_json(made: Plan) -> dict[str, object]:
+def _as_json(made: CapacityPlan) -> dict[str, object]:
     return {
         "device": made.device,
         "fits": made.fits,
@@ -193,13 +193,6 @@ def _as_json(made: Plan) -> dict[str, object]:
             for each in made.tiers
         ],
     }
-
-
-def _billions(each: TierPlan) -> str:
-    if each.tier.footprint is None:
-        return ""
-    millions = each.tier.footprint.num_params / 1e6
-    return f"{millions / 1000:.1f}B" if millions >= 1000 else f"{millions:.1f}M"
 
 
 def _gb(num_bytes: int) -> str:

@@ -1,4 +1,4 @@
-"""``suffice retrain``: learn a router from the log now, and let it serve if it is better."""
+"""Learns a router from the log now, and lets it serve if it is better: ``suffice retrain``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from gateway.commands.output import print_json, print_table
+from gateway.commands.result_printer import print_json, print_table
 from gateway.config.settings import load_settings
 from gateway.learn.retrain import Outcome, Report, Wish
 from gateway.learn.retrain import retrain as run

@@ -1,4 +1,4 @@
-"""``suffice route``: the decision for one prompt, explained, with nothing generated and no model loaded."""
+"""Explains the decision for one prompt, with nothing generated and no model loaded: ``suffice route``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from classifier.types import RouterRequest, Sufficiency
-from gateway.commands.output import print_json, print_table
+from gateway.commands.result_printer import print_json, print_table
 from gateway.config.settings import Settings, load_settings
 from gateway.failure_report import USAGE_STATUS, CommandError
 from gateway.models.loader import complete_policies, load_router

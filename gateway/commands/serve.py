@@ -1,4 +1,4 @@
-"""``suffice serve`` and ``suffice up``: one process that loads, listens, and ends in order on a signal.
+"""Runs one process that loads, listens, and ends in order on a signal: ``suffice serve`` and ``suffice up``.
 
 The application's lifespan is entered here rather than by uvicorn, so that what cannot start is an error with a message
 and an exit status, and so that models and log are closed after the last answer and before the process ends.
@@ -18,7 +18,8 @@ import uvicorn
 from starlette.applications import Starlette
 
 from gateway.app import create_app
-from gateway.commands.welcome import LoadingDisplay, print_welcome
+from gateway.commands.server_url import local_url
+from gateway.commands.start_display import LoadingDisplay, print_welcome
 from gateway.config.settings import Settings, load_settings
 from gateway.edge.server import GatewayServer, make_server
 from gateway.failure_report import CommandError
@@ -60,14 +61,14 @@ def _serve(settings: Settings, progress: Progress | None, started: Started) -> N
         app = create_app(settings, progress=progress)
         config = make_server(app, settings).config
         config.lifespan = "off"
-        address = _address(settings.server.host, listener.getsockname()[1], settings.server.root_path)
+        address = local_url(settings.server.host, listener.getsockname()[1], settings.server.root_path)
         server = _Server(config, lambda: started(app, address))
         with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
             runner.run(_run(app, server, listener, settings))
 
 
 class _Server(GatewayServer):
-    """Says when it has begun to answer, and leaves the signals to us."""
+    """Says when it has begun to answer, and leaves the signals to this module."""
 
     def __init__(self, config: uvicorn.Config, on_started: Callable[[], None]) -> None:
         super().__init__(config, handle_signals=False)
@@ -140,12 +141,6 @@ def _bind(host: str, port: int) -> socket.socket:
         ) from error
     listener.set_inheritable(True)
     return listener
-
-
-def _address(host: str, port: int, root_path: str) -> str:
-    """An address to call from this machine, also where all addresses are listened on."""
-    named = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
-    return f"http://{f'[{named}]' if ':' in named else named}:{port}{root_path}"
 
 
 def _log_address(_: Starlette, address: str) -> None:

@@ -1,10 +1,10 @@
-"""``suffice config show`` and ``suffice config validate``."""
+"""Shows and checks the configuration: ``suffice config show`` and ``suffice config validate``."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from gateway.commands.output import print_json, print_table
+from gateway.commands.result_printer import print_json, print_table
 from gateway.config.settings import load_settings
 
 

@@ -1,4 +1,4 @@
-"""``suffice simulate``: run scenarios and say what became of quality and cost."""
+"""Runs scenarios and says what became of quality and cost: ``suffice simulate``."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gateway.commands.output import print_json, print_table
+from gateway.commands.result_printer import print_json, print_table
 from gateway.failure_report import USAGE_STATUS, CommandError
 
 if TYPE_CHECKING:
     from gateway.config.settings import Settings
 
 # What a server's own tasks would do is done by the simulation, in its own time.
-_STILL: Mapping[str, Any] = {
+_NO_TASKS: Mapping[str, Any] = {
     "monitor.enabled": False,
     "verification.worker": False,
     "verification.poll_s": 0.01,
@@ -32,12 +32,12 @@ _STILL: Mapping[str, Any] = {
 
 
 def simulation_settings(settings: Settings, folder: Path) -> Settings:
-    """The given settings on a database of their own in ``folder``, with nothing moving by itself."""
+    """Return the given settings on a database of their own in ``folder``, with nothing moving by itself."""
     from gateway.config.settings import load_settings
 
     told = {path: settings.values[path] for path, source in settings.sources.items() if source == "command line"}
     still = {"data_dir": str(folder), "database.url": f"sqlite:///{folder / 'simulation.db'}"}
-    return load_settings(settings.config_file, overrides={**told, **_STILL, **still}, need_secrets=False)
+    return load_settings(settings.config_file, overrides={**told, **_NO_TASKS, **still}, need_secrets=False)
 
 
 def simulate(
@@ -69,7 +69,7 @@ def simulate(
         raise CommandError(f"--scenario {sorted(unknown)[0]!r} is unknown; there are {known}.", status=USAGE_STATUS)
     if weeks < 1 or requests_per_week < 100:
         raise CommandError("--weeks must be at least 1, --requests-per-week at least 100.", status=USAGE_STATUS)
-    if len(settings.ladder) != 4 or settings.router.artifact == "none":
+    if len(settings.ladder) != 4 or settings.router.source is None:
         raise CommandError("Generated traffic is of the built-in ladder's tasks: four tiers and a router are needed.")
     logging.disable(logging.WARNING)
     plan = Plan(weeks=weeks, requests_per_week=requests_per_week, seed=seed)

@@ -1,4 +1,4 @@
-"""``suffice verify-worker``: checks drawn answers in a process of its own, against the servers' database."""
+"""Verifies sampled answers in a process of its own, against the servers' database: ``suffice verify-worker``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 import signal
 from pathlib import Path
 
-from gateway.commands.output import print_json
+from gateway.commands.result_printer import print_json
 from gateway.config.settings import Settings, load_settings
 from gateway.failure_report import CommandError
 from gateway.models import loader
@@ -26,7 +26,7 @@ def verify_worker(config: Path | None, *, once: bool) -> None:
     Raises
     ------
     CommandError
-        The settings draw nothing.
+        The settings sample nothing.
     """
     settings = load_settings(config)
     if not settings.verification.enabled:
@@ -37,7 +37,7 @@ def verify_worker(config: Path | None, *, once: bool) -> None:
 
 
 async def _run(settings: Settings, *, once: bool) -> dict[str, int]:
-    """What ended how, by the worker's own counters."""
+    """Work, and return how many checks ended in which way, by the worker's own counters."""
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

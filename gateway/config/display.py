@@ -1,4 +1,4 @@
-"""How settings are shown and hashed: as JSON values, with no password in them."""
+"""Shows and hashes settings: as JSON values, with no password in them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 
 
 def digest(content: Mapping[str, Any]) -> str:
-    """Twelve hex digits of the SHA-256 of a JSON object."""
+    """Return twelve hex digits of the SHA-256 of a JSON object."""
     canonical = json.dumps(content, sort_keys=True, ensure_ascii=True)
     return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 
 
 def shown_value(value: Any) -> Any:
-    """A setting as JSON: money and paths as strings, the password of a URL as ``***``."""
+    """Return a setting as JSON: money and paths as strings, the password of a URL as ``***``."""
     if isinstance(value, str):
         return re.sub(r"(?<=://)([^:/@\s]*):[^@/\s]*@", r"\1:***@", value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

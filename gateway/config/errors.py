@@ -1,4 +1,4 @@
-"""Everything reading the configuration can raise.
+"""Defines everything that reading the configuration can raise.
 
 ::
 

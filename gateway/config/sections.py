@@ -90,6 +90,11 @@ class RouterConfig:
     artifact: str = option("none", "`builtin`, `none` (no estimates: the safe choice), or an artifact's path.")
     timeout_s: float = option(2.0, "A prediction later than this counts as missing.", at_least=0.001)
 
+    @property
+    def source(self) -> str | None:
+        """Return what names the router, ``builtin`` or a path; None where nothing estimates."""
+        return None if self.artifact == "none" else self.artifact
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdminConfig:

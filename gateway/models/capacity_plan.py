@@ -1,4 +1,4 @@
-"""Does a ladder fit a device: weights, the KV cache that remains, and how many requests that serves at once.
+"""Plans a ladder on a device: weights, the KV cache that remains, and how many requests that serves at once.
 
 The arithmetic: a device's memory less a reserve, less the weights (each checkpoint once, however many tiers use it),
 is left for KV. With ``share`` of the requests in flight on each tier and ``context`` tokens a request, the number of
@@ -69,7 +69,7 @@ REFERENCE_SHAPES: Mapping[str, Mapping[str, object]] = {
 
 @dataclass(frozen=True, slots=True)
 class PlannedTier:
-    """One tier of a plan: its model, the checkpoint behind it, and its drafter's when it has one.
+    """Describes one tier to plan: its model, the checkpoint behind it, and its drafter's when it has one.
 
     ``checkpoint`` identifies the weights: tiers with the same one share them. A remote tier has no footprint.
     ``context_length`` is the longest that it was configured to serve, None its model's own. Tiers with the same
@@ -92,7 +92,7 @@ class PlannedTier:
 
 @dataclass(frozen=True, slots=True)
 class TierPlan:
-    """What one tier takes and gets.
+    """Says what one tier takes and gets.
 
     ``weight_bytes`` is 0 where an earlier tier has loaded the same checkpoint, ``guaranteed_slabs`` where the engine is
     that of an earlier tier, which ``engine_of`` then names.
@@ -109,8 +109,8 @@ class TierPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """The whole ladder on one device.
+class CapacityPlan:
+    """Lays out the whole ladder on one device.
 
     ``shortfall_bytes`` is above 0 when the weights, or weights and the shared memory for KV, do not fit; ``is_shared``
     says that there is such a memory, ``slab_bytes`` and ``num_slabs`` how it is, or would be, cut.
@@ -135,7 +135,7 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        """Room for the weights, for one request of this length on every local tier, and for what is guaranteed."""
+        """Whether the weights, one request of this length on every local tier, and what is guaranteed have room."""
         if self.shortfall_bytes or (self.is_shared and self.guaranteed_slabs > self.num_slabs):
             return False
         return all(each.num_kv_tokens >= self.context_tokens for each in self._local)
@@ -153,7 +153,7 @@ def make_plan(
     context_tokens: int,
     shares: Sequence[float] | None = None,
     kv_bytes: int | None = None,
-) -> Plan:
+) -> CapacityPlan:
     """Lay a ladder out on a device.
 
     Parameters
@@ -184,7 +184,7 @@ def make_plan(
         _tier_plan(tier, share, weight, kv_bytes, demand, context_tokens, slab_bytes, _engine_of(tiers, index))
         for index, (tier, share, weight) in enumerate(zip(tiers, shares, weights, strict=True))
     )
-    return Plan(
+    return CapacityPlan(
         device=device,
         memory_bytes=memory_bytes,
         reserve_bytes=reserve_bytes,
@@ -201,7 +201,7 @@ def make_plan(
 
 
 def reference_tiers() -> tuple[PlannedTier, ...]:
-    """The reference ladder: 3B, 8B and 70B in 4 bits; the fourth tier is the third's weights drafted by the first's."""
+    """Return the reference ladder: 3B, 8B, 70B in 4 bits, and the 70B once more, drafted by the 3B."""
     small, medium, large = (footprint(shape_of(raw, name)) for name, raw in REFERENCE_SHAPES.items())
     return (
         PlannedTier("simple", "3b-int4", "3b-int4", small),
@@ -212,7 +212,7 @@ def reference_tiers() -> tuple[PlannedTier, ...]:
 
 
 def planned_tiers(ladder: Ladder, models: Mapping[str, ModelConfig]) -> tuple[PlannedTier, ...]:
-    """The tiers of a configuration, their shapes read from disk.
+    """Return the tiers of a configuration, their shapes read from disk.
 
     Raises
     ------
@@ -225,12 +225,18 @@ def planned_tiers(ladder: Ladder, models: Mapping[str, ModelConfig]) -> tuple[Pl
 
 
 def model_folder(path: str) -> Path:
-    """Where a model's files lie: a folder, or a tier of the built-in ladder."""
+    """Return where a model's files lie: a folder, or a tier of the built-in ladder."""
     if path.startswith("builtin:tier"):
         from backends.builtin.paths import model_dir
 
         return model_dir(int(path.removeprefix("builtin:tier")))
     return Path(path).expanduser()
+
+
+def size_in_words(num_params: int) -> str:
+    """Return a number of parameters as models are named by, such as ``8.0B``."""
+    millions = num_params / 1e6
+    return f"{millions / 1000:.1f}B" if millions >= 1000 else f"{millions:.1f}M"
 
 
 def _planned(name: str, model: str, models: Mapping[str, ModelConfig], engine: str | None) -> PlannedTier:
@@ -265,7 +271,7 @@ def _weights_once(tiers: Sequence[PlannedTier]) -> list[int]:
 
 
 def _guaranteed_slabs(tier: PlannedTier, slab_bytes: int) -> int:
-    """Slabs of one whole context; a drafter is guaranteed none."""
+    """Return how many slabs one whole context takes; a drafter is guaranteed none."""
     if tier.footprint is None:
         return 0
     num_tokens = tier.context_length or tier.footprint.context_length
@@ -299,6 +305,6 @@ def _tier_plan(
 
 
 def _engine_of(tiers: Sequence[PlannedTier], index: int) -> str | None:
-    """The earlier tier whose engine serves a tier too."""
+    """Return the earlier tier whose engine serves a tier too."""
     engine = tiers[index].engine
     return next((tier.name for tier in tiers[:index] if engine is not None and tier.engine == engine), None)

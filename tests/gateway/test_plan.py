@@ -17,7 +17,7 @@ from gateway.models.capacity_plan import (
     DEVICES_BYTES,
     GIB,
     REFERENCE_SHAPES,
-    Plan,
+    CapacityPlan,
     PlannedTier,
     make_plan,
     planned_tiers,
@@ -53,7 +53,7 @@ tiers = st.lists(
 ).map(lambda drawn: tuple(PlannedTier(f"t{i}", "m", checkpoint, size) for i, (checkpoint, size) in enumerate(drawn)))
 
 
-def plan_of(of: tuple[PlannedTier, ...], memory_bytes: int, context: int = 4096) -> Plan:
+def plan_of(of: tuple[PlannedTier, ...], memory_bytes: int, context: int = 4096) -> CapacityPlan:
     return make_plan(of, device="x", memory_bytes=memory_bytes, context_tokens=context)
 
 
@@ -107,7 +107,7 @@ def test_more_memory_never_serves_fewer(of: tuple[PlannedTier, ...], memory_byte
     assert large.fits or not small.fits
 
 
-def shared_plan(kv_bytes: int, context_length: int = 4096) -> Plan:
+def shared_plan(kv_bytes: int, context_length: int = 4096) -> CapacityPlan:
     of = tuple(replace(tier, context_length=context_length) for tier in reference_tiers())
     return make_plan(of, device="x", memory_bytes=DEVICES_BYTES["h200"], context_tokens=4096, kv_bytes=kv_bytes)
 

@@ -1,4 +1,4 @@
-"""Runs a program of another room under a command's name; it reads its own options."""
+"""Runs a program of another room under a command's name; the program reads its own options."""
 
 from __future__ import annotations
 

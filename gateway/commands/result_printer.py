@@ -1,4 +1,4 @@
-"""How commands print: JSON for programs, plain tables for people."""
+"""Prints the results of commands: JSON for programs, plain tables for people."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on one line of standard output."""
+    """Print one JSON document on one line of standard output."""
     sys.stdout.write(json.dumps(value, ensure_ascii=False, default=str) + "\n")
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[object]], *, title: str | None = None) -> None:
-    """A table as wide as the terminal; cells are text, never markup."""
+    """Print a table as wide as the terminal; cells are text, never markup."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table

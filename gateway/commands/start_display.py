@@ -1,4 +1,4 @@
-"""What ``suffice up`` shows: models as they load, then the tiers and a request to paste."""
+"""Shows what ``suffice up`` does: models as they load, then the tiers and a request to paste."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElaps
 
 from backends.config import LocalModelConfig, RemoteModelConfig
 from backends.errors import ModelLoadError
-from gateway.commands.output import print_table
+from gateway.commands.result_printer import print_table
 from gateway.config.settings import Settings
-from gateway.models.capacity_plan import model_folder
+from gateway.models.capacity_plan import model_folder, size_in_words
 
 QUESTION = "What is 17 + 25?"
 
 
 class LoadingDisplay:
-    """Called with (model's name, ``loading`` or ``ready``); a spinner each on a terminal, a line each elsewhere."""
+    """Shows each model as it loads: a spinner on a terminal, a line elsewhere.
+
+    It is called with (model's name, ``loading`` or ``ready``), as the loader's ``Progress`` is.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -63,7 +66,7 @@ class LoadingDisplay:
 
 
 def print_welcome(settings: Settings, address: str, *, needs_key: bool, num_keys: int) -> None:
-    """The tiers, and a request that works when pasted."""
+    """Print the tiers, and a request that works when pasted."""
     rows = [
         (tier.index, tier.name, tier.model, describe_model(settings, tier.model), f"${tier.price_per_request_usd:f}")
         for tier in settings.ladder
@@ -76,7 +79,7 @@ def print_welcome(settings: Settings, address: str, *, needs_key: bool, num_keys
 
 
 def curl(address: str, *, needs_key: bool) -> str:
-    """A request to paste into a shell."""
+    """Return a request to paste into a shell."""
     body = json.dumps({"model": "auto", "messages": [{"role": "user", "content": QUESTION}]})
     # Double quotes: the shell is to fill the key in.
     key = ' -H "authorization: Bearer $SUFFICE_API_KEY"' if needs_key else ""
@@ -84,7 +87,7 @@ def curl(address: str, *, needs_key: bool) -> str:
 
 
 def describe_model(settings: Settings, model: str) -> str:
-    """A served model in a few words: where it runs, how large it is, what is special about it."""
+    """Say in a few words where a served model runs, how large it is and what is special about it."""
     config = settings.models[model]
     if isinstance(config, RemoteModelConfig):
         replicas = f"{len(config.urls)} replicas of " if len(config.urls) > 1 else ""
@@ -106,7 +109,6 @@ def _size(config: LocalModelConfig) -> str:
     except (ModelLoadError, ValueError):
         # A hub id, or a folder whose fault the loader will name better.
         return config.path
-    millions = footprint(shape, config.dtype).num_params / 1e6
-    size = f"{millions / 1000:.1f}B" if millions >= 1000 else f"{millions:.1f}M"
+    size = size_in_words(footprint(shape, config.dtype).num_params)
     bits = f", {shape.quant.bits}-bit {shape.quant.method.upper()}" if shape.quant is not None else ""
     return f"{size} weights{bits}, in this process"
