@@ -1,1 +1,1 @@
-"""What each command does; :mod:`gateway.cli` says how it is called and imports these when it is."""
+"""Carries out each command; :mod:`gateway.cli` declares the commands and imports a module when its command runs."""

@@ -29,7 +29,7 @@ def retrain(config: Path | None, *, reason: str, dry_run: bool, seed: int, quiet
 
 @contextlib.contextmanager
 def _progress(*, quiet: bool) -> Iterator[Report]:
-    """A bar on a terminal, a line a stage elsewhere; on standard error."""
+    """Show progress on standard error: a bar on a terminal, a line a stage elsewhere."""
     if quiet:
         yield lambda stage, done: None
     elif sys.stderr.isatty():

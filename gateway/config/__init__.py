@@ -1,1 +1,1 @@
-"""Settings: declared sections, one reader of files and environment, the built-in ladder."""
+"""Declares the settings, reads them from files and environment, and ships the built-in ladder."""

@@ -16,7 +16,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class SettingsProblem:
-    """One thing wrong with one key: ``path`` is dotted, ``source`` says where the value was written."""
+    """Names one thing that is wrong with one key: ``path`` is dotted, ``source`` says where the value was written."""
 
     path: str
     message: str

@@ -124,7 +124,7 @@ def _number(reader: ConfigReader, tier: str, path: str, node: Table | Leaf, numb
 
 
 def check_references(reader: ConfigReader, ladder: Ladder, node: Table | Leaf | None) -> None:
-    """Refuse tiers whose model no table of ``node``, the written ``[models]``, describes, were it wrongly."""
+    """Refuse tiers whose model has no table in ``node``, the written ``[models]``; a table with problems counts."""
     described = node if isinstance(node, dict) else {}
     known = ", ".join(map(repr, described)) or "none"
     for tier in ladder:

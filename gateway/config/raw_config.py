@@ -22,7 +22,7 @@ BUILTIN_SOURCE = "built-in ladder"
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A value as written. ``is_text``: it came as text without quotes and takes the type its key asks for."""
+    """Holds a value as written. ``is_text``: it came as text without quotes and takes the type its key asks for."""
 
     value: Any
     source: str
@@ -126,7 +126,7 @@ def _layer(parsed: Mapping[str, Any], source: str) -> Table:
 
 
 def _tiers(value: Any, source: str) -> Table:
-    """``[[tiers]]`` as a table by name, in the order written: the ladder's order."""
+    """Return ``[[tiers]]`` as a table by name, in the order written: the ladder's order."""
     if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
         raise SettingsError([SettingsProblem("tiers", "expected a list of tables: write [[tiers]]", source)])
     tiers: Table = {}
@@ -146,12 +146,14 @@ def _put(table: Table, path: list[str], leaf: Leaf) -> None:
     for part in path[:-1]:
         below = table.setdefault(part, {})
         if isinstance(below, Leaf):
+            # Sorted variables put a table's own value before its keys'; what is said in more detail holds.
             below = table[part] = {}
         table = below
     table[path[-1]] = leaf
 
 
 def _spell(parts: list[str], below: Table) -> list[str]:
+    """Return a variable's parts as the names below it are written; new names are taken in lower case."""
     spelled: list[str] = []
     node: Table | Leaf = below
     for part in parts:

@@ -32,7 +32,7 @@ from policies.policy import Policy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Everything the gateway was told, checked. Made by :func:`load_settings`.
+    """Holds everything the gateway was told, checked. Made by :func:`load_settings`.
 
     Attributes
     ----------
@@ -71,11 +71,11 @@ class Settings:
 
     @property
     def config_hash(self) -> str:
-        """Twelve hex digits that change when any setting does; passwords do not enter."""
+        """Return twelve hex digits that change when any setting does; passwords do not enter."""
         return digest({path: value for path, value in self.shown().items() if path != "data_dir"})
 
     def shown(self) -> dict[str, Any]:
-        """Every setting as JSON, passwords in URLs replaced by ``***``."""
+        """Return every setting as JSON, passwords in URLs replaced by ``***``."""
         return {path: shown_value(value) for path, value in self.values.items()}
 
 
@@ -130,12 +130,12 @@ def load_settings(
 
 
 def read_client_key(environ: Mapping[str, str] | None = None) -> str | None:
-    """The key that our own clients send, from ``SUFFICE_API_KEY``."""
+    """Return the key that our own clients send, from ``SUFFICE_API_KEY``."""
     return (os.environ if environ is None else environ).get("SUFFICE_API_KEY") or None
 
 
 def read_admin_key(environ: Mapping[str, str] | None = None) -> str | None:
-    """The key that ``suffice admin`` sends, from ``SUFFICE_ADMIN_KEY``."""
+    """Return the key that ``suffice admin`` sends, from ``SUFFICE_ADMIN_KEY``."""
     return (os.environ if environ is None else environ).get("SUFFICE_ADMIN_KEY") or None
 
 

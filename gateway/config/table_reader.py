@@ -127,7 +127,7 @@ class ConfigReader:
             self.refuse(join(path, key), f"unknown key; {hint}", table[key])
 
     def note(self, path: str, message: str) -> None:
-        """Note a problem with a value that was read before."""
+        """Note a problem with a value that was kept before: its source is known."""
         self.problems.append(SettingsProblem(path, message, self.sources.get(path, DEFAULT_SOURCE)))
 
     def finish(self) -> None:
@@ -151,6 +151,7 @@ class ConfigReader:
             return None
 
 
+# Types are evaluated from text, which takes longer than reading a table; a ladder reads some classes often.
 @lru_cache
 def declared_fields(cls: type[Any]) -> Mapping[str, tuple[dataclasses.Field[Any], Any]]:
     """Return the fields of a configuration class by name, each with its type."""
