@@ -136,6 +136,14 @@ async def comments(call: ProviderCall) -> None:
 
 
 @_named
+async def sets_cookie(call: ProviderCall) -> None:
+    """Set a cookie with every answer, as load balancers do."""
+    await call.start(headers={"content-type": "text/event-stream", "set-cookie": "seen=before; Path=/"})
+    await call.write(call.stream_bytes())
+    await call.end()
+
+
+@_named
 async def ignores_stop(call: ProviderCall) -> None:
     """Know no stop strings, as transformers' server does."""
     call.seen.body.pop("stop", None)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from importlib.util import find_spec
 
 import httpx
@@ -35,7 +36,11 @@ def build_client(config: RemoteModelConfig) -> httpx.AsyncClient:
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=_KEEPALIVE_S),
         verify=config.verify_tls,
         proxy=None if is_fast else config.proxy,
+        # Proxies come from the configuration alone: variables of the environment would redirect prompts unasked.
         trust_env=False,
+        # Requests of different callers share this client: no cookie of one may reach another.
+        cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
+        # A redirect would take the prompt and the API key to whatever host an answer names.
         follow_redirects=False,
     )
 

@@ -48,6 +48,7 @@ WHOLE = [
     "usage_never",
     "two_endings",
     "ignores_stop",
+    "sets_cookie",
 ]
 
 

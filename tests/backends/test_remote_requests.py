@@ -147,6 +147,16 @@ async def test_reasoning_arrives_apart_and_is_counted(opened: list[OpenAIBackend
             assert ending.usage.cached_tokens == 3
 
 
+async def test_a_cookie_of_one_request_reaches_no_other(
+    server: ProviderServer, transport: str, opened: list[OpenAIBackend]
+) -> None:
+    backend = make(server, "sets_cookie", transport=transport)
+    opened.append(backend)
+    for _ in range(3):
+        await collect(backend, chat())
+        assert "cookie" not in server.requests[-1].headers
+
+
 # --- secrets ---------------------------------------------------------------------------------------------------------
 
 
