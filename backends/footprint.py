@@ -17,6 +17,7 @@ from engine.config import ModelConfig
 from engine.errors import EngineError
 
 BYTES_PER_VALUE: Mapping[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
+# Per group: a float16 scale and a 4-bit zero point.
 _SCALE_BYTES = 2.0
 _ZERO_BYTES = 0.5
 

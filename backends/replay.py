@@ -193,6 +193,7 @@ class ReplayBackend:
                 code="not_recorded",
             )
         turn = self._turns.get(key, 0) if request.sampling.seed is None else request.sampling.seed
+        # A seeded request takes nobody else's turn.
         self._turns[key] = self._turns.get(key, 0) + (request.sampling.seed is None)
         return found[turn % len(found)]
 

@@ -191,6 +191,7 @@ class EchoBackend:
             yield TokenDelta(text=prompt_text(request))
         plan = script_answer(request, script)
         first_s, sent = 0.0, 0
+        # Checked before each delta, so that 0 hangs or fails before anything was said.
         for delta in plan.deltas:
             if script.hang_after is not None and sent >= script.hang_after:
                 await self._closed.wait()

@@ -157,6 +157,7 @@ class WeightPool:
                         del self._entries[key]
                         if isinstance(checkpoint.model, ParallelModel):
                             checkpoint.model.close()
+            # The engines of another checkpoint step on the shared thread.
             if self._entries:
                 return
             loop, self._loop = self._loop, None

@@ -28,6 +28,7 @@ _HIGHEST = 15
 _GPTQ_ZERO = 8
 _PER_WORD = 8
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+# A group of zeros has no range; weights are divided by the scale all the same.
 _LEAST_SCALE = 1e-5
 
 
@@ -49,6 +50,7 @@ def to_levels(weight: Tensor, group_size: int, layout: Layout) -> tuple[Tensor, 
         scales = (groups.abs().amax(-1, keepdim=True) / 7).clamp_min(_LEAST_SCALE).half().float()
         zeros = torch.full_like(scales, _GPTQ_ZERO)
     else:
+        # Zero is always within the range, so that a zero weight stays zero.
         low, high = groups.amin(-1, keepdim=True).clamp_max(0), groups.amax(-1, keepdim=True).clamp_min(0)
         scales = ((high - low) / _HIGHEST).clamp_min(_LEAST_SCALE).half().float()
         zeros = (-low / scales).round().clamp(0, _HIGHEST)

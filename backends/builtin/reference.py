@@ -66,6 +66,7 @@ def generate_answers(
     for start in range(0, len(order), batch_size):
         places = order[start : start + batch_size]
         inputs = tokenizer([templated[i] for i in places], return_tensors="pt", padding=True, add_special_tokens=False)
+        # Llama has no token types, which some tokenizers return all the same.
         inputs = {name: inputs[name].to(model.device) for name in ("input_ids", "attention_mask")}
         made = model.generate(**inputs, do_sample=False, max_new_tokens=max_tokens, pad_token_id=tokenizer.pad_token_id)
         for place, ids in zip(places, made[:, inputs["input_ids"].shape[1] :].tolist(), strict=True):

@@ -105,6 +105,7 @@ def _engine_config(config: LocalModelConfig) -> EngineConfig:
         kv_cache_bytes=config.kv_cache_bytes,
         context_length=config.context_length,
         max_num_seqs=config.max_num_seqs,
+        # A step gives every running sequence one token at least.
         max_batch_tokens=max(config.max_batch_tokens, config.max_num_seqs),
         max_draft_tokens=config.speculation.max_draft_tokens,
         threads=config.threads or 1,

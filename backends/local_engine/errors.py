@@ -27,6 +27,7 @@ def translate(error: Exception, model_id: str, *, param: str = "messages") -> Ba
         case errors.InvalidRequest():
             return RequestRejected(str(error), status=400, param=error.param)
         case errors.EngineOverloaded():
+            # Retry-After counts whole seconds.
             return BackendOverloaded(f"{model_id}: {error}", retry_after_s=max(error.retry_after_s, 1.0))
         case errors.EngineClosed() | errors.DeviceLost():
             return BackendUnavailable(f"{model_id}: {error}")

@@ -28,6 +28,7 @@ class SharedEngines(Generic[Engine]):
         """Take a use of the engine of a group, waiting for whoever makes it; raises what ``make`` raises."""
         with self._lock:
             entry = self._entries.setdefault(group, _SharedEngineEntry())
+        # Held while the engine is made, which takes long: others wait for it and do not make a second.
         with entry.lock:
             if entry.engine is None:
                 entry.engine = make()

@@ -138,6 +138,7 @@ class ProviderCall:
             cycle = getattr(connection, "cycle", None)
             if cycle is not None and cycle.scope is self.scope:
                 raw = connection.transport.get_extra_info("socket")
+                # Lingering for no time makes the close a reset instead of an orderly end.
                 raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 connection.transport.abort()
                 return

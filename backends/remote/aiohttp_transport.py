@@ -15,8 +15,6 @@ import aiohttp
 import httpx
 from yarl import URL
 
-_READ_BYTES = 64 * 1024
-
 # Most specific first. ServerDisconnectedError and ClientOSError are ClientConnectionErrors too, hence the order.
 _EXCEPTIONS: tuple[tuple[type[Exception], type[httpx.TransportError]], ...] = (
     (aiohttp.ConnectionTimeoutError, httpx.ConnectTimeout),
@@ -104,11 +102,13 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
         # A session belongs to the event loop that runs when it is made, so it is made late.
         if self._session is None:
             self._session = aiohttp.ClientSession(
+                # max_outstanding bounds the requests of a replica; a second limit here would make them wait unseen.
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=self._keepalive_s, ssl=self._verify_tls),
+                # Requests of different callers share this session: no cookie of one may reach another.
                 cookie_jar=aiohttp.DummyCookieJar(),
                 timeout=self._timeout,
+                # httpx decodes bodies by their headers; to do it here as well would decode twice.
                 auto_decompress=False,
                 trust_env=False,
-                read_bufsize=_READ_BYTES,
             )
         return self._session

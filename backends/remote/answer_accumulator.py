@@ -80,6 +80,7 @@ class AnswerAccumulator:
             self._note(chunk)
             if not chunk.has_content or self.is_stopped:
                 continue
+            # Text before reasoning: one delta shows its reasoning first, so a new one begins.
             if text and chunk.reasoning:
                 deltas.append(TokenDelta(text, reasoning, num_tokens, logprobs))
                 text, reasoning, logprobs, num_tokens = "", "", (), 0

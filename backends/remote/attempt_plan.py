@@ -60,6 +60,7 @@ class AttemptPlan:
         self.num_failed += 1
         self.last_error = error
         self.tried.append(replica)
+        # It may still be at work on the answer: asking again would pay for it twice.
         if isinstance(error, BackendTimeout):
             self.silent.append(replica)
         retry_after_s = error.retry_after_s if isinstance(error, BackendUnavailable) else None
@@ -83,6 +84,7 @@ class AttemptPlan:
         return replica
 
     def _again(self, error: BackendError, now_s: float) -> PlannedAttempt:
+        # Drawn once, so that replicas are compared by what they ask for and not by luck.
         jitter_s = full_jitter_s(self.num_failed, self.config, self.rng)
         waits = {
             index: max(jitter_s, each.wait_s(now_s))

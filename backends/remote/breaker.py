@@ -66,6 +66,7 @@ class Breaker:
 
     def succeed(self, ticket: int) -> None:
         """The attempt reached a working server."""
+        # A success that began before the trip says nothing about the server now.
         if ticket == self._epoch:
             self.reset()
 
@@ -92,6 +93,7 @@ class Breaker:
         self._probe = None
 
     def _trip(self, now_s: float) -> None:
+        # The exponent is bounded because 2.0 ** 1024 overflows; the cap holds long before.
         wait_s = min(self._config.open_s * 2.0 ** min(self._num_trips, 30), self._config.max_open_s)
         self._open_until = now_s + wait_s
         self._is_tripped = True

@@ -68,6 +68,7 @@ def from_status(
         return BackendOverloaded(said, retry_after_s=retry_after_s)
     if status in (401, 403):
         return BackendUnavailable(f"{where} answered {status}: it refuses our API key. Check api_key_env.")
+    # A wrong path or model name: the message is safe to repeat, it quotes no key.
     if status in (404, 405):
         return BackendUnavailable(f"{said}. Check urls and model.")
     if status == 503:

@@ -51,6 +51,7 @@ T = TypeVar("T")
 _EXPECTED_TOKENS = 256
 # A prompt token costs a server about this share of an output token.
 _PREFILL_WEIGHT = 0.1
+# Log-probabilities of a long prompt, or many embeddings, are large; an endless body is still refused.
 _MAX_CALL_BYTES = 64 * 1024 * 1024
 
 
@@ -94,6 +95,7 @@ class OpenAIBackend:
         self._owns_client = client is None
         self._clock = clock
         self._sleep = sleep
+        # Seeded by the system: two gateways must not retry in step.
         self._rng = rng or Random()
         self._waits = WaitRegistry()
         self._replicas = ReplicaSet.of(config.urls, config.breaker, config.max_outstanding)
@@ -133,6 +135,7 @@ class OpenAIBackend:
                             yield event
                     return
                 except BackendError as error:
+                    # Raises when nothing is left to try; else what the failed attempt counted is dropped with it.
                     step = plan.after(error, replica, self._clock())
                     answer = answer.restarted()
         except BackendClosed:

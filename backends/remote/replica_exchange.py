@@ -16,6 +16,7 @@ from backends.remote.failure_table import FOREIGN_ERRORS, from_error_chunk, from
 from backends.remote.sse import EventTooLarge, SSEParser, SSEvent
 from backends.remote.wait_registry import WaitRegistry
 
+# An error body is read for its message only; a web page may be large.
 _MAX_ERROR_BYTES = 64 * 1024
 _MAX_ANSWER_BYTES = 8 * 1024 * 1024
 # How long a finished stream may take to say that it is over. Past it the connection is dropped instead of reused.
@@ -81,6 +82,7 @@ class ReplicaExchange:
             raise self._silence("no answer", self._timeouts.first_token_s) from None
         except FOREIGN_ERRORS as error:
             raise from_transport(error, self._where) from error
+        # The first token has one limit, whether the head or the body is late.
         self._patience_s -= self._clock() - sent_s
         self._reader = self._response.aiter_bytes().__aiter__()
         if self._response.status_code != 200:

@@ -112,6 +112,7 @@ class ReplicaSet:
 
         Ties go round, so that idle replicas share the traffic.
         """
+        # Starting one further each time is what lets ties go round.
         self._turn += 1
         count = len(self.replicas)
         best: Replica | None = None

@@ -18,6 +18,7 @@ def full_jitter_s(num_failed: int, config: RetryConfig, rng: Random) -> float:
     Brooker 2015, "Exponential Backoff and Jitter", AWS Architecture Blog, "Full Jitter".
     """
     assert num_failed >= 1
+    # The exponent is bounded because 2.0 ** 1024 overflows; the cap holds long before.
     cap_s = min(config.max_s, config.base_s * 2.0 ** min(num_failed - 1, 30))
     return rng.uniform(0.0, cap_s)
 

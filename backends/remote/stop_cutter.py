@@ -32,6 +32,7 @@ class StopCutter:
             self.is_stopped = True
             self._held = ""
             return text[: min(found)]
+        # The longest overlap of any stop string, since each could still be the one that completes.
         num_held = max(_overlap(text, stop) for stop in self._stops)
         self._held = text[len(text) - num_held :]
         return text[: len(text) - num_held]

@@ -27,6 +27,7 @@ def read_embeddings(data: bytes, num_texts: int) -> EmbedResult:
     try:
         body = orjson.loads(data)
         rows = sorted(body["data"], key=lambda row: row["index"])
+        # A missing row would shift every vector after it onto another text.
         if [row["index"] for row in rows] != list(range(num_texts)):
             raise ValueError("rows are missing")
         usage = read_usage(body.get("usage") or {})

@@ -69,6 +69,7 @@ def make_optimizers(network: Network, learning_rate: float) -> list[torch.optim.
     Jordan et al. 2024, "Muon: An optimizer for hidden layers"; Liu et al. 2025, "Muon is Scalable for LLM Training"
     (section 2.2, matching AdamW's update size).
     """
+    # Muon is meant for the matrices of hidden layers.
     matrices = [p for n, p in network.named_parameters() if "proj." in n]
     others = [p for n, p in network.named_parameters() if "proj." not in n]
     fused = others[0].is_cuda

@@ -105,6 +105,7 @@ class Network(nn.Module):
     def _initialise(self) -> None:
         nn.init.normal_(self.embed_tokens.weight, std=_INIT_STD)
         for name, parameter in self.named_parameters():
+            # Each block begins as the identity, so that a deep stack trains from the first step.
             if name.endswith(("o_proj.weight", "down_proj.weight")):
                 nn.init.zeros_(parameter)
             elif name.endswith("proj.weight"):
