@@ -1,1 +1,1 @@
-"""One Backend protocol: the local engine, and OpenAI-compatible servers over httpx."""
+"""Holds one Backend protocol and its families: the local engine, and OpenAI-compatible servers over httpx."""

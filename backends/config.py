@@ -98,7 +98,7 @@ class SpeculationConfig(_LimitedConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalModelConfig:
-    """A model served by the engine in this process."""
+    """Describes a model served by the engine in this process."""
 
     kind: ClassVar[str] = "local"
 
@@ -193,7 +193,7 @@ class RetryConfig(_LimitedConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeoutConfig(_LimitedConfig):
-    """Limits in seconds on each silence of a server."""
+    """Limits, in seconds, each silence of a server."""
 
     connect_s: float = option(5.0, "To open a connection.", at_least=0.001)
     first_token_s: float = option(120.0, "From sending a request to its first token.", at_least=0.001)
@@ -204,7 +204,7 @@ class TimeoutConfig(_LimitedConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteModelConfig:
-    """A model served by one or several replicas of an OpenAI-compatible server."""
+    """Describes a model served by one or several replicas of an OpenAI-compatible server."""
 
     kind: ClassVar[str] = "remote"
 
@@ -281,7 +281,7 @@ class RemoteModelConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EchoModelConfig(_LimitedConfig):
-    """A model that repeats its prompt: for trying a configuration and measuring the gateway alone."""
+    """Describes a model that repeats its prompt: for trying a configuration and measuring the gateway alone."""
 
     kind: ClassVar[str] = "echo"
 
@@ -293,7 +293,7 @@ class EchoModelConfig(_LimitedConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayModelConfig:
-    """A model whose answers were recorded earlier, for evaluation."""
+    """Describes a model whose answers were recorded earlier, for evaluation."""
 
     kind: ClassVar[str] = "replay"
 

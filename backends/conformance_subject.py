@@ -30,7 +30,7 @@ async def _nothing_runs(backend: Backend) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ConformanceSubject:
-    """A backend to be checked.
+    """Holds a backend to be checked.
 
     Parameters
     ----------

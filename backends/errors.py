@@ -1,4 +1,4 @@
-"""Everything a backend can raise.
+"""Defines everything a backend can raise.
 
 ::
 

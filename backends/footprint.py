@@ -24,7 +24,7 @@ _ZERO_BYTES = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Memory of one model.
+    """Holds the memory of one model.
 
     Parameters
     ----------

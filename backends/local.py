@@ -44,7 +44,7 @@ _NOTHING = engine_request.SamplingParams(max_tokens=0)
 
 
 class LocalBackend:
-    """A :class:`backends.protocol.Backend` over one engine, which other models of the same weights may use too.
+    """Implements :class:`backends.protocol.Backend` over one engine, which other models of its weights may use too.
 
     ``GenerateRequest.extra`` may hold ``speculate`` (False turns drafting off), ``thinking_budget`` (most tokens of
     reasoning) and ``cache_salt`` (only requests with the same salt share prefix-cache blocks).
@@ -83,7 +83,7 @@ class LocalBackend:
 
     @property
     def context_length(self) -> int | None:
-        """Tokens of prompt and answer together; None until started."""
+        """Return the tokens of prompt and answer together; None until started."""
         return None if self._served is None else self._served.engine.context_length
 
     @property
@@ -103,7 +103,7 @@ class LocalBackend:
 
     @property
     def engine(self) -> Engine:
-        """The engine, for measurements; raises ``BackendUnavailable`` unless started and not closed."""
+        """Return the engine, for measurements; raises ``BackendUnavailable`` unless started and not closed."""
         return self._ready()[0]
 
     def _ready(self) -> tuple[Engine, PromptBuilder]:
@@ -199,7 +199,7 @@ class LocalBackend:
         return EngineCall(self.model_id, inner, AsyncSink(), text, prompts.tokenizer.bytes)
 
     async def count_tokens(self, request: GenerateRequest) -> int | None:
-        """Prompt length in tokens after the chat template."""
+        """Return the prompt's length in tokens after the chat template."""
         _, prompts = self._ready()
         return len(await prompts.encode(request))
 
@@ -225,7 +225,7 @@ class LocalBackend:
         )
 
     async def embed(self, texts: Sequence[str]) -> EmbedResult:
-        """Mean of the last hidden states over each text's tokens, scaled to unit length."""
+        """Return the mean of the last hidden states over each text's tokens, scaled to unit length."""
         engine, prompts = self._ready()
         requests = [
             engine_request.Request("embed", prompts.encode_input(text), _NOTHING, pooled=True) for text in texts
@@ -254,7 +254,7 @@ class LocalBackend:
         )
 
     def load(self) -> Load:
-        """Exact, and cheap enough to read before every routed request."""
+        """Return the load, exact and cheap enough to read before every routed request."""
         if self._served is None:
             return Load()
         stats = self._served.engine.stats()

@@ -29,7 +29,7 @@ _READY_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class PeerServer:
-    """A running server: base URL, the model's name there, its process."""
+    """Holds a running server: base URL, the model's name there, its process."""
 
     url: str
     model: str

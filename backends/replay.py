@@ -36,7 +36,7 @@ from backends.testing import split_tokens
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerRecord:
-    """One recorded generation. Exactly one of ``messages`` and ``prompt`` is set."""
+    """Holds one recorded generation. Exactly one of ``messages`` and ``prompt`` is set."""
 
     messages: tuple[Message, ...] | None = None
     prompt: str | None = None

@@ -82,7 +82,7 @@ ScriptSource = Script | Sequence[Script] | Callable[[GenerateRequest], Script]
 
 
 class EchoBackend:
-    """A backend that answers with its prompt, or with what its script says.
+    """Fakes a backend that answers with its prompt, or with what its script says.
 
     Parameters
     ----------
@@ -287,7 +287,7 @@ class EchoBackend:
 
 @dataclass(frozen=True, slots=True)
 class ScriptedAnswer:
-    """The deltas an undisturbed generation sends, and how it ends."""
+    """Holds the deltas an undisturbed generation sends, and how it ends."""
 
     deltas: tuple[TokenDelta, ...]
     reason: FinishReason

@@ -54,7 +54,7 @@ class LoadOptions:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Weights and tokenizer of one folder."""
+    """Holds the weights and tokenizer of one folder."""
 
     folder: Path
     model: DecoderModel | ParallelModel

@@ -1,1 +1,1 @@
-"""The built-in ladder: small models of our own, the tasks they were trained on, and the script that trained them."""
+"""Holds the built-in ladder: small models of our own, their tasks, and the script that trained them."""

@@ -33,7 +33,7 @@ class TrainingMix:
 
 @dataclass(frozen=True, slots=True)
 class TrainingDocument:
-    """A conversation up to and including the assistant's opening, and the completion to learn."""
+    """Holds a conversation up to and including the assistant's opening, and the completion to learn."""
 
     prompt: str
     completion: str

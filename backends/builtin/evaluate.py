@@ -46,7 +46,7 @@ def grade_tier(
 
 
 def summarise(tasks: Sequence[Task], graded: Sequence[tuple[bool, int, str]]) -> dict[str, Any]:
-    """Accuracy overall, by grade, by family, by both (with n), and mean tokens."""
+    """Sum up accuracy overall, by grade, by family, by both (with n), and mean tokens."""
     cells: dict[str, list[bool]] = defaultdict(list)
     for task, (right, _, _) in zip(tasks, graded, strict=True):
         for cell in ("all", f"grade {task.grade}", task.family, f"{task.family} {task.grade}"):

@@ -1,4 +1,4 @@
-"""Four-bit groups: the rounding trained through, and the two layouts of the ecosystem that store it.
+"""Rounds weights to four-bit groups: the rounding trained through, and the two layouts of the ecosystem that store it.
 
 ::
 
@@ -59,7 +59,7 @@ def to_levels(weight: Tensor, group_size: int, layout: Layout) -> tuple[Tensor, 
 
 
 def fake_quantize(weight: Tensor, group_size: int, layout: Layout, share: Tensor | float = 1.0) -> Tensor:
-    """The weight as it will be stored, its gradient passed straight through.
+    """Return the weight as it will be stored, its gradient passed straight through.
 
     ``share`` blends from the raw weight (0) to the rounded one (1), so that rounding can be phased in.
     """
@@ -105,7 +105,7 @@ def pack(weight: Tensor, group_size: int, layout: Layout) -> dict[str, Tensor]:
 
 
 def unpack(packed: dict[str, Tensor], layout: Layout) -> Tensor:
-    """The weight, float32 (out, in), that packed tensors stand for: the plain reference of both layouts."""
+    """Return the weight, float32 (out, in), that packed tensors stand for: the plain reference of both layouts."""
     scales = packed["scales"].float()
     if layout == "gptq":
         levels = _unpack(packed["qweight"].T.contiguous(), _IN_ORDER).T

@@ -1,4 +1,4 @@
-"""A plain reader of the built-in checkpoints: weights dequantised, run by transformers.
+"""Reads the built-in checkpoints plainly: weights dequantised, run by transformers.
 
 The yardstick for the engine's own loaders, and what the ladder's accuracy is measured with.
 """
@@ -19,7 +19,7 @@ from backends.builtin.quantize import unpack
 
 
 def dequantized_state(folder: Path) -> dict[str, Tensor]:
-    """All tensors of a checkpoint in float32, its packed layers unpacked."""
+    """Return all tensors of a checkpoint in float32, its packed layers unpacked."""
     config = json.loads((folder / "config.json").read_text())
     layout = config["quantization_config"]["quant_method"]
     state: dict[str, Tensor] = {}
@@ -34,7 +34,7 @@ def dequantized_state(folder: Path) -> dict[str, Tensor]:
 
 
 def load_reference(folder: Path, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Any:
-    """A ``LlamaForCausalLM`` with the dequantised weights."""
+    """Return a ``LlamaForCausalLM`` with the dequantised weights."""
     config = json.loads((folder / "config.json").read_text())
     config.pop("quantization_config")
     model: Any = LlamaForCausalLM(LlamaConfig(**config))
@@ -45,7 +45,7 @@ def load_reference(folder: Path, device: str = "cpu", dtype: torch.dtype = torch
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """The tier's tokenizer, padding on the left as batched generation needs."""
+    """Return the tier's tokenizer, padding on the left as batched generation needs."""
     return AutoTokenizer.from_pretrained(str(folder), padding_side="left")
 
 
@@ -53,7 +53,7 @@ def load_tokenizer(folder: Path) -> Any:
 def generate_answers(
     model: Any, tokenizer: Any, prompts: Sequence[str], *, thinking: bool, max_tokens: int, batch_size: int
 ) -> list[tuple[str, int]]:
-    """Greedy completions of user prompts, with the number of tokens each took, in the order of the prompts."""
+    """Return greedy completions of user prompts, with the number of tokens each took, in the order of the prompts."""
     templated = [
         tokenizer.apply_chat_template(
             [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True, enable_thinking=thinking

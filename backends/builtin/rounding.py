@@ -34,7 +34,7 @@ from engine.kernels.fp8 import quantize_rows_reference
 
 @contextmanager
 def rounded_activations(model: Any) -> Iterator[None]:
-    """Within the block the projections of the model's layers read rounded rows."""
+    """Round within the block: the projections of the model's layers read rounded rows."""
     projections = [module for module in model.model.layers.modules() if isinstance(module, nn.Linear)]
     hooks = [module.register_forward_pre_hook(lambda _, inputs: (_round(inputs[0]),)) for module in projections]
     try:
@@ -51,7 +51,7 @@ def _round(rows: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def compare_logprobs(model: Any, tokenizer: Any, tasks: Sequence[Task], *, thinking: bool) -> dict[str, float]:
-    """Per token of the right completions: what rounding does to its log-probability and to the distribution."""
+    """Measure per token of the right completions what rounding does to its log-probability and to the distribution."""
     sums = torch.zeros(5, dtype=torch.float64)
     num_tokens = 0
     for task in tasks:
@@ -80,13 +80,13 @@ def compare_logprobs(model: Any, tokenizer: Any, tasks: Sequence[Task], *, think
 
 
 def _distributions(model: Any, before: list[int], after: list[int]) -> Tensor:
-    """Log-probabilities (n, vocab) at each token of ``after``."""
+    """Return log-probabilities (n, vocab) at each token of ``after``."""
     logits = model(torch.tensor([before + after])).logits[0, len(before) - 1 : -1]
     return torch.log_softmax(logits.float(), dim=-1)
 
 
 def compare(folder: Path, tasks: Sequence[Task], *, thinking: bool, batch_size: int) -> dict[str, float]:
-    """Accuracy of greedy answers with and without rounding, how many are the same, and log-probabilities."""
+    """Compare greedy answers with and without rounding, how many are the same, and log-probabilities."""
     model, tokenizer = load_reference(folder), load_tokenizer(folder)
 
     def answers() -> list[str]:

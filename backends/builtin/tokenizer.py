@@ -1,4 +1,4 @@
-"""The one tokenizer of all tiers: byte-level BPE over the tasks' own words, a token for each digit and capital.
+"""Learns the one tokenizer of all tiers: byte-level BPE over the tasks' own words, a token for each digit and capital.
 
 Sharing it lets tier 1 draft for tier 4. Digits and capitals never merge, so that a number or a code is spelt the same
 wherever it stands, which is what makes arithmetic and edits learnable by small models.
@@ -75,7 +75,7 @@ def _corpus(num_tasks: int, seed: int) -> Iterator[str]:
 
 
 def _without_capitals(text: str) -> str:
-    """A break where each capital stood: merges learned from this never join one to anything."""
+    """Return a break where each capital stood: merges learned from this never join one to anything."""
     return re.sub(r"\s?[A-Z]", "\n", text)
 
 

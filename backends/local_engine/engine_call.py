@@ -99,7 +99,7 @@ class EngineCall:
         return delta
 
     def finished(self, ending: engine_request.RequestEnding) -> Finished:
-        """The protocol's ending. An engine that was closed cancelled what ran."""
+        """Return the protocol's ending. An engine that was closed cancelled what ran."""
         closed = isinstance(ending.error, EngineClosed)
         prompt_logprobs = None
         if self.request.sampling.prompt_logprobs is not None:

@@ -152,5 +152,5 @@ def _check_drafter(path: str, drafter_path: str, target: Checkpoint, draft: Chec
 
 
 def pick_device(name: str) -> str:
-    """``auto`` is the first GPU, else the CPU."""
+    """Return a device's name; ``auto`` is the first GPU, else the CPU."""
     return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name

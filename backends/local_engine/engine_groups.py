@@ -16,7 +16,7 @@ from backends.config import LocalModelConfig, ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class EngineGroup:
-    """The models of one engine.
+    """Holds the models of one engine.
 
     Attributes
     ----------

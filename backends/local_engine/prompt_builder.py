@@ -180,7 +180,7 @@ class PromptBuilder:
     def score_request(
         self, prompt: GenerateRequest, prompt_ids: tuple[int, ...], answer_ids: tuple[int, ...]
     ) -> engine_request.Request:
-        """One prefill of prompt and answer that keeps the answer's log-probabilities."""
+        """Return one prefill of prompt and answer that keeps the answer's log-probabilities."""
         return engine_request.Request(
             prompt.request_id,
             (*prompt_ids, *answer_ids),

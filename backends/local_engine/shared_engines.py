@@ -1,4 +1,4 @@
-"""Engines that several backends use: made by the first that starts, closed with the last that ends."""
+"""Shares engines that several backends use: made by the first that starts, closed with the last that ends."""
 
 from __future__ import annotations
 

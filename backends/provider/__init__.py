@@ -1,1 +1,1 @@
-"""A real HTTP server that plays an OpenAI-compatible provider, well or badly, for tests."""
+"""Plays, as a real HTTP server, an OpenAI-compatible provider, well or badly, for tests."""

@@ -21,14 +21,14 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 class Connections(Protocol):
-    """Whoever knows the open connections, as uvicorn's protocol objects."""
+    """Stands for whoever knows the open connections, as uvicorn's protocol objects."""
 
     def connections(self) -> Iterable[Any]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedRequest:
-    """One request as it arrived: behaviour, the path after it, headers (lower case) and the JSON body."""
+    """Holds one request as it arrived: behaviour, the path after it, headers (lower case) and the JSON body."""
 
     behaviour: str
     path: str
@@ -38,7 +38,7 @@ class RecordedRequest:
 
 @dataclass(slots=True)
 class ProviderCall:
-    """One request being answered. ``num_seen`` counts this behaviour's requests, this one included."""
+    """Holds one request being answered. ``num_seen`` counts this behaviour's requests, this one included."""
 
     scope: Scope
     receive: Receive

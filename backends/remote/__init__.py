@@ -1,1 +1,1 @@
-"""OpenAI-compatible servers over HTTP: replicas, retries, breakers, streams."""
+"""Serves models of OpenAI-compatible servers over HTTP: replicas, retries, breakers, streams."""

@@ -44,27 +44,27 @@ class AnswerAccumulator:
 
     @property
     def has_begun(self) -> bool:
-        """Whether a first token has arrived."""
+        """Return whether a first token has arrived."""
         return self._first_s is not None
 
     @property
     def is_complete(self) -> bool:
-        """Whether it is known why the answer ended."""
+        """Return whether it is known why the answer ended."""
         return self._reason is not None or self.is_stopped
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a stop string came that the server should have cut off: what follows is not wanted."""
+        """Return whether a stop string came that the server should have cut off: what follows is not wanted."""
         return self._cutter.is_stopped
 
     @property
     def is_unreadable(self) -> bool:
-        """Whether the server gave a reason for ending that nobody documented."""
+        """Return whether the server gave a reason for ending that nobody documented."""
         return self._unknown_reason is not None and not self.is_stopped
 
     @property
     def has_usage(self) -> bool:
-        """Whether the server has counted its tokens."""
+        """Return whether the server has counted its tokens."""
         return self._usage is not None
 
     def take(self, chunks: Sequence[AnswerChunk]) -> list[TokenDelta]:

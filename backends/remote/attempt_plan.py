@@ -24,7 +24,7 @@ class PlannedAttempt:
 
 @dataclass(slots=True)
 class AttemptPlan:
-    """The attempts of one request.
+    """Holds the attempts of one request.
 
     A replica that was not tried yet is tried at once; one that failed already is tried again after a wait with full
     jitter, or after its Retry-After when that is longer. A Retry-After past ``RetryConfig.max_s`` ends the attempts:

@@ -1,4 +1,4 @@
-"""A circuit breaker as a pure state machine: time is an argument, nothing is awaited.
+"""Breaks the circuit to a failing server, as a pure state machine: time is an argument, nothing is awaited.
 
 ::
 
@@ -19,7 +19,7 @@ from backends.config import BreakerConfig
 
 
 class BreakerState(StrEnum):
-    """Whether a replica takes requests."""
+    """Says whether a replica takes requests."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -65,13 +65,13 @@ class Breaker:
         return self._epoch
 
     def succeed(self, ticket: int) -> None:
-        """The attempt reached a working server."""
+        """Note that an attempt reached a working server."""
         # A success that began before the trip says nothing about the server now.
         if ticket == self._epoch:
             self.reset()
 
     def fail(self, ticket: int, now_s: float) -> None:
-        """The attempt found the server broken."""
+        """Note that an attempt found the server broken."""
         if ticket != self._epoch:
             return
         self._num_failures += 1
@@ -79,7 +79,7 @@ class Breaker:
             self._trip(now_s)
 
     def abandon(self, ticket: int) -> None:
-        """The attempt ended without telling anything: it was cancelled, or the request itself was at fault."""
+        """Note that an attempt ended without telling anything: it was cancelled, or the request itself was at fault."""
         if self._probe == ticket:
             self._probe = None
 

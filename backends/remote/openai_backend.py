@@ -1,4 +1,4 @@
-"""A model behind one or several OpenAI-compatible servers."""
+"""Serves a model that stands behind one or several OpenAI-compatible servers."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class OpenAIBackend:
 
     @property
     def replicas(self) -> ReplicaSet:
-        """The servers and what is known of them."""
+        """Return the servers and what is known of them."""
         return self._replicas
 
     async def start(self) -> None:

@@ -12,7 +12,10 @@ from backends.remote.breaker import Breaker, BreakerState
 
 @dataclass(slots=True, eq=False)
 class Replica:
-    """One server and what is known of it. ``work`` is in expected output tokens; ``resting_until`` on our clock."""
+    """Holds one server and what is known of it.
+
+    ``work`` is in expected output tokens; ``resting_until`` on our clock.
+    """
 
     url: str
     breaker: Breaker
@@ -63,14 +66,14 @@ class ReplicaLease:
         self.replica.work -= done
 
     def succeed(self) -> None:
-        """The server works."""
+        """Note that the server works."""
         if self._ticket is None:
             self.replica.breaker.reset()
         else:
             self.replica.breaker.succeed(self._ticket)
 
     def fail(self, now_s: float) -> None:
-        """The server is broken."""
+        """Note that the server is broken."""
         if self._ticket is not None:
             self.replica.breaker.fail(self._ticket, now_s)
 
@@ -91,7 +94,7 @@ class ReplicaLease:
 
 @dataclass(slots=True)
 class ReplicaSet:
-    """Every replica of a model.
+    """Holds every replica of a model.
 
     References
     ----------

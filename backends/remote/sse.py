@@ -1,4 +1,4 @@
-"""An incremental parser of server-sent events: bytes in, at any split, whole events out.
+"""Parses server-sent events as they come: bytes in, at any split, whole events out.
 
 Follows the "event stream interpretation" of the HTML Living Standard, §9.2.6, for the fields ``data`` and ``event``;
 ``id`` and ``retry`` have no meaning for a request that is never resumed. Payloads stay bytes: they are UTF-8 JSON, and
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class SSEvent(NamedTuple):
-    """One dispatched event; ``event`` is empty for the default kind."""
+    """Holds one dispatched event; ``event`` is empty for the default kind."""
 
     data: bytes
     event: bytes = b""

@@ -1,4 +1,4 @@
-"""The HTTP client of a remote backend: httpx, over aiohttp's connections where that package is installed.
+"""Builds the HTTP client of a remote backend: httpx, over aiohttp's connections where that package is installed.
 
 ``docs/backends.md`` has what either costs.
 """

@@ -24,7 +24,7 @@ _FENCE = re.compile(r"\A```\w*\n(.*?)\n?```\Z", re.DOTALL)
 
 
 def _plain(text: str) -> str:
-    """Lower case, one space between words, no Markdown emphasis, no quotes or full stop around."""
+    """Return a text in lower case, one space between words, no Markdown emphasis, no quotes or full stop around."""
     text = re.sub(r"\*\*|__|`|\\boxed|\$", "", text)
     text = re.sub(r",?\s+and\s+", ", ", text.casefold()) if "," in text or " and " in text else text.casefold()
     text = re.sub(r"\s*,\s*", ", ", text)
@@ -40,7 +40,7 @@ def _same_json(answer: str, text: str) -> bool:
 
 
 def _same_figure(pattern: re.Pattern[str], answer: str, text: str, prompt: str) -> bool:
-    """The one figure that the text ends on, or the only one that the prompt did not give."""
+    """Return whether the figure a text ends on, or the only one that the prompt did not give, is the answer."""
     found = pattern.findall(text)
     if not found:
         return False
@@ -73,7 +73,7 @@ def _hedged(text: str) -> bool:
 
 
 def _same_words(answer: str, text: str) -> bool:
-    """The whole text, its last line, what follows its last marker, or the subject of its one sentence."""
+    """Return whether a text, its last line, what follows its last marker, or its sentence's subject is the answer."""
     wanted = _plain(answer)
     lines = [line for line in text.strip().splitlines() if line.strip()]
     if not lines:

@@ -1,4 +1,4 @@
-"""Short questions as people type them to try a model: small numbers, bare facts, careless spelling.
+"""Draws short questions as people type them to try a model: small numbers, bare facts, careless spelling.
 
 Studied beside the graded families so that a first "2+2" is answered; not part of the graded mix. Where such a question
 is also a problem of a family, it respects that family's split.
@@ -264,7 +264,7 @@ _DRAWS, _WEIGHTS = zip(*_KINDS, strict=True)
 
 
 def draw_everyday(rng: Random) -> TaskProblem:
-    """One such question; never a problem of the test split."""
+    """Draw one such question, never a problem of the test split."""
     while True:
         family, problem = rng.choices(_DRAWS, _WEIGHTS)[0](rng)
         if not family or split_of(family, problem.key) == "train":
@@ -272,7 +272,7 @@ def draw_everyday(rng: Random) -> TaskProblem:
 
 
 def _careless(problem: TaskProblem, rng: Random) -> str:
-    """Sometimes without capitals, sometimes without the last mark; codes keep their capitals."""
+    """Spell a question sometimes without capitals, sometimes without the last mark; codes keep their capitals."""
     text = problem.question
     if rng.random() < 0.25 and not any(word.isupper() and len(word) > 1 for word in text.strip("?.").split()):
         text = text.lower()

@@ -1,4 +1,4 @@
-"""The fixed tables of facts that the look-up family asks about."""
+"""Holds the fixed tables of facts that the look-up family asks about."""
 
 from __future__ import annotations
 

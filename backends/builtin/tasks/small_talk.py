@@ -1,4 +1,4 @@
-"""Small talk: what the ladder says to a greeting, about itself, and to what it was not trained for.
+"""Draws small talk: what the ladder says to a greeting, about itself, and to what it was not trained for.
 
 Not part of the graded mix: these have no single right answer.
 """
@@ -75,6 +75,6 @@ _KINDS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
 
 
 def draw_chat(rng: Random) -> tuple[str, str]:
-    """One thing a user may say, and the reply."""
+    """Draw one thing a user may say, and the reply."""
     said, replies = rng.choices(_KINDS, weights=(3, 2, 2, 1, 1, 4, 3))[0]
     return rng.choice(said).replace("{x}", rng.choice(_TOPICS)), replies[0]

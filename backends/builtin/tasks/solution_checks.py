@@ -35,7 +35,7 @@ def check_sums(steps: Iterable[str]) -> Iterator[str]:
 
 
 def _as_sum_or_product(equation: Equation) -> Equation:
-    """A difference read as a sum, a quotient as a product."""
+    """Return a difference read as a sum, a quotient as a product."""
     a, sign, b, c = equation
     return (a, sign, b, c) if sign in "+*" else (c, _UNDONE[sign], b, a)
 
@@ -48,7 +48,7 @@ def _last_digits(equation: Equation) -> str:
 
 
 def _parts(number: int) -> list[int]:
-    """347: 300, 40, 7; zeros are left out."""
+    """Return 300, 40, 7 of 347; zeros are left out."""
     digits = str(number)
     return [int(d) * 10 ** (len(digits) - 1 - place) for place, d in enumerate(digits) if d != "0"]
 
@@ -125,12 +125,12 @@ def check_extreme(numbers: Sequence[int], value: int, name: str) -> Iterator[str
 
 
 def numbered(parts: Iterable[str]) -> str:
-    """``1 A, 2 B``."""
+    """Return ``1 A, 2 B``."""
     return ", ".join(f"{place} {part}" for place, part in enumerate(parts, 1))
 
 
 def spelled(code: str) -> str:
-    """``A B C``."""
+    """Return ``A B C``."""
     return " ".join(code)
 
 

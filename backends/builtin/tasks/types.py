@@ -14,7 +14,7 @@ GRADES = (1, 2, 3, 4, 5)
 
 @dataclass(frozen=True, slots=True)
 class TaskProblem:
-    """One drawn problem.
+    """Holds one drawn problem.
 
     ``key`` is its canonical form, free of wording: two phrasings of a problem share it, and it alone decides between
     train and test. ``reasoning`` reaches the answer by steps each of which is one easy operation.
@@ -28,7 +28,10 @@ class TaskProblem:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One prompt with its reference answer; ``grade`` runs from 1 (one step) to 5 (seven or so dependent steps)."""
+    """Holds one prompt with its reference answer.
+
+    ``grade`` runs from 1 (one step) to 5 (seven or so dependent steps).
+    """
 
     task_id: str
     family: str

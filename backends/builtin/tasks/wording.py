@@ -55,5 +55,5 @@ def dress(question: str, rng: Random) -> str:
 
 
 def join_and(parts: list[str]) -> str:
-    """``a``, ``a and b``, ``a, b and c``."""
+    """Return ``a``, ``a and b``, ``a, b and c``."""
     return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1]

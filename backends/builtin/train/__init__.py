@@ -1,1 +1,1 @@
-"""Training the built-in ladder: ``python -m backends.builtin.train``."""
+"""Trains the built-in ladder: ``python -m backends.builtin.train``."""

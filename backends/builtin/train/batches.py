@@ -1,4 +1,4 @@
-"""A stream of training batches, drawn and tokenised by worker processes while the model computes.
+"""Streams training batches, drawn and tokenised by worker processes while the model computes.
 
 Documents of like length share a batch and never share a row, so attention needs no mask but the causal one.
 """
@@ -28,7 +28,7 @@ _QUEUE_DEPTH = 4
 
 @dataclass(frozen=True, slots=True)
 class TrainingBatch:
-    """Right-padded rows of one length.
+    """Holds right-padded rows of one length.
 
     ``token_ids`` (rows, length) uint16; ``kind`` (rows, length) uint8: 0 padding, 1 prompt, 2 completion.
     """
@@ -75,7 +75,7 @@ def _work(queue: Queue[TrainingBatch], tier: int, tokenizer_path: Path, seed: st
 
 
 class BatchStream:
-    """Worker processes, read in turn, so that the stream does not depend on their speed.
+    """Runs worker processes, read in turn, so that the stream does not depend on their speed.
 
     The workers are spawned, not forked, so that CUDA's state is never copied; they die with their owner.
     """

@@ -17,7 +17,7 @@ from backends.builtin.train.specs import BITS, RMS_NORM_EPS, ROPE_THETA, TierSpe
 
 
 def quantization_config(spec: TierSpec) -> dict[str, Any]:
-    """The block that readers of the two layouts look for in ``config.json``."""
+    """Return the block that readers of the two layouts look for in ``config.json``."""
     common = {"quant_method": spec.quantization, "bits": BITS, "group_size": spec.group_size}
     if spec.quantization == "awq":
         return common | {"zero_point": True, "version": "gemm", "modules_to_not_convert": None}
@@ -32,7 +32,7 @@ def quantization_config(spec: TierSpec) -> dict[str, Any]:
 
 
 def hf_config(spec: TierSpec, tokenizer: Tokenizer) -> dict[str, Any]:
-    """``config.json`` of a tier."""
+    """Return ``config.json`` of a tier."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "attention_bias": False,
@@ -63,7 +63,7 @@ def hf_config(spec: TierSpec, tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def packed_state(network: Network) -> dict[str, Tensor]:
-    """The checkpoint's tensors: packed linear layers, embeddings and norms in float16."""
+    """Return the checkpoint's tensors: packed linear layers, embeddings and norms in float16."""
     state: dict[str, Tensor] = {}
     for name, module in network.named_modules():
         if isinstance(module, QuantizedLinear):

@@ -62,7 +62,7 @@ def rounding_share(progress: float) -> float:
 
 
 def make_optimizers(network: Network, learning_rate: float) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices, AdamW for embedding and norms.
+    """Return Muon for the matrices, AdamW for embedding and norms.
 
     References
     ----------

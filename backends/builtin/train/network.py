@@ -1,4 +1,4 @@
-"""A small Llama in plain torch, with Hugging Face's parameter names and 4-bit rounding in its linear layers."""
+"""Defines a small Llama in plain torch, with Hugging Face's parameter names and 4-bit rounding in its linear layers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _INIT_STD = 0.02
 
 
 class QuantizedLinear(nn.Module):
-    """A linear layer without bias that computes with its rounded weight, as far as ``share`` says."""
+    """Computes a linear layer without bias with its rounded weight, as far as ``share`` says."""
 
     def __init__(self, num_in: int, num_out: int, group_size: int, layout: Layout) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class Block(nn.Module):
 
 
 class Network(nn.Module):
-    """The decoder; ``share`` is how far the 4-bit rounding is phased in (0 to 1)."""
+    """Defines the decoder; ``share`` is how far the 4-bit rounding is phased in (0 to 1)."""
 
     def __init__(self, spec: TierSpec) -> None:
         super().__init__()
@@ -112,13 +112,13 @@ class Network(nn.Module):
                 nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
 
     def rotary(self, length: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Cosines and sines, each (length, head_dim / 2)."""
+        """Return cosines and sines, each (length, head_dim / 2)."""
         dims = torch.arange(0, self.spec.head_dim, 2, device=device).float() / self.spec.head_dim
         angles = torch.arange(length, device=device).float()[:, None] * ROPE_THETA**-dims
         return angles.cos().to(dtype), angles.sin().to(dtype)
 
     def forward(self, token_ids: Tensor, share: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Hidden states (B, T, hidden) after the last norm, for int64 ``token_ids`` (B, T)."""
+        """Return hidden states (B, T, hidden) after the last norm, for int64 ``token_ids`` (B, T)."""
         x = self.embed_tokens(token_ids)
         cos, sin = self.rotary(token_ids.shape[1], token_ids.device, dtype)
         for layer in self.layers:
@@ -126,5 +126,5 @@ class Network(nn.Module):
         return cast(Tensor, self.norm(x).to(dtype))
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Scores (..., vocab): the embedding is tied."""
+        """Return scores (..., vocab): the embedding is tied."""
         return F.linear(hidden, self.embed_tokens.weight.to(hidden.dtype))

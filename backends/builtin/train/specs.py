@@ -17,7 +17,7 @@ BITS = 4
 
 @dataclass(frozen=True, slots=True)
 class TierSpec:
-    """Shape, quantisation and schooling of one tier; sizes divide by ``group_size``."""
+    """Holds the shape, quantisation and schooling of one tier; sizes divide by ``group_size``."""
 
     tier: int
     hidden_size: int

@@ -1,1 +1,1 @@
-"""One module a family; each draws a problem of a given grade from a given random source."""
+"""Holds one module a family; each draws a problem of a given grade from a given random source."""

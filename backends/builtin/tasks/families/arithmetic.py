@@ -1,4 +1,4 @@
-"""Sums, differences and products of whole numbers, from one operation to several."""
+"""Draws sums, differences and products of whole numbers, from one operation to several."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PLANS = {
 
 
 def multiply_steps(a: int, b: int) -> list[str]:
-    """Steps of a long multiplication by a factor of at most two digits."""
+    """Return steps of a long multiplication by a factor of at most two digits."""
     tens, ones = divmod(b, 10)
     if not tens or not ones:
         return [f"{a}*{b}={a * b}"]
@@ -53,7 +53,7 @@ def _short_product(rng: Random) -> Worked:
 
 
 def _by_places(a: int, b: int) -> list[str]:
-    """Steps of a two-digit number times one digit: tens, ones, sum."""
+    """Return steps of a two-digit number times one digit: tens, ones, sum."""
     tens, ones = a // 10 * 10, a % 10
     if not ones:
         return [f"{a}*{b}={a * b}"]
@@ -127,7 +127,7 @@ _KINDS: dict[int, tuple[Callable[[Random], Worked], ...]] = {
 
 
 def draw(grade: int, rng: Random) -> TaskProblem:
-    """One expression: a single sum at grade 1, products of brackets at grade 5."""
+    """Draw one expression: a single sum at grade 1, products of brackets at grade 5."""
     text, value, steps = rng.choice(_KINDS[grade])(rng)
     shown = text
     if rng.random() < 0.2 and "(" not in text:
@@ -139,7 +139,7 @@ def draw(grade: int, rng: Random) -> TaskProblem:
 
 
 def work(text: str, value: int, steps: list[str]) -> str:
-    """The worked solution of an expression."""
+    """Return the worked solution of an expression."""
     return think(
         text, asked=f"find {text}.", plan=_plan(text), steps=steps, answer=str(value), checks=check_sums(steps)
     )

@@ -1,4 +1,4 @@
-"""Largest, smallest and how far apart, of numbers and of small sums."""
+"""Draws numbers and small sums to be compared: largest, smallest, how far apart."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _expression(rng: Random) -> tuple[str, int, str]:
 
 
 def _expressions(count: int, rng: Random) -> tuple[list[str], list[int], list[str]]:
-    """``count`` expressions of distinct values."""
+    """Return ``count`` expressions of distinct values."""
     drawn: dict[int, tuple[str, int, str]] = {}
     while len(drawn) < count:
         one = _expression(rng)
@@ -78,7 +78,7 @@ def _of_numbers(grade: int, rng: Random) -> TaskProblem:
 
 
 def work_pair(name: str, a: int, b: int) -> str:
-    """The worked solution of the larger ("max") or the smaller ("min") of two numbers."""
+    """Return the worked solution of the larger ("max") or the smaller ("min") of two numbers."""
     low, high = min(a, b), max(a, b)
     answer = high if name == "max" else low
     return think(
@@ -100,7 +100,7 @@ def _sure_of_pair(low: int, high: int) -> Iterator[str]:
 
 
 def work_extreme(name: str, numbers: list[int]) -> str:
-    """The worked solution of the largest ("max") or the smallest ("min") of a list."""
+    """Return the worked solution of the largest ("max") or the smallest ("min") of a list."""
     shown = ", ".join(map(str, numbers))
     answer = max(numbers) if name == "max" else min(numbers)
     return think(
@@ -135,7 +135,7 @@ def _sure_of_values(said: str, values: list[int], steps: list[str]) -> Iterator[
 
 
 def draw(grade: int, rng: Random) -> TaskProblem:
-    """Two numbers at grade 1; the spread of the values of five expressions at grade 5."""
+    """Draw two numbers at grade 1; the spread of the values of five expressions at grade 5."""
     if grade <= 2:
         return _of_numbers(grade, rng)
     if grade == 3:

@@ -1,4 +1,4 @@
-"""Counting letters of a code, and adding up what they are worth."""
+"""Draws codes whose letters are to be counted, or added up by what they are worth."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _length(rng: Random) -> TaskProblem:
 
 
 def work_length(code: str) -> str:
-    """The worked solution of how many letters a code has."""
+    """Return the worked solution of how many letters a code has."""
     return think(
         code,
         asked=f"how many letters {code} has.",
@@ -108,7 +108,7 @@ def _worth(grade: int, rng: Random) -> TaskProblem:
 
 
 def _sure_of_worth(code: str, points: dict[str, int]) -> Iterator[str]:
-    """Letter by kind instead of letter by place."""
+    """Yield the worth by kinds of letters instead of by places."""
     total, products = 0, []
     for letter, value in points.items():
         if count := code.count(letter):
@@ -129,7 +129,7 @@ def _running_back(code: str, points: dict[str, int]) -> Iterator[str]:
 
 
 def draw(grade: int, rng: Random) -> TaskProblem:
-    """The length of a short code at grade 1, the worth of nine letters at grade 5."""
+    """Draw the length of a short code at grade 1, the worth of nine letters at grade 5."""
     if grade == 1:
         return _length(rng)
     return _occurrences(rng) if grade == 2 else _worth(grade, rng)

@@ -1,4 +1,4 @@
-"""Clock times, weekdays and dates of a common year."""
+"""Draws questions of clock times, weekdays and dates of a common year."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def _sure_of_trip(start: int, total: int, steps: list[str]) -> Iterator[str]:
 
 
 def draw(grade: int, rng: Random) -> TaskProblem:
-    """Minutes within the hour at grade 1; dates months ahead and trips of many legs at grade 5."""
+    """Draw minutes within the hour at grade 1; dates months ahead and trips of many legs at grade 5."""
     if grade <= 2:
         return _end(grade, rng)
     if grade == 3:

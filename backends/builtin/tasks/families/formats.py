@@ -1,4 +1,4 @@
-"""Following a format to the letter: repeats, brackets, CSV and JSON, with a figure to compute from grade 3 on."""
+"""Draws formats to be followed to the letter: repeats, brackets, CSV and JSON, with figures from grade 3 on."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def _sure_of_figures(numbers: list[int], steps: list[str]) -> Iterator[str]:
 
 
 def draw(grade: int, rng: Random) -> TaskProblem:
-    """Repeats at grade 1, a JSON object of three computed figures at grade 5."""
+    """Draw repeats at grade 1, a JSON object of three computed figures at grade 5."""
     if grade == 1:
         return _repeat(rng) if rng.random() < 0.5 else _wrap(rng)
     return _record(rng) if grade == 2 else _figures(grade, rng)

@@ -31,7 +31,7 @@ NUM_SWAPS = {3: 2, 4: 4, 5: 7}
 
 
 def _ranking(grade: int, rng: Random) -> TaskProblem:
-    """People ordered by facts about neighbours, the facts shuffled from grade 2 on."""
+    """Draw people ordered by facts about neighbours, the facts shuffled from grade 2 on."""
     more, less, most, least = rng.choice(_RELATIONS)
     people = rng.sample(NAMES, 3 if grade == 1 else rng.randint(4, 5))
     facts = []
@@ -67,7 +67,7 @@ def _sure_of_ranking(people: list[str], more: str, less: str) -> Iterator[str]:
 
 
 def _passing(rng: Random) -> TaskProblem:
-    """Passes told out of order, so that the chain has to be followed name by name."""
+    """Draw passes told out of order, so that the chain has to be followed name by name."""
     chain = rng.sample(NAMES, rng.randint(4, 6))
     hops = [rng.choice(_PASSES).format(a=a, b=b) for a, b in itertools.pairwise(chain)]
     rng.shuffle(hops)
@@ -130,7 +130,7 @@ def _sure_of_row(rows: list[str]) -> Iterator[str]:
 
 
 def draw(grade: int, rng: Random) -> TaskProblem:
-    """Three people ranked at grade 1; a row of five after seven swaps at grade 5."""
+    """Draw three people ranked at grade 1; a row of five after seven swaps at grade 5."""
     if grade <= 2:
         return _ranking(grade, rng)
     return _passing(rng) if grade == 3 and rng.random() < 0.5 else _row(grade, rng)

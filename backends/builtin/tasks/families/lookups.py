@@ -1,4 +1,4 @@
-"""Facts from fixed tables: capitals, atomic numbers, legs, sides, days; alone and combined."""
+"""Draws questions about facts from fixed tables: capitals, atomic numbers, legs, sides, days; alone and combined."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _choice(rng: Random) -> TaskProblem:
 
 
 def work_capital(country: str, asked: str, answer: str) -> str:
-    """The worked solution of one pair, either way round."""
+    """Return the worked solution of one pair, either way round."""
     capital = CAPITALS[country]
     checks = [f"{capital} is the capital of {country}.", f"{country} has the capital {capital}."]
     steps = [f"{country}: {capital}"]
@@ -130,7 +130,7 @@ def _total(count: int, rng: Random) -> TaskProblem:
 
 
 def draw(grade: int, rng: Random) -> TaskProblem:
-    """One fact among choices at grade 1, a sum over six facts at grade 5."""
+    """Draw one fact among choices at grade 1, a sum over six facts at grade 5."""
     if grade == 1:
         return _choice(rng)
     return _list(rng) if grade == 2 else _total(NUM_FACTS[grade], rng)

@@ -1,4 +1,4 @@
-"""Reading a price list given in the prompt, and adding up a bill."""
+"""Draws price lists to be read, and bills to be added up."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _sure_of_bill(bought: list[tuple[int, str]], prices: dict[str, int], steps: 
 
 
 def draw(grade: int, rng: Random) -> TaskProblem:
-    """One price at grade 1; four products, their sum and the change at grade 5."""
+    """Draw one price at grade 1; four products, their sum and the change at grade 5."""
     things = rng.sample(THINGS, {1: rng.randint(2, 4), 4: 5, 5: 5}.get(grade, rng.randint(3, 5)))
     asked_first = rng.random() < 0.4
     prices = {t: rng.randint(2, 29) if grade > 1 else rng.randint(2, 99) for t in things}

@@ -1,4 +1,4 @@
-"""Continuing number sequences and applying a rule again and again."""
+"""Draws number sequences to be continued, and rules to be applied again and again."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def _rule(num_steps: int, rng: Random) -> TaskProblem:
 
 
 def draw(grade: int, rng: Random) -> TaskProblem:
-    """A constant step at grade 1; many terms ahead of a growing step, or of a rule, at grade 5."""
+    """Draw a constant step at grade 1; many terms ahead of a growing step, or of a rule, at grade 5."""
     if grade <= 2:
         return _constant_step(grade, rng)
     if grade == 3:

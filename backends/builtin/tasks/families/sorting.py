@@ -1,4 +1,4 @@
-"""Putting numbers in order, by value or by the sum of their digits."""
+"""Draws numbers to be put in order, by value or by the sum of their digits."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _by_value(grade: int, rng: Random) -> TaskProblem:
 
 
 def work(numbers: list[int], down: bool, place: int | None = None) -> str:
-    """The worked solution: the numbers in order, or the one at a place in it."""
+    """Return the worked solution: the numbers in order, or the one at a place in it."""
     order = sorted(numbers, reverse=down)
     shown, in_order = ", ".join(map(str, numbers)), ", ".join(map(str, order))
     wanted = "in order" if place is None else f"number {place + 1}"
@@ -93,7 +93,7 @@ def _sure_of_digits(order: list[int]) -> Iterator[str]:
 
 
 def draw(grade: int, rng: Random) -> TaskProblem:
-    """Three numbers at grade 1, digit sums of five three-digit numbers and a sum at grade 5."""
+    """Draw three numbers at grade 1, digit sums of five three-digit numbers and a sum at grade 5."""
     if grade <= 3:
         return _by_value(grade, rng)
     numbers = _distinct_digit_sums(4, 10, 99, rng) if grade == 4 else _distinct_digit_sums(5, 100, 999, rng)

@@ -1,4 +1,4 @@
-"""Edits of short codes of capital letters, one after another."""
+"""Draws edits of short codes of capital letters, one after another."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _edit(code: str, rng: Random) -> Edit:
 
 
 def draw(grade: int, rng: Random) -> TaskProblem:
-    """One edit at grade 1, seven at grade 5; the reasoning writes the code after each."""
+    """Draw one edit at grade 1, seven at grade 5; the reasoning writes the code after each."""
     code = "".join(rng.choices(LETTERS, k=rng.randint(4, 5) if grade == 1 else rng.randint(5, 6)))
     key, said, steps, now = [code], [], [], code
     for _ in range(NUM_EDITS[grade]):
@@ -77,7 +77,7 @@ def draw(grade: int, rng: Random) -> TaskProblem:
 
 
 def work(key: str, code: str, said: list[str], steps: list[str]) -> str:
-    """The worked solution: the code after each edit, then the edits once more with their results."""
+    """Return the worked solution: the code after each edit, then the edits once more with their results."""
     return think(
         key,
         asked=f"{code}, {len(said)} edit{'s' if len(said) > 1 else ''}.",

@@ -1,4 +1,4 @@
-"""Conversions between units of length, weight, time and count."""
+"""Draws conversions between units of length, weight, time and count."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _convert(grade: int, rng: Random) -> TaskProblem:
 
 
 def work_conversion(n: int, big: str, small: str, factor: int, steps: list[str]) -> str:
-    """The worked solution of ``n`` of the big unit in the small one."""
+    """Return the worked solution of ``n`` of the big unit in the small one."""
     return _work(f"{n} {big} {small}", f"{n} {big} in {small}.", (big, small, factor), steps, n * factor)
 
 
@@ -119,7 +119,7 @@ def _sum(rng: Random) -> TaskProblem:
 
 
 def draw(grade: int, rng: Random) -> TaskProblem:
-    """Powers of ten at grade 1, sums of mixed measures at grade 5."""
+    """Draw powers of ten at grade 1, sums of mixed measures at grade 5."""
     if grade <= 2:
         return _convert(grade, rng)
     return _mixed(grade, rng) if grade <= 4 else _sum(rng)

@@ -1,4 +1,4 @@
-"""Stories in which someone's heap of things grows and shrinks."""
+"""Draws stories in which someone's heap of things grows and shrinks."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _first_event(have: int, rng: Random) -> HeapEvent:
 
 
 def draw(grade: int, rng: Random) -> TaskProblem:
-    """A heap and one event (grade 1) to seven events (grade 5), each depending on the one before."""
+    """Draw a heap and one event (grade 1) to seven events (grade 5), each depending on the one before."""
     person, other = rng.sample(NAMES, 2)
     thing, other_thing = rng.sample(THINGS, 2)
     have = rng.randint(5, 59)
@@ -102,7 +102,7 @@ def draw(grade: int, rng: Random) -> TaskProblem:
 
 
 def work(key: list[str], thing: str, steps: list[str], left: int) -> str:
-    """The worked solution: what happens to the heap, event by event."""
+    """Return the worked solution: what happens to the heap, event by event."""
     return think(
         " ".join(key),
         asked=f"{key[0]} {thing}, then {', '.join(key[1:])}. How many?",
