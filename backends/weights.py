@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -15,7 +15,7 @@ import torch
 from backends.builtin.paths import model_dir
 from backends.config import Activations, CpuCompute, LoadFormat, device_key
 from backends.errors import ModelLoadError
-from backends.local_engine.shared_engines import SharedEngines
+from backends.local_engine.shared_resources import SharedResources
 from engine.arena import Arena
 from engine.device.device_share import DeviceShare
 from engine.errors import LoadError, TokenizerError
@@ -54,18 +54,12 @@ class LoadOptions:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Holds the weights and tokenizer of one folder."""
+    """Holds the weights and tokenizer of one folder, and how they were asked for."""
 
+    options: LoadOptions
     folder: Path
     model: DecoderModel | ParallelModel
     tokenizer: Tokenizer
-
-
-@dataclass(slots=True)
-class _CheckpointEntry:
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    checkpoint: Checkpoint | None = None
-    num_users: int = 0
 
 
 class WeightPool:
@@ -89,8 +83,8 @@ class WeightPool:
         self._arenas: dict[str, Arena] = {}
         self._shares: dict[str, DeviceShare] = {}
         self._loop: StepLoop | None = None
-        self.engines: SharedEngines[Any] = SharedEngines()
-        self._entries: dict[LoadOptions, _CheckpointEntry] = {}
+        self.engines: SharedResources[Any] = SharedResources()
+        self._checkpoints: SharedResources[Checkpoint] = SharedResources()
         self._lock = threading.Lock()
 
     def acquire(self, options: LoadOptions, progress: Progress | None = None) -> Checkpoint:
@@ -101,13 +95,7 @@ class WeightPool:
         ModelLoadError
             Naming the file at fault.
         """
-        with self._lock:
-            entry = self._entries.setdefault(options, _CheckpointEntry())
-        with entry.lock:
-            if entry.checkpoint is None:
-                entry.checkpoint = load_checkpoint(options, progress)
-            entry.num_users += 1
-            return entry.checkpoint
+        return self._checkpoints.acquire(options, partial(load_checkpoint, options, progress))
 
     def loop_for(self, device: str, threads: int) -> StepLoop | None:
         """Return the shared thread of the engines on a CPU, made with the first; None where an engine has its own.
@@ -149,21 +137,21 @@ class WeightPool:
 
     def release(self, checkpoint: Checkpoint) -> None:
         """Give up one use; the last one frees the weights, and the last of all what the engines shared."""
+        self._checkpoints.release(checkpoint.options, _close_checkpoint)
         with self._lock:
-            for key, entry in list(self._entries.items()):
-                if entry.checkpoint is checkpoint:
-                    entry.num_users -= 1
-                    if not entry.num_users:
-                        del self._entries[key]
-                        if isinstance(checkpoint.model, ParallelModel):
-                            checkpoint.model.close()
             # The engines of another checkpoint step on the shared thread.
-            if self._entries:
+            if not self._checkpoints.is_idle:
                 return
             loop, self._loop = self._loop, None
             self._arenas.clear()
         if loop is not None:
             loop.close()
+
+
+def _close_checkpoint(checkpoint: Checkpoint) -> None:
+    # What one process holds is freed with its last reference; further GPUs have processes of their own.
+    if isinstance(checkpoint.model, ParallelModel):
+        checkpoint.model.close()
 
 
 def load_checkpoint(options: LoadOptions, progress: Progress | None = None) -> Checkpoint:
@@ -193,7 +181,7 @@ def load_checkpoint(options: LoadOptions, progress: Progress | None = None) -> C
                 load_format=options.load_format,
                 progress=report,
             )
-        return Checkpoint(folder, model, Tokenizer(folder))
+        return Checkpoint(options, folder, model, Tokenizer(folder))
     except (LoadError, TokenizerError, OSError) as error:
         raise ModelLoadError(f"{path} could not be loaded: {error}") from error
 

@@ -11,7 +11,7 @@ import pytest
 from backends.config import EchoModelConfig, LocalModelConfig, ModelConfig, SpeculationConfig
 from backends.local import LocalBackend
 from backends.local_engine.engine_groups import engine_groups
-from backends.local_engine.shared_engines import SharedEngines
+from backends.local_engine.shared_resources import SharedResources
 from backends.protocol import Finished, FinishReason, GenerateRequest, SamplingParams, TokenDelta
 from backends.registry import build_backends
 from tests.backends.test_local import GREEDY, HELLO, collect, make_folder, text_of
@@ -75,7 +75,7 @@ def test_memory_that_each_was_given_is_given_to_all() -> None:
 
 
 def test_an_engine_is_made_once_and_closed_with_its_last_user() -> None:
-    engines: SharedEngines[object] = SharedEngines()
+    engines: SharedResources[object] = SharedResources()
     closed: list[object] = []
 
     def fail() -> object:

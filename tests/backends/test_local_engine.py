@@ -29,7 +29,7 @@ from backends.local_engine.engine_call import EngineCall
 from backends.local_engine.engine_groups import engine_groups
 from backends.local_engine.errors import translate
 from backends.local_engine.prompt_builder import PromptBuilder
-from backends.local_engine.shared_engines import SharedEngines
+from backends.local_engine.shared_resources import SharedResources
 from backends.protocol import (
     Event,
     Finished,
@@ -324,7 +324,7 @@ async def test_an_error_before_anything_was_said_is_raised_and_after_it_told() -
 
 
 def test_engines_are_made_once_however_many_ask_at_once() -> None:
-    engines: SharedEngines[object] = SharedEngines()
+    engines: SharedResources[object] = SharedResources()
     made: list[object] = []
     closed: list[object] = []
     barrier = threading.Barrier(8)

@@ -82,6 +82,24 @@ def test_the_way_of_computing_is_part_of_what_is_shared() -> None:
     assert exact.model.layers[0].down.weight_bytes < fast.model.layers[0].down.weight_bytes
 
 
+def test_the_last_use_ends_the_shared_thread_whatever_failed_to_load(tmp_path: Path) -> None:
+    pool = WeightPool()
+    options = LoadOptions(path="builtin:tier1", dtype="auto", device="cpu")
+    held = [pool.acquire(options), pool.acquire(options)]
+    loop = pool.loop_for("cpu", 1)
+    assert loop is not None
+    assert pool.loop_for("cpu", 4) is loop
+    with pytest.raises(ModelLoadError):
+        pool.acquire(LoadOptions(path=str(tmp_path / "absent"), dtype="auto", device="cpu"))
+    pool.release(held[0])
+    assert pool.loop_for("cpu", 1) is loop
+    pool.release(held[1])
+    after = pool.loop_for("cpu", 1)
+    assert after is not loop
+    assert after is not None
+    after.close()
+
+
 def test_dummy_weights_need_no_weight_file(tmp_path: Path) -> None:
     for name in (
         "config.json",
