@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, Protocol, runtime_checkable
 
+import msgspec
+from msgspec import Struct
+
 
 class FinishReason(StrEnum):
     """How a generation ended; every admitted request has exactly one."""
@@ -40,8 +43,7 @@ class Message:
     name: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
+class SamplingParams(Struct, frozen=True):
     """How the next token is drawn; OpenAI's and vLLM's names and defaults.
 
     ``max_tokens`` None means "up to the context". ``logprobs`` is the number of alternatives (0 = only the chosen
@@ -56,7 +58,7 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logit_bias: Mapping[int, float] = msgspec.field(default_factory=dict)
     seed: int | None = None
     max_tokens: int | None = None
     min_tokens: int = 0
@@ -65,6 +67,9 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+
+
+_PLAIN_SAMPLING = SamplingParams()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +88,7 @@ class GenerateRequest:
     messages: tuple[Message, ...] | None = None
     prompt: str | None = None
     prompt_token_ids: tuple[int, ...] | None = None
-    sampling: SamplingParams = SamplingParams()
+    sampling: SamplingParams = _PLAIN_SAMPLING
     priority: Priority = Priority.LIVE
     thinking: bool | None = None
     echo: bool = False

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import cast
+
+from msgspec.structs import replace
 
 from backends.errors import (
     BackendError,

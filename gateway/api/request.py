@@ -11,39 +11,36 @@ tiers, log and verification know only this form, so a new protocol is one file o
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from msgspec import Struct, field
 
 from backends.protocol import Message, Priority, SamplingParams
 from policies.types import Overrides
 
 
-@dataclass(frozen=True, slots=True)
-class TextPart:
+class TextPart(Struct, frozen=True):
     """Text of a turn, or a refusal that its author gave in place of one."""
 
     text: str
     is_refusal: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ImagePart:
+class ImagePart(Struct, frozen=True):
     """An image by URL or as a ``data:`` URL; ``detail`` is the client's wish for resolution."""
 
     url: str
     detail: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ReasoningPart:
+class ReasoningPart(Struct, frozen=True):
     """A model's own reasoning as a client sends it back; ``signature`` is opaque and returned unaltered."""
 
     text: str
     signature: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCallPart:
+class ToolCallPart(Struct, frozen=True):
     """A call that an assistant turn made; ``arguments`` is the JSON text as the model wrote it."""
 
     call_id: str
@@ -51,8 +48,7 @@ class ToolCallPart:
     arguments: str
 
 
-@dataclass(frozen=True, slots=True)
-class ToolResultPart:
+class ToolResultPart(Struct, frozen=True):
     """What a call gave; ``call_id`` names the call it answers."""
 
     call_id: str
@@ -63,8 +59,7 @@ class ToolResultPart:
 Part = TextPart | ImagePart | ReasoningPart | ToolCallPart | ToolResultPart
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
+class Turn(Struct, frozen=True):
     """One turn of a conversation. ``role`` is system, user, assistant or tool, whatever the protocol calls it."""
 
     role: str
@@ -83,8 +78,7 @@ Prompt = tuple[Turn, ...] | str | tuple[int, ...]
 """A conversation, text to be continued, or its token ids."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tool:
+class Tool(Struct, frozen=True):
     """A function the model may call; ``parameters`` is JSON Schema, ``strict`` asks for calls that satisfy it."""
 
     name: str
@@ -93,8 +87,7 @@ class Tool:
     strict: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ToolChoice:
+class ToolChoice(Struct, frozen=True):
     """Whether a call is free, forbidden or required; ``names`` limits it to some tools."""
 
     mode: Literal["auto", "none", "required"] = "auto"
@@ -102,8 +95,7 @@ class ToolChoice:
     parallel: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class OutputFormat:
+class OutputFormat(Struct, frozen=True):
     """What the answer's text must be; ``spec`` is the JSON Schema, regular expression, choices or grammar."""
 
     kind: Literal["text", "json_object", "json_schema", "regex", "choice", "grammar"] = "text"
@@ -115,8 +107,7 @@ FREE_CHOICE = ToolChoice()
 PLAIN_TEXT = OutputFormat()
 
 
-@dataclass(frozen=True, slots=True)
-class RoutingPreferences:
+class RoutingPreferences(Struct, frozen=True):
     """What a request asks of the routing: the ``suffice`` object and the ``x-suffice-*`` headers.
 
     ``given`` holds only what was said, for the log.
@@ -131,8 +122,7 @@ class RoutingPreferences:
 NO_PREFERENCES = RoutingPreferences()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InferenceRequest:
+class InferenceRequest(Struct, frozen=True, kw_only=True):
     """A validated request for text.
 
     Parameters

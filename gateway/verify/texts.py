@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,7 +13,7 @@ from gateway.api.request import Prompt, Turn
 # Token ids mean nothing to another tier's tokenizer; probabilities are asked for by the graders themselves.
 _LEFT_OUT = frozenset({"logit_bias", "stop_token_ids", "logprobs", "prompt_logprobs"})
 _DEFAULTS = SamplingParams()
-_NAMES = tuple(each.name for each in dataclasses.fields(SamplingParams) if each.name not in _LEFT_OUT)
+_NAMES = tuple(name for name in SamplingParams.__struct_fields__ if name not in _LEFT_OUT)
 
 
 def pack_prompt(prompt: Prompt) -> str:
