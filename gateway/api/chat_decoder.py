@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from gateway.api.declaration import Words, checked, schema_of, wrong_value
-from gateway.api.generation_body import BodyLimits, GenerationBody, sampling_of, streaming_of
+from gateway.api.declaration import Words, wrong_value
+from gateway.api.generation_body import BodyLimits, GenerationBody, GenerationDecoder
 from gateway.api.request import InferenceRequest, TextPart, Turn
 from gateway.errors import InvalidRequest, UnsupportedOption
 
@@ -98,7 +98,7 @@ class ChatBody(GenerationBody, kw_only=True):
     prediction: Prediction | None = None
 
 
-class ChatDecoder:
+class ChatDecoder(GenerationDecoder[ChatBody]):
     """Decodes chat bodies under the server's limits."""
 
     def __init__(self, limits: BodyLimits) -> None:
@@ -111,8 +111,7 @@ class ChatDecoder:
 
         messages = Annotated[list[ChatMessage], Meta(min_length=1, max_length=most), Words(error=wrong_count)]
         top_logprobs = Annotated[int, Meta(ge=0, le=limits.server.max_logprobs)]
-        self._limits = limits
-        self._shape = limits.limit(ChatBody, messages=messages, top_logprobs=top_logprobs)
+        super().__init__(limits.limit(ChatBody, messages=messages, top_logprobs=top_logprobs), limits.preferences)
 
     def __call__(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> InferenceRequest:
         """Check everything the body says.
@@ -124,23 +123,17 @@ class ChatDecoder:
         UnsupportedOption
             Understood, but nothing here can do it yet.
         """
-        given = checked(body, self._shape, "")
-        stream, include_usage = streaming_of(given)
-        return InferenceRequest(
-            model=given.model,
-            prompts=(tuple([Turn(_ROLES[each.role], _parts(each.content), each.name) for each in given.messages]),),
-            sampling=sampling_of(given, _logprobs(given)),
-            n=given.n or 1,
-            stream=stream,
-            include_usage=include_usage,
+        given = self._checked(body)
+        turns = tuple([Turn(_ROLES[each.role], _parts(each.content), each.name) for each in given.messages])
+        return self._request(
+            given,
+            body,
+            headers,
+            (turns,),
+            _logprobs(given),
             thinking=_thinking(given),
-            preferences=self._limits.preferences(given, headers),
             prediction=_prediction(given.prediction),
         )
-
-    def schema(self) -> dict[str, Any]:
-        """Return what a body may hold, as JSON Schema."""
-        return schema_of(self._shape)
 
 
 def _parts(content: str | list[ChatTextPart | ChatRefusalPart]) -> tuple[TextPart, ...]:

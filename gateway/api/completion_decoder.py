@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from gateway.api.declaration import Words, checked, schema_of, wrong_type
 from gateway.api.generation_body import (
     TOKEN_ID_WORDS,
     BodyLimits,
     GenerationBody,
+    GenerationDecoder,
     TokenCount,
     TokenId,
-    sampling_of,
-    streaming_of,
 )
 from gateway.api.request import InferenceRequest, Prompt
 from gateway.errors import InvalidRequest, UnsupportedOption
@@ -50,6 +49,20 @@ Prompts = Annotated[
     Meta(min_length=1, max_length=_MAX_PROMPTS),
     Words(items="prompts"),
 ]
+
+
+class IdsBody(Struct):
+    """A prompt of token ids."""
+
+    prompt: TokenIds
+
+
+class PromptsBody(Struct):
+    """Several prompts."""
+
+    prompt: Prompts
+
+
 # An array of integers is one prompt of token ids; every other array holds prompts.
 _ARRAY_SCHEMA = {"anyOf": [schema_of(TokenIds), schema_of(Prompts)]}
 
@@ -69,14 +82,13 @@ class CompletionBody(GenerationBody, kw_only=True):
     best_of: int | None = None
 
 
-class CompletionDecoder:
+class CompletionDecoder(GenerationDecoder[CompletionBody]):
     """Decodes plain completion bodies under the server's limits."""
 
     def __init__(self, limits: BodyLimits) -> None:
         logprobs = Annotated[int, Meta(ge=0, le=limits.server.max_logprobs)]
         best_of = Annotated[int, Meta(ge=1, le=limits.server.max_n)]
-        self._limits = limits
-        self._shape = limits.limit(CompletionBody, logprobs=logprobs, best_of=best_of)
+        super().__init__(limits.limit(CompletionBody, logprobs=logprobs, best_of=best_of), limits.preferences)
 
     def __call__(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> InferenceRequest:
         """Check everything the body says.
@@ -88,30 +100,15 @@ class CompletionDecoder:
         UnsupportedOption
             Understood, but nothing here can do it yet.
         """
-        given = checked(body, self._shape, "")
-        prompts = _prompts(given.prompt)
-        stream, include_usage = streaming_of(given)
-        n = given.n or 1
-        if given.best_of is not None and given.best_of != n:
+        given = self._checked(body)
+        request = self._request(given, body, headers, _prompts(given.prompt), _defaults(given), echo=bool(given.echo))
+        if given.best_of is not None and given.best_of != request.n:
             raise UnsupportedOption("'best_of' is only supported when it equals 'n'.", param="best_of")
-        if len(prompts) * n > _MAX_PROMPTS:
+        if request.num_choices > _MAX_PROMPTS:
             raise InvalidRequest(
-                f"'prompt' times 'n' makes {len(prompts) * n} answers; at most {_MAX_PROMPTS} are given.", param="n"
+                f"'prompt' times 'n' makes {request.num_choices} answers; at most {_MAX_PROMPTS} are given.", param="n"
             )
-        return InferenceRequest(
-            model=given.model,
-            prompts=prompts,
-            sampling=sampling_of(given, _defaults(given)),
-            n=n,
-            stream=stream,
-            include_usage=include_usage,
-            echo=bool(given.echo),
-            preferences=self._limits.preferences(given, headers),
-        )
-
-    def schema(self) -> dict[str, Any]:
-        """Return what a body may hold, as JSON Schema."""
-        return schema_of(self._shape)
+        return request
 
 
 def _defaults(body: CompletionBody) -> dict[str, Any]:
@@ -128,5 +125,5 @@ def _prompts(given: str | list[Any]) -> tuple[Prompt, ...]:
     if isinstance(given, str):
         return (given,)
     if isinstance(given[0], int):
-        return (checked(given, TokenIds, "prompt"),)
-    return checked(given, Prompts, "prompt")
+        return (checked({"prompt": given}, IdsBody, "").prompt,)
+    return checked({"prompt": given}, PromptsBody, "").prompt

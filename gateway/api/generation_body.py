@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from operator import attrgetter
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, ValidationError, convert
 
 from backends.protocol import SamplingParams
-from gateway.api.declaration import JsonScalar, Words, limited
-from gateway.api.request import RoutingPreferences
+from gateway.api.declaration import JsonScalar, Words, explain, limited, read_scalar, schema_of
+from gateway.api.request import NO_PREFERENCES, InferenceRequest, Prompt
 from gateway.api.routing_preferences import Name, PreferenceDecoder, RoutingOptions
 from gateway.config.sections import ServerConfig
 from gateway.errors import InvalidRequest, UnsupportedOption
@@ -63,6 +62,8 @@ Label = Annotated[str, Meta(min_length=0, max_length=512)]
 # "$" alone would let a line break follow.
 BiasKey = Annotated[str, Meta(pattern=r"^[0-9]{1,10}(?!\n)$")]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
+
+TOKEN_ID_WORDS = Words(kind="an array of token ids", items="token ids", counted="ids")
 
 # What would change the answer's meaning and cannot be done is refused, unless its value asks for nothing.
 _REFUSED = Words(error=_unsupported)
@@ -142,7 +143,7 @@ class BodyLimits:
 
     def __init__(self, server: ServerConfig, tier_numbers: Mapping[str, int]) -> None:
         self.server = server
-        self._preferences = PreferenceDecoder(tier_numbers)
+        self.preferences = PreferenceDecoder(tier_numbers)
 
     def limit(self, shape: type[B], **more: Any) -> type[B]:
         """Return a body's declaration under these limits, and ``more`` of its own."""
@@ -155,57 +156,94 @@ class BodyLimits:
             "stop": Annotated[stop | stops, Words(kind="a string or an array of strings")],
             "stop_token_ids": Annotated[tuple[TokenId, ...], few, TOKEN_ID_WORDS],
             "logit_bias": Annotated[dict[BiasKey, Bias], few_biases, Words(value="token ids as keys")],
-            "suffice": self._preferences.shape,
+            "suffice": self.preferences.shape,
         }
         return limited(shape, **shared | more)
 
-    def preferences(self, body: GenerationBody, headers: Mapping[str, str]) -> RoutingPreferences:
-        """Return the routing preferences of body and headers."""
-        return self._preferences(body.suffice, headers, is_background=body.service_tier == "flex")
-
     def header_schemas(self) -> dict[str, dict[str, Any]]:
         """Return the JSON Schema of every ``x-suffice-*`` request header."""
-        return self._preferences.header_schemas()
+        return self.preferences.header_schemas()
 
 
-TOKEN_ID_WORDS = Words(kind="an array of token ids", items="token ids", counted="ids")
+class GenerationDecoder(Generic[B]):
+    """Decodes what bodies have in common; base of the decoders of the single endpoints."""
 
-_SAMPLING = (
-    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
-    "logit_bias", "seed", "max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos",
-)  # fmt: skip
-_sampling_of = attrgetter(*_SAMPLING)
+    def __init__(self, shape: type[B], preferences: PreferenceDecoder) -> None:
+        self._shape = shape
+        self._preferences = preferences
+
+    def schema(self) -> dict[str, Any]:
+        """Return what a body may hold, as JSON Schema."""
+        return schema_of(self._shape)
+
+    def _checked(self, raw: Mapping[str, Any]) -> B:
+        # As declaration.checked() does: every request comes through here, and saves the detour.
+        try:
+            return convert(raw, self._shape, dec_hook=read_scalar)
+        except ValidationError:
+            raise explain(raw, self._shape, "") from None
+
+    def _request(
+        self,
+        body: B,
+        names: Iterable[str],
+        headers: Mapping[str, str],
+        prompts: tuple[Prompt, ...],
+        sampling: dict[str, Any],
+        thinking: bool | None = None,
+        prediction: str | None = None,
+        echo: bool = False,
+    ) -> InferenceRequest:
+        """Return the request.
+
+        Parameters
+        ----------
+        names : the fields that the body has; asking each of the others for its value would take longer than all else
+        sampling : what holds where the body says nothing
+        """
+        for name in names:
+            if name in _SAMPLING and (value := getattr(body, name)) is not None:
+                adjust = _SAMPLING[name]
+                sampling[name] = value if adjust is None else adjust(value)
+        # Two names for one limit: the newer one wins.
+        if body.max_completion_tokens is not None:
+            sampling["max_tokens"] = body.max_completion_tokens
+        if body.stream_options is not None and not body.stream:
+            raise InvalidRequest("'stream_options' is only allowed when 'stream' is true.", param="stream_options")
+        is_background = body.service_tier == "flex"
+        is_plain = body.suffice is None and not headers and not is_background
+        return InferenceRequest(
+            model=body.model,
+            prompts=prompts,
+            sampling=SamplingParams(**sampling),
+            n=body.n or 1,
+            stream=bool(body.stream),
+            include_usage=body.stream_options is not None and bool(body.stream_options.include_usage),
+            preferences=NO_PREFERENCES
+            if is_plain
+            else self._preferences(body.suffice, headers, is_background=is_background),
+            thinking=thinking,
+            prediction=prediction,
+            echo=echo,
+        )
 
 
-def sampling_of(body: GenerationBody, defaults: Mapping[str, Any]) -> SamplingParams:
-    """Return how a body wants its tokens drawn; ``defaults`` hold where it says nothing."""
-    given = {name: value for name, value in zip(_SAMPLING, _sampling_of(body), strict=True) if value is not None}
-    # Two names for one limit: the newer one wins.
-    if body.max_completion_tokens is not None:
-        given["max_tokens"] = body.max_completion_tokens
-    if body.top_p == 0:
-        # 0 means "only the likeliest token" to OpenAI; samplers want a positive share.
-        given["top_p"] = 1e-9
-    if body.top_k == -1:
-        # -1 is vLLM's older word for "all".
-        given["top_k"] = 0
-    if isinstance(body.stop, str):
-        given["stop"] = (body.stop,)
-    if body.logit_bias is not None:
-        given["logit_bias"] = {int(key): bias for key, bias in body.logit_bias.items()}
-    return SamplingParams(**{**defaults, **given})
-
-
-def streaming_of(body: GenerationBody) -> tuple[bool, bool]:
-    """Return whether to stream, and whether with usage.
-
-    Raises
-    ------
-    InvalidRequest
-        Options of a stream that is not wanted.
-    """
-    if body.stream_options is None:
-        return bool(body.stream), False
-    if not body.stream:
-        raise InvalidRequest("'stream_options' is only allowed when 'stream' is true.", param="stream_options")
-    return True, bool(body.stream_options.include_usage)
+# Fields of a body -> what SamplingParams makes of their values.
+_SAMPLING: Mapping[str, Callable[[Any], Any] | None] = {
+    "temperature": None,
+    # 0 means "only the likeliest token" to OpenAI; samplers want a positive share.
+    "top_p": lambda share: share or 1e-9,
+    # -1 is vLLM's older word for "all".
+    "top_k": lambda count: max(count, 0),
+    "min_p": None,
+    "presence_penalty": None,
+    "frequency_penalty": None,
+    "repetition_penalty": None,
+    "logit_bias": lambda biases: {int(key): bias for key, bias in biases.items()},
+    "seed": None,
+    "max_tokens": None,
+    "min_tokens": None,
+    "stop": lambda stop: (stop,) if isinstance(stop, str) else stop,
+    "stop_token_ids": None,
+    "ignore_eos": None,
+}

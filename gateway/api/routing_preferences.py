@@ -6,12 +6,22 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta
+from msgspec import Meta, ValidationError, convert
 from msgspec.structs import fields
 
 from backends.protocol import Priority
-from gateway.api.declaration import ClosedShape, Dollars, Words, checked, limited, schema_of, wrong_value
-from gateway.api.request import NO_PREFERENCES, RoutingPreferences
+from gateway.api.declaration import (
+    ClosedShape,
+    Dollars,
+    Words,
+    explain,
+    fits,
+    limited,
+    read_scalar,
+    schema_of,
+    wrong_value,
+)
+from gateway.api.request import RoutingPreferences
 from gateway.errors import InvalidRequest
 from policies.types import Overrides
 
@@ -70,16 +80,12 @@ class PreferenceDecoder:
         ------
         InvalidRequest
         """
-        if own is None and not headers and not is_background:
-            return NO_PREFERENCES
         given: dict[str, Any] = {"priority": "background"} if is_background else {}
-        for key, text in headers.items():
-            given[key] = checked(from_header(key, text), self._types[key], f"x-suffice-{key.replace('_', '-')}")
-        if own is not None:
-            for key in self._types:
-                if (value := getattr(own, key)) is not None:
-                    given[key] = value
-        given = {key: self._logged(key, value) for key, value in given.items()}
+        for said in (self._checked(headers), own):
+            if said is not None:
+                for key in self._types:
+                    if (value := getattr(said, key)) is not None:
+                        given[key] = self._logged(key, value)
         return RoutingPreferences(
             overrides_of(given), given.get("policy"), Priority(given.get("priority", "live")), given
         )
@@ -87,6 +93,16 @@ class PreferenceDecoder:
     def header_schemas(self) -> dict[str, dict[str, Any]]:
         """Return the JSON Schema of every ``x-suffice-*`` request header."""
         return {f"x-suffice-{name.replace('_', '-')}": schema_of(each) for name, each in self._types.items()}
+
+    def _checked(self, headers: Mapping[str, str]) -> RoutingOptions | None:
+        if not headers:
+            return None
+        raw = {key: from_header(key, text) for key, text in headers.items()}
+        try:
+            return convert(raw, self.shape, dec_hook=read_scalar)
+        except ValidationError:
+            wrong = next(key for key, value in raw.items() if not fits(value, self._types[key]))
+            raise explain(raw[wrong], self._types[wrong], f"x-suffice-{wrong.replace('_', '-')}") from None
 
     def _logged(self, key: str, value: Any) -> Any:
         """Return a preference as the log keeps it."""
