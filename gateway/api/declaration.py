@@ -8,6 +8,7 @@ these do not say enough, :class:`Words`. From that declaration values are checke
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
@@ -135,6 +136,11 @@ def limited(shape: type[S], **types: Any) -> type[S]:
         shape.__name__, replaced, bases=(shape,), kw_only=True, module=shape.__module__, namespace=namespace
     )
     return cast("type[S]", made)
+
+
+def given_type(declared: Any) -> Any:
+    """Return a type without the null that stands for "not given"."""
+    return functools.reduce(operator.or_, (each for each in get_args(declared) if each is not NoneType))
 
 
 def schema_of(declared: Any) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from gateway.api.declaration import (
     Words,
     explain,
     fits,
+    given_type,
     limited,
     read_scalar,
     schema_of,
@@ -92,7 +93,8 @@ class PreferenceDecoder:
 
     def header_schemas(self) -> dict[str, dict[str, Any]]:
         """Return the JSON Schema of every ``x-suffice-*`` request header."""
-        return {f"x-suffice-{name.replace('_', '-')}": schema_of(each) for name, each in self._types.items()}
+        # Unlike a member of a body, a header cannot be null.
+        return {_header(name): schema_of(given_type(each)) for name, each in self._types.items()}
 
     def _checked(self, headers: Mapping[str, str]) -> RoutingOptions | None:
         if not headers:
@@ -102,7 +104,7 @@ class PreferenceDecoder:
             return convert(raw, self.shape, dec_hook=read_scalar)
         except ValidationError:
             wrong = next(key for key, value in raw.items() if not fits(value, self._types[key]))
-            raise explain(raw[wrong], self._types[wrong], f"x-suffice-{wrong.replace('_', '-')}") from None
+            raise explain(raw[wrong], self._types[wrong], _header(wrong)) from None
 
     def _logged(self, key: str, value: Any) -> Any:
         """Return a preference as the log keeps it."""
@@ -118,6 +120,10 @@ class PreferenceDecoder:
             return None
         names = ", ".join(self._tier_numbers)
         return InvalidRequest(f"'{param}' is {value[:80]!r}; the tiers are {names}.", param=param, code="unknown_tier")
+
+
+def _header(name: str) -> str:
+    return f"x-suffice-{name.replace('_', '-')}"
 
 
 def named_regions(given: str | tuple[str, ...]) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.access.authenticator import Caller
-from gateway.api.declaration import Words, checked, schema_of
+from gateway.api.declaration import checked, schema_of
 from gateway.edge.body import parse_object
 from gateway.edge.gate import RequestGate
 from gateway.endpoints.pages import json_response
@@ -28,35 +28,43 @@ _MAX_TEXT_CHARS = 65_536
 _MAX_METADATA_BYTES = 16_384
 
 
-def _missing_request(value: Any, param: str) -> InvalidRequest | None:
-    if value is not None:
-        return None
-    return InvalidRequest(f"'{param}' says which answer this is about; it is missing.", param=param)
-
-
-def _missing_kind(value: Any, param: str) -> InvalidRequest | None:
-    if value is not None:
-        return None
-    return InvalidRequest(f"'{param}' is missing; it is one of {', '.join(get_args(FeedbackKind))}.", param=param)
-
-
 FeedbackText = Annotated[str, Meta(min_length=1, max_length=_MAX_TEXT_CHARS)]
 IdempotencyKey = Annotated[str, Meta(min_length=1, max_length=255)]
 Rating = Annotated[float, Meta(ge=0, le=1)]
 # What a value may be rests on the kind of the report, and for a tier on the ladder.
-_VALUE_SCHEMA = schema_of(Rating | bool | Annotated[int, Meta(ge=1, le=2**15 - 1)])
+_VALUE_SCHEMA = schema_of(Rating | bool | Annotated[int, Meta(ge=1, le=2**15 - 1)] | None)
 
 
 class FeedbackBody(Struct, kw_only=True):
     """What a caller knows of an answer."""
 
-    request_id: Annotated[str, Meta(min_length=1, max_length=64), Words(error=_missing_request)]
-    kind: Annotated[FeedbackKind, Words(error=_missing_kind)]
+    request_id: Annotated[str, Meta(min_length=1, max_length=64)]
+    kind: FeedbackKind
     idempotency_key: IdempotencyKey | None = None
     value: Annotated[Any, Meta(extra_json_schema=_VALUE_SCHEMA)] = None
     reference: FeedbackText | None = None
     comment: FeedbackText | None = None
     metadata: dict[str, Any] | None = None
+
+
+# What is told of a body without them, before anything that may be wrong with the rest.
+_MISSING = {
+    "request_id": "'request_id' says which answer this is about; it is missing.",
+    "kind": f"'kind' is missing; it is one of {', '.join(get_args(FeedbackKind))}.",
+}
+
+
+def read_feedback(raw: Mapping[str, Any]) -> FeedbackBody:
+    """Check everything the body says that does not rest on its kind.
+
+    Raises
+    ------
+    InvalidRequest
+    """
+    for name, message in _MISSING.items():
+        if raw.get(name) is None:
+            raise InvalidRequest(message, param=name)
+    return checked(raw, FeedbackBody, "")
 
 
 class RowReader(Protocol):
@@ -105,7 +113,7 @@ class FeedbackEndpoint:
             opened = await self._gate.open(request.scope, request.receive, watchdog, takes_place=False)
         finally:
             watchdog.close()
-        body = checked(parse_object(opened.body, self._gate.limits.max_json_depth), FeedbackBody, "")
+        body = read_feedback(parse_object(opened.body, self._gate.limits.max_json_depth))
         caller = opened.caller
         record = self._record(body, request.headers.get("idempotency-key"), caller)
         answered = await self._rows.get_request(record.request_id) if is_uuid(record.request_id) else None

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from backends.config import LocalModelConfig, SpeculationConfig
 from backends.errors import (
@@ -79,7 +80,7 @@ async def collect(backend: LocalBackend, request: GenerateRequest) -> tuple[list
 
 
 async def test_tokens_of_a_late_event_loop_go_out_together(backend: LocalBackend) -> None:
-    request = GenerateRequest("late", messages=HELLO, sampling=dataclasses.replace(GREEDY, ignore_eos=True))
+    request = GenerateRequest("late", messages=HELLO, sampling=replace(GREEDY, ignore_eos=True))
     stream = backend.generate(request)
     first = await anext(aiter(stream))
     assert isinstance(first, TokenDelta)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jsonschema
 import orjson
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from backends.protocol import Priority, SamplingParams
 from gateway.api.chat_decoder import ChatBody, ChatDecoder
 from gateway.api.completion_decoder import CompletionBody, CompletionDecoder
+from gateway.api.declaration import schema_of
 from gateway.api.embedding_decoder import EmbeddingBody, EmbeddingRequest, decode_embedding_request
 from gateway.api.generation_body import BodyLimits
 from gateway.api.request import NO_PREFERENCES, TextPart, Turn
@@ -140,11 +142,24 @@ _fields = st.sampled_from([*{*ChatBody.__struct_fields__, *CompletionBody.__stru
 _all_fields = {*ChatBody.__struct_fields__, *CompletionBody.__struct_fields__, *EmbeddingBody.__struct_fields__}
 
 
+_SCHEMAS = {
+    each: jsonschema.Draft202012Validator(schema)
+    for each, schema in (
+        (chat, chat.schema()),
+        (completion, completion.schema()),
+        (decode_embedding_request, schema_of(EmbeddingBody)),
+    )
+}
+
+
 @given(st.dictionaries(_fields, _values, max_size=5), st.sampled_from([chat, completion, decode_embedding_request]))
-def test_no_json_makes_a_decoder_fall_over(changes: dict[str, Any], decode: Any) -> None:
+def test_any_json_is_served_as_the_schema_says_or_blamed(changes: dict[str, Any], decode: Any) -> None:
     parsed = orjson.loads(orjson.dumps({"model": "auto", "messages": MESSAGES, "prompt": "x", "input": "x"} | changes))
     error = _error_of(decode, parsed)
-    if error is not None:
+    if error is None:
+        # The words of an amount of dollars say more than its schema.
+        assert _SCHEMAS[decode].is_valid(parsed) or "max_cost_usd" in str(changes)
+    else:
         assert error.param is not None
         assert error.param.partition(".")[0].partition("[")[0] in _all_fields
         assert error.param in str(error) or "You must give" in str(error)

@@ -15,6 +15,7 @@ import pytest
 
 from backends.errors import BackendUnavailable
 from backends.testing import Script
+from gateway.access import rate_limiter
 from gateway.access.authenticator import hash_key, make_key, shown_prefix
 from gateway.access.key_limits import read_limits
 from gateway.ids import uuid7
@@ -50,7 +51,7 @@ def patient_redis_url(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
     A gateway that has waited half a second counts by itself instead, and may then pass a limit: that is another test's.
     """
-    monkeypatch.setattr(rates, "_REDIS_TIMEOUT_S", PATIENCE_S)
+    monkeypatch.setattr(rate_limiter, "_REDIS_TIMEOUT_S", PATIENCE_S)
     return f"{redis_url}?socket_timeout={PATIENCE_S}&socket_connect_timeout={PATIENCE_S}"
 
 
@@ -207,7 +208,7 @@ async def test_a_redis_that_dies_and_comes_back_empty_loses_no_spending(
 async def test_without_redis_a_gateway_learns_from_the_log_what_another_spent(
     tmp_path: Path, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gateway.access import rate_limiter
+
     from gateway.access.rate_windows import Meter
 
     monkeypatch.setattr(rate_limiter, "_RENEW_S", dict.fromkeys(Meter, 0))
