@@ -19,11 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from classifier.adjustment import Adjustment, Boosted, Neighbours, Space
-from classifier.checked import CheckedRows, Floats, Ints
+from classifier.checked import CheckedRows
 from classifier.errors import TrainingError
 from classifier.fitting import flatten_boosting
 from classifier.heads import bounded_logit, sigmoid
 from classifier.metrics import log_loss
+from classifier.rows import Floats, Ints
 
 MIN_LABELS = 40
 NUM_FOLDS = 5

@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from classifier.encoder import MAX_STANDARD_SCORE
 from classifier.heads import MAX_LOGIT, ForestHead, bounded_logit, sigmoid
 from classifier.log_view import LogViews
-
-Floats = NDArray[np.float64]
+from classifier.rows import Floats
 
 FAMILIAR_SUPPORT = 3.0
 """Checked neighbours (weighed by nearness) beyond which a prompt counts as less foreign than its words say."""
@@ -135,7 +134,9 @@ class Adjustment:
         good, novelty = np.ones_like(views.good), views.novelty.copy()
         for start in range(0, len(views), _BLOCK):
             rows = np.arange(start, min(start + _BLOCK, len(views)))
-            good[rows, :-1], novelty[rows] = self._block(views.take(rows))
+            # A request that is served is a block by itself, and needs no copy.
+            block = views if len(rows) == len(views) else views.take(rows)
+            good[rows, :-1], novelty[rows] = self._block(block)
         moved = bounded_logit(good[:, :-1]) - bounded_logit(views.good[:, :-1])
         right = views.right.copy()
         shifted = sigmoid(bounded_logit(views.right[:, :-1]) + moved)

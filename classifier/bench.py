@@ -25,9 +25,9 @@ import numpy as np
 
 from classifier.embedding import Embedder, SentenceTransformerEmbedder
 from classifier.evaluation import Judged, evaluate
-from classifier.metrics import Floats
 from classifier.options import FitOptions
 from classifier.router import ArtifactRouter
+from classifier.rows import Floats
 from classifier.table import TrainingTable
 from classifier.training import Fitted, fit_router, group_folds
 from classifier.tuning import TuningOptions, TuningRows, tune_encoder
@@ -67,11 +67,11 @@ def fine_tuned(model: str | None, options: TuningOptions, seed: int) -> Prepare:
 
     def prepare(part: TrainingTable) -> tuple[TrainingTable, Embedder | None]:
         dealt = group_folds(part.groups, _PARTS, seed)
-        rest = _rows(part, np.flatnonzero(dealt >= _FIT_PARTS + _NEWER_PARTS))
+        rest = part.take(dealt >= _FIT_PARTS + _NEWER_PARTS)
         if model is None:
             return rest, None
         taught, newer = (
-            _tuning_rows(_rows(part, np.flatnonzero(is_in)))
+            _tuning_rows(part.take(is_in))
             for is_in in (dealt < _FIT_PARTS, (dealt >= _FIT_PARTS) & (dealt < _FIT_PARTS + _NEWER_PARTS))
         )
         tuned = tune_encoder(model, taught, newer, options, seed=seed)
@@ -81,13 +81,9 @@ def fine_tuned(model: str | None, options: TuningOptions, seed: int) -> Prepare:
     return prepare
 
 
-def _rows(table: TrainingTable, rows: np.ndarray) -> TrainingTable:
-    return TrainingTable.build([table.requests[i] for i in rows], table.scores[rows], groups=table.groups[rows])
-
-
 def _tuning_rows(table: TrainingTable) -> TuningRows:
     labels = table.targets()[:, table.num_tiers :]
-    return TuningRows(table.requests, labels, np.ones(labels.shape))
+    return TuningRows(requests=table.requests, labels=labels, weights=np.ones(labels.shape))
 
 
 def out_of_fold(
@@ -97,7 +93,7 @@ def out_of_fold(
     right, good = np.empty(table.scores.shape), np.empty(table.scores.shape)
     for fold in np.unique(folds):
         inside, outside = np.flatnonzero(folds != fold), np.flatnonzero(folds == fold)
-        part, embedder = prepare(_rows(table, inside))
+        part, embedder = prepare(table.take(inside))
         fitted = fit_router(part, seed=seed, options=options, embedder=embedder)
         router = ArtifactRouter(fitted.artifact, embedder=embedder)
         found = router.predict([table.requests[i] for i in outside])
@@ -131,7 +127,15 @@ def run(data: Path, benchmarks: Sequence[str], prepare: Prepare, *, seed: int, o
         right, good, fitted, embedder = out_of_fold(table, folds, options, prepare, seed)
         lengths = np.array([len(request.text) for request in table.requests], dtype=np.float64)
         costs = np.array([0.0, 1.0])
-        judged = Judged(right, good, table.scores, costs, lengths, table.groups, folds)
+        judged = Judged(
+            p_right=right,
+            p_as_good=good,
+            scores=table.scores,
+            costs=costs,
+            lengths=lengths,
+            groups=table.groups,
+            folds=folds,
+        )
         found = evaluate(judged, seed=seed)
         router = ArtifactRouter(fitted.artifact, embedder=embedder)
         results[benchmark] = {**found, "predict": time_predictions(router, table.requests)}

@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from classifier.heads import sigmoid
-
-Floats = NDArray[np.float64]
+from classifier.rows import Floats
 
 
 @dataclass(frozen=True, slots=True)

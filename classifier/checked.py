@@ -5,17 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from classifier.errors import TrainingError
 from classifier.log_view import LogViews
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from classifier.rows import Floats, Ints, Rows
 
 
-@dataclass(frozen=True, slots=True)
-class CheckedRows:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedRows(Rows):
     """Requests of which at least one answer below the top tier was checked, oldest first.
 
     Attributes
@@ -50,17 +47,10 @@ class CheckedRows:
         if not (np.isfinite(self.weights[known]).all() and (self.weights[known] > 0).all()):
             raise TrainingError("weights must be finite numbers above 0 where there is a label.")
 
-    def __len__(self) -> int:
-        return len(self.views)
-
     @property
     def num_labels(self) -> int:
         """Checked answers, several of one request counted each."""
         return int((~np.isnan(self.labels)).sum())
-
-    def take(self, rows: Ints) -> CheckedRows:
-        """Some of the rows."""
-        return CheckedRows(self.views.take(rows), self.labels[rows], self.weights[rows], self.groups[rows])
 
     def tempered_weights(self, largest: float = 10.0) -> Floats:
         """Weights of mean 1 per tier, none above ``largest``: for fitting, where one rare check must not be all."""

@@ -23,13 +23,10 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from classifier.errors import TrainingError
 from classifier.heads import MAX_LOGIT
 from classifier.metrics import brier, roc_auc
-
-Floats = NDArray[np.float64]
 
 SIGNALS = ("log_doubt", "log_least_doubt", "log_tokens", "total", "least")
 """What a calibration is fitted on, in the order of its weights."""

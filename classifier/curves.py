@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from classifier.metrics import Floats
+from classifier.rows import Floats
 
 
 @dataclass(frozen=True, slots=True)

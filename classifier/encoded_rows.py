@@ -19,22 +19,17 @@ from classifier.fitting import (
 from classifier.heads import ForestHead, LinearHead, sigmoid
 from classifier.novelty import SeenWords, readings
 from classifier.options import FitOptions
+from classifier.rows import Floats, Rows
 
-Floats = NDArray[np.float64]
 
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """A table as matrices: raw rows, and the embedding block or None."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelledRows(Rows):
+    """Holds a training table as matrices: raw rows, the embedding block or None, targets and weights."""
 
     raw: RawRows
     vectors: NDArray[np.float32] | None
     targets: Floats
     weights: Floats
-
-    def take(self, rows: NDArray[np.int64]) -> Rows:
-        vectors = None if self.vectors is None else self.vectors[rows]
-        return Rows(self.raw.take(rows), vectors, self.targets[rows], self.weights[rows])
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +39,7 @@ class EncodedRows:
     ``matrix`` (TF-IDF CSR), ``dense`` and ``features`` (what the forest reads) are those of the rows themselves.
     """
 
-    rows: Rows
+    rows: LabelledRows
     encoder: Encoder
     projection: NDArray[np.float32]
     component_scale: NDArray[np.float32]
@@ -53,7 +48,7 @@ class EncodedRows:
     features: NDArray[np.float32]
 
     @classmethod
-    def fit(cls, rows: Rows, options: FitOptions, seed: int) -> EncodedRows:
+    def fit(cls, rows: LabelledRows, options: FitOptions, seed: int) -> EncodedRows:
         encoder = Encoder.fit(rows.raw, options.hashing)
         encoded = encoder.encode(rows.raw)
         matrix = sparse_matrix(encoded.sparse, options.hashing.num_buckets)
@@ -66,7 +61,7 @@ class EncodedRows:
         features = np.hstack([dense, projected * scale]).astype(np.float32)
         return cls(rows, encoder, projection, scale, matrix, dense, features)
 
-    def matrices(self, rows: Rows) -> tuple[Any, NDArray[np.float32], NDArray[np.float32]]:
+    def matrices(self, rows: LabelledRows) -> tuple[Any, NDArray[np.float32], NDArray[np.float32]]:
         """TF-IDF CSR, dense block, and the forest's features of some rows."""
         encoded = self.encoder.encode(rows.raw)
         matrix = sparse_matrix(encoded.sparse, self.encoder.config.num_buckets)
@@ -93,7 +88,7 @@ class EncodedRows:
             seed=seed,
         )
 
-    def readings(self, rows: Rows) -> Floats:
+    def readings(self, rows: LabelledRows) -> Floats:
         encoded = self.encoder.encode(rows.raw)
         projected = sparse_matrix(encoded.sparse, self.encoder.config.num_buckets) @ self.projection
         return readings(SeenWords.fit(self.rows.raw), rows.raw, encoded, np.asarray(projected))

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from classifier.features import history_features, text_features
 from classifier.hashing import HashConfig, SparseRows, WordRuns, hash_texts, lengths_of, run_sums
+from classifier.rows import Rows
 from classifier.text import clip, words
 from classifier.types import RouterRequest
 
@@ -25,8 +26,8 @@ _LEAST_SCORE, _MOST_SCORE, _ONE, _LEAST_NORM = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class RawRows:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RawRows(Rows):
     """Requests before weighting.
 
     Attributes
@@ -39,19 +40,6 @@ class RawRows:
     dense: NDArray[np.float32]
     counts: SparseRows
     words: WordRuns
-
-    def __len__(self) -> int:
-        return len(self.dense)
-
-    @classmethod
-    def join(cls, parts: Sequence[RawRows]) -> RawRows:
-        """The rows of all parts, one part after the other."""
-        counts, words = SparseRows.join([part.counts for part in parts]), WordRuns.join([part.words for part in parts])
-        return cls(np.concatenate([part.dense for part in parts]), counts, words)
-
-    def take(self, rows: Sequence[int] | NDArray[np.int64]) -> RawRows:
-        """Some of the rows."""
-        return RawRows(self.dense[rows], self.counts.take(rows), self.words.take(rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +62,8 @@ def read_requests(requests: Sequence[RouterRequest], num_tiers: int, config: Has
         for request, text, each in zip(requests, texts, tokens, strict=True)
     ]
     hashed = WordRuns.of(tokens)
-    return RawRows(np.array(dense, dtype=np.float32), hash_texts(texts, hashed, config), hashed)
+    counts = hash_texts(texts, hashed, config)
+    return RawRows(dense=np.array(dense, dtype=np.float32), counts=counts, words=hashed)
 
 
 @dataclass(frozen=True, slots=True)

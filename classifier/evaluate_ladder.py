@@ -195,7 +195,17 @@ def _by_length(table: GradedTable) -> Floats:
     lengths = np.array([float(len(prompt)) for prompt in table.rows.prompts])
     folds = table.folds if table.folds.min() >= 0 else table.rows.groups % 5
     scores = table.rows.scores
-    return length_estimates(Judged(scores, scores, scores, table.costs_usd, lengths, table.rows.groups, folds))
+    return length_estimates(
+        Judged(
+            p_right=scores,
+            p_as_good=scores,
+            scores=scores,
+            costs=table.costs_usd,
+            lengths=lengths,
+            groups=table.rows.groups,
+            folds=folds,
+        )
+    )
 
 
 def _number(value: float) -> float | None:

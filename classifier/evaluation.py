@@ -11,28 +11,25 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from classifier.curves import LadderCurve, fixed_mix_curve, ladder_curve, pair_curve
 from classifier.metrics import bootstrap_interval, brier, calibration_error, log_loss, roc_auc
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from classifier.rows import Floats, Ints, Rows
 
 HELD_SHARES = (0.95, 0.97, 0.99)
 _LENGTH_BINS = 20
 _CURVE_SETTINGS = 61
 
 
-@dataclass(frozen=True, slots=True)
-class Judged:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged(Rows):
     """Estimates beside outcomes, one row a request.
 
     Attributes
     ----------
     p_right, p_as_good : float64 (n, num_tiers), made without having seen the row
     scores : float64 (n, num_tiers), 0..1, every tier known
-    costs : float64 (num_tiers,) or (n, num_tiers), USD
+    costs : float64 (n, num_tiers), USD; given as (num_tiers,) where every answer of a tier costs the same
     lengths : float64 (n,), characters of the prompt, for the baseline
     groups, folds : int64 (n,)
     """
@@ -44,6 +41,9 @@ class Judged:
     lengths: Floats
     groups: Ints
     folds: Ints
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "costs", np.broadcast_to(self.costs, self.scores.shape))
 
 
 def evaluate(judged: Judged, *, seed: int, num_resamples: int = 200) -> dict[str, Any]:
@@ -138,11 +138,9 @@ def _ladder_metrics(judged: Judged, by_length: Floats, seed: int, num_resamples:
     estimates = {"router": judged.p_right, "length": by_length, "oracle": judged.scores}
     found: dict[str, Any] = {
         "top_quality": float(judged.scores[:, -1].mean()),
-        "top_cost_usd": float(judged.costs.mean(axis=0)[-1] if judged.costs.ndim == 2 else judged.costs[-1]),
+        "top_cost_usd": float(judged.costs[:, -1].mean()),
     }
-    found["fixed_mix"] = _held_costs(
-        lambda rows: fixed_mix_curve(judged.scores[rows], _rows_of(judged.costs, rows)), judged
-    )
+    found["fixed_mix"] = _held_costs(lambda rows: fixed_mix_curve(judged.scores[rows], judged.costs[rows]), judged)
     for name, each in estimates.items():
         found[name] = _held_costs(_curve_of(judged, each), judged)
     found["router_interval"] = {
@@ -157,22 +155,16 @@ def _ladder_metrics(judged: Judged, by_length: Floats, seed: int, num_resamples:
     return found
 
 
-def _rows_of(costs: Floats, rows: Ints) -> Floats:
-    return costs if costs.ndim == 1 else costs[rows]
-
-
 def _curve_of(judged: Judged, estimates: Floats) -> Callable[[Ints], LadderCurve]:
     return lambda rows: ladder_curve(
-        estimates[rows], judged.scores[rows], _rows_of(judged.costs, rows), num_settings=_CURVE_SETTINGS
+        estimates[rows], judged.scores[rows], judged.costs[rows], num_settings=_CURVE_SETTINGS
     )
 
 
 def _held_cost_of(curve_of: Callable[[Ints], LadderCurve], judged: Judged, share: float) -> Callable[[Ints], float]:
     def statistic(rows: Ints) -> float:
-        costs = _rows_of(judged.costs, rows)
-        top_cost = float(costs[-1] if costs.ndim == 1 else costs[:, -1].mean())
         held = curve_of(rows).cost_holding(share * float(judged.scores[rows, -1].mean()))
-        return float("nan") if held is None else held / top_cost
+        return float("nan") if held is None else held / float(judged.costs[rows, -1].mean())
 
     return statistic
 

@@ -20,8 +20,8 @@ from classifier.calibration import Calibrator
 from classifier.hashing import SparseRows
 from classifier.heads import MAX_LOGIT, ForestHead, LinearHead
 from classifier.metrics import log_loss
+from classifier.rows import Floats
 
-Floats = NDArray[np.float64]
 Matrix = Any  # scipy.sparse.csr_matrix, which is untyped
 
 DENSE_SHRINK = 0.1

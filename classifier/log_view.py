@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from classifier.features import feature_names
-
-Floats = NDArray[np.float64]
+from classifier.rows import Floats, Rows
 
 SKETCH_DECIMALS = 3
 _SKETCH = "sketch_"
@@ -27,8 +26,8 @@ _BASE_GOOD = "base_good_tier_"
 _BASE_NOVELTY = "base_novelty"
 
 
-@dataclass(frozen=True, slots=True)
-class LogViews:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogViews(Rows):
     """Predictions of one base router before adjustment, one row a request.
 
     Attributes
@@ -45,22 +44,15 @@ class LogViews:
     good: Floats
     novelty: Floats
 
-    def __len__(self) -> int:
-        return len(self.novelty)
-
-    def take(self, rows: NDArray[np.int64]) -> LogViews:
-        """Some of the rows."""
-        return LogViews(self.dense[rows], self.sketch[rows], self.right[rows], self.good[rows], self.novelty[rows])
-
     @classmethod
     def empty(cls, num_tiers: int, num_components: int) -> LogViews:
         """No rows, of the right widths."""
         return cls(
-            np.empty((0, len(feature_names(num_tiers))), dtype=np.float32),
-            np.empty((0, num_components), dtype=np.float32),
-            np.empty((0, num_tiers)),
-            np.empty((0, num_tiers)),
-            np.empty(0),
+            dense=np.empty((0, len(feature_names(num_tiers))), dtype=np.float32),
+            sketch=np.empty((0, num_components), dtype=np.float32),
+            right=np.empty((0, num_tiers)),
+            good=np.empty((0, num_tiers)),
+            novelty=np.empty(0),
         )
 
 
@@ -131,4 +123,10 @@ class ViewReader:
         matrix = np.stack(rows)
         ends = np.cumsum([len(self._names), len(self._sketch), self._num_tiers, self._num_tiers])
         dense, sketch, right, good, novelty = np.split(matrix, ends, axis=1)
-        return LogViews(dense.astype(np.float32), sketch.astype(np.float32), right, good, novelty[:, 0])
+        return LogViews(
+            dense=dense.astype(np.float32),
+            sketch=sketch.astype(np.float32),
+            right=right,
+            good=good,
+            novelty=novelty[:, 0],
+        )

@@ -29,12 +29,11 @@ from numpy.typing import NDArray
 
 from classifier.encoder import Encoded, RawRows
 from classifier.hashing import WordRuns, buckets_of, lengths_of, word_ngram_hashes
+from classifier.rows import Floats
 
 SEEN_BITS = 17
 NUM_READINGS = 4
 _GRID = 257
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)

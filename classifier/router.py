@@ -23,9 +23,9 @@ from classifier.hashing import HashConfig
 from classifier.heads import ForestHead, LinearHead
 from classifier.log_view import LogViews, base_entries, rounded_sketch, sketch_names
 from classifier.novelty import NoveltyScale, SeenWords, readings
+from classifier.rows import Floats
 from classifier.types import RouterRequest, Sufficiency, TierSufficiency
 
-Floats = NDArray[np.float64]
 _Estimate = tuple[list[float], list[float], float, dict[str, float]]
 """P(right) and P(as good as the top tier) per tier, novelty, and features."""
 
@@ -219,7 +219,11 @@ class ArtifactRouter:
             one = slice(row, row + 1)
             # One by one, so that what a request is told does not depend on who is asked about beside it.
             view = LogViews(
-                raw.dense[one], sketches[one].astype(np.float32), right[one], good[one], np.array([foreign])
+                dense=raw.dense[one],
+                sketch=sketches[one].astype(np.float32),
+                right=right[one],
+                good=good[one],
+                novelty=np.array([foreign]),
             )
             revised_right, revised_good, revised_novelty = self._adjustment(view)
             yield revised_right[0].tolist(), revised_good[0].tolist(), float(revised_novelty[0]), features

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from classifier.errors import TrainingError
+from classifier.rows import WHOLE, Floats, Ints, Rows
 from classifier.text import words
 from classifier.types import RouterRequest
 
@@ -17,8 +18,8 @@ MIN_ROWS = 30
 """Below this no calibration means anything."""
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingTable:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingTable(Rows):
     """Requests and outcomes, one row each.
 
     Attributes
@@ -41,13 +42,13 @@ class TrainingTable:
     """
 
     requests: tuple[RouterRequest, ...]
-    scores: NDArray[np.float64]
-    groups: NDArray[np.int64]
-    weights: NDArray[np.float64]
-    label_source: str = "reference"
-    window: str = ""
+    scores: Floats
+    groups: Ints
+    weights: Floats
+    label_source: str = field(default="reference", metadata=WHOLE)
+    window: str = field(default="", metadata=WHOLE)
     typical: NDArray[np.bool_] | None = None
-    as_good: NDArray[np.float64] | None = None
+    as_good: Floats | None = None
 
     def __post_init__(self) -> None:
         n = len(self.requests)
@@ -82,7 +83,7 @@ class TrainingTable:
         known = self.scores[~np.isnan(self.scores)]
         return bool(np.isin(known, (0.0, 1.0)).all())
 
-    def targets(self) -> NDArray[np.float64]:
+    def targets(self) -> Floats:
         """What is estimated: float64 (n, 2 * num_tiers - 1).
 
         First P(right) of each tier, then P(as good as the top tier) of each tier below the top; NaN where a score that
@@ -99,35 +100,35 @@ class TrainingTable:
     def build(
         cls,
         requests: Sequence[RouterRequest],
-        scores: NDArray[np.float64],
+        scores: Floats,
         *,
-        groups: NDArray[np.int64] | None = None,
-        weights: NDArray[np.float64] | None = None,
+        groups: Ints | None = None,
+        weights: Floats | None = None,
         label_source: str = "reference",
         window: str = "",
         typical: NDArray[np.bool_] | None = None,
-        as_good: NDArray[np.float64] | None = None,
+        as_good: Floats | None = None,
     ) -> TrainingTable:
         """A table with the usual groups (same wording) and equal weights where none are given."""
         return cls(
-            tuple(requests),
-            np.asarray(scores, dtype=np.float64),
-            group_by_wording(requests) if groups is None else np.asarray(groups, dtype=np.int64),
-            np.ones(len(requests)) if weights is None else np.asarray(weights, dtype=np.float64),
-            label_source,
-            window,
-            typical,
-            as_good,
+            requests=tuple(requests),
+            scores=np.asarray(scores, dtype=np.float64),
+            groups=group_by_wording(requests) if groups is None else np.asarray(groups, dtype=np.int64),
+            weights=np.ones(len(requests)) if weights is None else np.asarray(weights, dtype=np.float64),
+            label_source=label_source,
+            window=window,
+            typical=typical,
+            as_good=as_good,
         )
 
 
-def _check_range(name: str, values: NDArray[np.float64]) -> None:
+def _check_range(name: str, values: Floats) -> None:
     known = values[~np.isnan(values)]
     if len(known) == 0 or known.min() < 0 or known.max() > 1:
         raise TrainingError(f"{name} must be known for some rows and lie between 0 and 1.")
 
 
-def group_by_wording(requests: Sequence[RouterRequest]) -> NDArray[np.int64]:
+def group_by_wording(requests: Sequence[RouterRequest]) -> Ints:
     """Group ids int64 (n,): requests whose words are the same in order, case and spacing folded, share one."""
     keys = [" ".join(w.lower() for w in words(request.text)) for request in requests]
     return np.array([zlib.crc32(key.encode("utf-8", "surrogatepass")) for key in keys], dtype=np.int64)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from classifier.artifact import RouterArtifact
 from classifier.calibration import Calibrator, CalibratorBank
 from classifier.embedding import Embedder
-from classifier.encoded_rows import EncodedRows, Rows
+from classifier.encoded_rows import EncodedRows, LabelledRows
 from classifier.encoder import RawRows, read_requests
 from classifier.errors import TrainingError
 from classifier.features import feature_names
@@ -31,9 +31,9 @@ from classifier.metrics import log_loss
 from classifier.novelty import NoveltyScale, SeenWords
 from classifier.options import FitOptions
 from classifier.router import Estimator, cohere
+from classifier.rows import Floats
 from classifier.table import TrainingTable
 
-Floats = NDArray[np.float64]
 _FOREST_WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 _READ_TOGETHER = 256
 
@@ -92,7 +92,7 @@ def fit_router(
             for start in range(0, len(table.requests), _READ_TOGETHER)
         ]
     )
-    rows = Rows(raw, vectors, table.targets(), table.weights)
+    rows = LabelledRows(raw=raw, vectors=vectors, targets=table.targets(), weights=table.weights)
     linear, forest, held_out_readings, c = _left_out(rows, folds, options, seed)
     weight = _best_forest_weight(linear, forest, rows)
     mixed = weight * forest + (1 - weight) * linear
@@ -131,7 +131,7 @@ def group_folds(groups: NDArray[np.int64], num_folds: int, seed: int) -> NDArray
 
 
 def _left_out(
-    rows: Rows, folds: NDArray[np.int64], options: FitOptions, seed: int
+    rows: LabelledRows, folds: NDArray[np.int64], options: FitOptions, seed: int
 ) -> tuple[Floats, Floats, Floats, float]:
     """Left-out log-odds of both heads and novelty readings; and the L2 strength with the least left-out loss."""
     shape = rows.targets.shape
@@ -150,18 +150,18 @@ def _left_out(
     return candidates[best], forest, held_out, best
 
 
-def _loss(logits: Floats, rows: Rows) -> float:
+def _loss(logits: Floats, rows: LabelledRows) -> float:
     known = ~np.isnan(rows.targets)
     return log_loss(sigmoid(logits[known]), rows.targets[known])
 
 
-def _best_forest_weight(linear: Floats, forest: Floats, rows: Rows) -> float:
+def _best_forest_weight(linear: Floats, forest: Floats, rows: LabelledRows) -> float:
     """One weight for all outputs, so that what two tiers share stays shared."""
     return min(_FOREST_WEIGHTS, key=lambda w: _loss(w * forest + (1 - w) * linear, rows))
 
 
 def _cross_calibrated(
-    mixed: Floats, rows: Rows, folds: NDArray[np.int64], table: TrainingTable
+    mixed: Floats, rows: LabelledRows, folds: NDArray[np.int64], table: TrainingTable
 ) -> tuple[Floats, Floats]:
     """Estimates whose calibration, too, had not seen the row: p_right and p_as_good, float64 (n, num_tiers)."""
     calibrated = np.empty(mixed.shape)
@@ -175,7 +175,7 @@ def _cross_calibrated(
     return right, cohere(right, good) if table.is_binary else good
 
 
-def _fit_estimator(rows: Rows, options: FitOptions, c: float, seed: int, weight: float) -> Estimator:
+def _fit_estimator(rows: LabelledRows, options: FitOptions, c: float, seed: int, weight: float) -> Estimator:
     fit = EncodedRows.fit(rows, options, seed)
     forest = fit.forest(options, c, seed)
     return Estimator(fit.encoder, fit.projection, fit.component_scale, fit.linear(c), forest, weight)

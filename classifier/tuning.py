@@ -17,7 +17,7 @@ Prechelt 1998, "Early Stopping - But When?".
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,10 +30,10 @@ from torch.nn import functional
 from classifier.embedding import load_sentence_transformer
 from classifier.errors import EmbeddingError
 from classifier.fitting import prior_logit
+from classifier.rows import Floats, Rows
 from classifier.tuned import MAX_PARAMETERS, TierHeads, TokenReader, TunedEncoder, pack, stored
 from classifier.types import RouterRequest
 
-Floats = NDArray[np.float64]
 Progress = Callable[[float], None]
 """Told the part of the most steps that is done, 0..1; what it raises ends the fit."""
 
@@ -67,8 +67,8 @@ class TuningOptions:
     device: str = "cpu"
 
 
-@dataclass(frozen=True, slots=True)
-class TuningRows:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuningRows(Rows):
     """Prompts with what was checked of them.
 
     Attributes
@@ -78,7 +78,7 @@ class TuningRows:
     weights : float64 (n, num_tiers - 1), of mean about 1 where there is a label
     """
 
-    requests: Sequence[RouterRequest]
+    requests: tuple[RouterRequest, ...]
     labels: Floats
     weights: Floats
 

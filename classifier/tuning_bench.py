@@ -58,7 +58,11 @@ def time_steps(path: Path, num_tokens: int, device: str) -> tuple[Tuned, float]:
     rng = np.random.default_rng(0)
     options = TuningOptions(max_seconds=600, max_steps=_STEPS, device=device)
     fit, newer = (
-        TuningRows(prompts(count, num_tokens, rng), rng.random((count, 3)), np.ones((count, 3)))
+        TuningRows(
+            requests=tuple(prompts(count, num_tokens, rng)),
+            labels=rng.random((count, 3)),
+            weights=np.ones((count, 3)),
+        )
         for count in (_STEPS * options.batch_size, options.batch_size)
     )
     ends: list[float] = []

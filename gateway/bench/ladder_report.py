@@ -204,7 +204,15 @@ def curves_of(run: LadderRun) -> dict[str, LadderCurve]:
     """
     n = len(run.tasks)
     lengths = np.array([len(task.prompt) for task in run.tasks], dtype=np.float64)
-    judged = Judged(run.right, run.right, run.right, run.priced, lengths, np.arange(n), np.arange(n) % 5)
+    judged = Judged(
+        p_right=run.right,
+        p_as_good=run.right,
+        scores=run.right,
+        costs=run.priced,
+        lengths=lengths,
+        groups=np.arange(n),
+        folds=np.arange(n) % 5,
+    )
     estimates = {"length": length_estimates(judged), "oracle": run.right}
     if (own := run.estimates) is not None:
         estimates["router"] = own

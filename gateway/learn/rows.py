@@ -161,7 +161,12 @@ class LearningTable:
     def checked(self) -> CheckedRows:
         """The rows that carry a label, as an adjustment is fitted on them."""
         rows = np.flatnonzero(self.is_checked)
-        return CheckedRows(self.views.take(rows), self.labels[rows], self.weights()[rows], self.groups[rows])
+        return CheckedRows(
+            views=self.views.take(rows),
+            labels=self.labels[rows],
+            weights=self.weights()[rows],
+            groups=self.groups[rows],
+        )
 
     def shifted_outcomes(self, guess: Floats) -> Floats:
         """Unbiased stand-ins for every tier's outcome on every row of the frame, float64 (n, T).

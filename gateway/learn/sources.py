@@ -87,7 +87,8 @@ def _fine_tune(model: str, options: TuningOptions, rows: LearningTable, seed: in
     weights = rows.checked().tempered_weights()
     prompts = rows.prompts()
     fit, look = (
-        TuningRows([prompts[row] for row in part], rows.labels[part], weights[part]) for part in (older, newer)
+        TuningRows(requests=tuple(prompts[row] for row in part), labels=rows.labels[part], weights=weights[part])
+        for part in (older, newer)
     )
     tuned = tune_encoder(model, fit, look, options, seed=seed, progress=progress)
     return Opened(tuned.encoder, num_seen, tuned.card)

@@ -93,13 +93,13 @@ def _judged(outcomes: Outcomes, fitted: Fitted) -> Judged:
     counts = np.array([row.is_judged for row in outcomes.rows])
     lengths = np.array([len(row.prompt) for row in outcomes.rows], dtype=np.float64)
     return Judged(
-        fitted.p_right[counts],
-        fitted.p_as_good[counts],
-        outcomes.table.scores[counts],
-        outcomes.cost_usd[counts],
-        lengths[counts],
-        outcomes.table.groups[counts],
-        fitted.folds[counts],
+        p_right=fitted.p_right[counts],
+        p_as_good=fitted.p_as_good[counts],
+        scores=outcomes.table.scores[counts],
+        costs=outcomes.cost_usd[counts],
+        lengths=lengths[counts],
+        groups=outcomes.table.groups[counts],
+        folds=fitted.folds[counts],
     )
 
 

@@ -26,7 +26,7 @@ def make_views(rng: np.random.Generator, count: int, *, moved: NDArray[np.bool_]
     good[:, -1] = 1.0
     right = np.clip(good - 0.02, 0.0, 1.0)
     novelty = np.where(moved, 0.999, 0.3)
-    return LogViews(dense, sketch, right, good, novelty)
+    return LogViews(dense=dense, sketch=sketch, right=right, good=good, novelty=novelty)
 
 
 def make_checked(
@@ -39,4 +39,5 @@ def make_checked(
     labels = (rng.random(truth.shape) < truth).astype(np.float64)
     labels[rng.random(truth.shape) > share_checked] = np.nan
     labels[np.isnan(labels).all(axis=1), 0] = 1.0
-    return CheckedRows(views, labels, np.full(labels.shape, 20.0), np.arange(count)), moved
+    weights = np.full(labels.shape, 20.0)
+    return CheckedRows(views=views, labels=labels, weights=weights, groups=np.arange(count)), moved

@@ -52,8 +52,8 @@ def ordered_words(rng: random.Random, first: str) -> str:
     return " ".join([rng.choice(ours), *rest])
 
 
-def draw_ordered(rng: random.Random, count: int) -> tuple[list[RouterRequest], np.ndarray]:
+def draw_ordered(rng: random.Random, count: int) -> tuple[tuple[RouterRequest, ...], np.ndarray]:
     """Prompts, and float64 (n,) whether an oak comes first."""
     firsts = [rng.choice(("oaks", "owls")) for _ in range(count)]
-    requests = [RouterRequest((("user", ordered_words(rng, first)),)) for first in firsts]
+    requests = tuple(RouterRequest((("user", ordered_words(rng, first)),)) for first in firsts)
     return requests, np.array([float(first == "oaks") for first in firsts])

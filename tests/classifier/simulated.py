@@ -9,7 +9,7 @@ import numpy as np
 from backends.builtin.tasks.task_generator import generate
 from backends.builtin.tasks.types import Split, Task
 from classifier.heads import sigmoid
-from classifier.metrics import Floats
+from classifier.rows import Floats
 from classifier.table import TrainingTable
 from classifier.types import RouterRequest
 

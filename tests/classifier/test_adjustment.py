@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -98,7 +99,7 @@ def test_few_checks_are_refused() -> None:
     rows, _ = make_checked(rng, 200, share_moved=0.1, p_moved=0.5)
     with pytest.raises(TrainingError, match="cannot carry"):
         fit_adjustment(rows.take(np.arange(MIN_LABELS // 3)), SPACE, seed=0)
-    same = CheckedRows(rows.views, rows.labels, rows.weights, np.zeros(len(rows), dtype=np.int64))
+    same = replace(rows, groups=np.zeros(len(rows), dtype=np.int64))
     with pytest.raises(TrainingError, match="one wording"):
         fit_adjustment(same, SPACE, seed=0)
 
@@ -127,7 +128,7 @@ def test_an_adjusted_router_serves_what_it_would_have_said_of_the_log(tmp_path: 
     views = reader.stack([_row(reader, each) for each in base.predict(requests)])
     labels = np.zeros((120, base.num_tiers - 1))
     labels[::3] = 1.0
-    rows = CheckedRows(views, labels, np.ones(labels.shape), np.arange(120))
+    rows = CheckedRows(views=views, labels=labels, weights=np.ones(labels.shape), groups=np.arange(120))
     made = _boosted(rows, base.space, 0)
     path = RouterArtifact.create(
         {**base.artifact.arrays, **made.arrays()}, {**base.artifact.metadata, "base": base.version}

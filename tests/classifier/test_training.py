@@ -153,7 +153,15 @@ def test_history_is_used_where_it_tells() -> None:
 
 def test_a_metric_stands_beside_its_baselines(fitted: Fitted, table: TrainingTable) -> None:
     lengths = np.array([len(request.text) for request in table.requests], dtype=np.float64)
-    judged = Judged(fitted.p_right, fitted.p_as_good, table.scores, COSTS, lengths, table.groups, fitted.folds)
+    judged = Judged(
+        p_right=fitted.p_right,
+        p_as_good=fitted.p_as_good,
+        scores=table.scores,
+        costs=COSTS,
+        lengths=lengths,
+        groups=table.groups,
+        folds=fitted.folds,
+    )
     found = evaluate(judged, seed=0, num_resamples=30)
     pair, ladder = found["pair"], found["ladder"]
     assert pair["router"]["apgr"]["low"] > pair["length_fitted"]["apgr"]["high"] > 0.5

@@ -52,7 +52,7 @@ def rows_of(rng: random.Random, count: int) -> TuningRows:
     requests, is_oak = draw_ordered(rng, count)
     chance = np.where(is_oak > 0.5, 0.97, 0.1)
     labels = np.where([rng.random() < p for p in chance], 0.98, 0.03)[:, None]
-    return TuningRows(requests, labels, np.ones(labels.shape))
+    return TuningRows(requests=requests, labels=labels, weights=np.ones(labels.shape))
 
 
 def tune(path: Path, seed: int = 0, options: TuningOptions = FAST) -> Tuned:
@@ -130,7 +130,7 @@ def test_a_check_counts_by_the_inverse_of_its_chance(encoders: Callable[[int], P
     was_good = np.array([float(rng.random() < 0.5) for _ in requests])
     weights = np.where(was_good == is_oak, 9.0, 1.0) / 5.0
     fit, newer = (
-        TuningRows(requests[part], was_good[part, None], weights[part, None])
+        TuningRows(requests=requests[part], labels=was_good[part, None], weights=weights[part, None])
         for part in (slice(0, 240), slice(240, 300))
     )
     found = tune_encoder(str(encoders(0)), fit, newer, FAST, seed=0)
@@ -144,7 +144,8 @@ def test_a_check_counts_by_the_inverse_of_its_chance(encoders: Callable[[int], P
 
 def test_a_tier_nobody_checked_is_left_at_even_odds(encoders: Callable[[int], Path]) -> None:
     rows = rows_of(random.Random(0), 60)
-    wide = TuningRows(rows.requests, np.hstack([rows.labels, np.full((60, 1), np.nan)]), np.ones((60, 2)))
+    labels = np.hstack([rows.labels, np.full((60, 1), np.nan)])
+    wide = TuningRows(requests=rows.requests, labels=labels, weights=np.ones((60, 2)))
     found = tune_encoder(str(encoders(0)), wide, wide, TuningOptions(60, 20, 1e-3), seed=0)
     log_odds = found.encoder.embed(rows.requests) * np.sqrt(2)
     assert log_odds.shape == (60, 2)
@@ -165,7 +166,7 @@ def test_where_nothing_can_be_learnt_the_base_rate_is_kept(encoders: Callable[[i
     requests, _ = draw_ordered(rng, 200)
     labels = np.array([[float(rng.random() < 0.8)] for _ in requests])
     fit, newer = (
-        TuningRows(requests[part], labels[part], np.ones(labels[part].shape))
+        TuningRows(requests=requests[part], labels=labels[part], weights=np.ones(labels[part].shape))
         for part in (slice(0, 120), slice(120, 200))
     )
     found = tune_encoder(str(encoders(0)), fit, newer, FAST, seed=0)
@@ -177,9 +178,9 @@ def test_where_nothing_can_be_learnt_the_base_rate_is_kept(encoders: Callable[[i
 
 def test_a_batch_is_held_in_parts_of_bounded_size(encoders: Callable[[int], Path]) -> None:
     rng = random.Random(0)
-    requests = [RouterRequest((("user", "oak " * rng.randrange(1, 250)),)) for _ in range(120)]
+    requests = tuple(RouterRequest((("user", "oak " * rng.randrange(1, 250)),)) for _ in range(120))
     tokenizer = BertTokenizer.from_pretrained(str(encoders(0))).backend_tokenizer.to_str()
-    rows = TuningRows(requests, np.ones((120, 1)), np.ones((120, 1)))
+    rows = TuningRows(requests=requests, labels=np.ones((120, 1)), weights=np.ones((120, 1)))
     batches = _Batches.of(rows, TokenReader(tokenizer, 256), FAST)
     parts = list(batches.parts(np.arange(120)))
     assert sorted(np.concatenate(parts)) == list(range(120))

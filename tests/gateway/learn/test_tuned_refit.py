@@ -174,7 +174,8 @@ def rows_of(groups: np.ndarray) -> LearningTable:
     """Rows of which only groups and labels matter."""
     count = len(groups)
     one, two = np.ones((count, 1)), np.ones((count, 2))
-    views = LogViews(np.zeros((count, 1), np.float32), np.zeros((count, 1), np.float32), two, two, np.zeros(count))
+    narrow = np.zeros((count, 1), np.float32)
+    views = LogViews(dense=narrow, sketch=narrow, right=two, good=two, novelty=np.zeros(count))
     numbers = np.zeros(count, dtype=np.int64)
     return LearningTable(
         *(("",) * count, np.arange(count) * 1.0, views, numbers, two, one, one, one.astype(np.int8), one[:, 0]),
