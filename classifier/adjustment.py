@@ -203,24 +203,16 @@ class Adjustment:
 
 def _boosted(arrays: Mapping[str, NDArray[Any]], width: int, num_outputs: int) -> Boosted:
     a = {name: arrays[f"{_PREFIX}tree_{name}"] for name in ("roots", "child", "feature", "threshold", "value", "depth")}
-    nodes = len(a["child"])
-    last_child = a["child"] + np.isfinite(a["threshold"])
-    if a["value"].shape != (nodes, num_outputs) or a["threshold"].shape != (nodes,) or a["feature"].shape != (nodes,):
-        raise ValueError("the adjustment's trees do not fit together")
-    if last_child.max() >= nodes or min(a["child"].min(), a["roots"].min()) < 0 or a["roots"].max() >= nodes:
-        raise ValueError("a tree of the adjustment leaves its array")
-    if a["feature"].max() >= width or a["feature"].min() < 0 or not 0 <= int(a["depth"][0]) <= 64:
-        raise ValueError("a tree of the adjustment reads a feature that does not exist")
-    return Boosted(
-        ForestHead(
-            a["roots"].astype(np.intp),
-            a["child"].astype(np.intp),
-            a["feature"].astype(np.intp),
-            a["threshold"].astype(np.float32),
-            a["value"],
-            int(a["depth"][0]),
-        )
+    trees = ForestHead(
+        a["roots"].astype(np.intp),
+        a["child"].astype(np.intp),
+        a["feature"].astype(np.intp),
+        a["threshold"].astype(np.float32),
+        a["value"],
+        int(a["depth"][0]),
     )
+    trees.check(width, num_outputs)
+    return Boosted(trees)
 
 
 def _neighbours(arrays: Mapping[str, NDArray[Any]], width: int, num_outputs: int) -> Neighbours:

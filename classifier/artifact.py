@@ -165,7 +165,7 @@ def _parse_metadata(path: Path, raw: NDArray[Any] | None) -> dict[str, Any]:
         raise ArtifactCorrupt(path, "it has no metadata; this is not a router.")
     try:
         metadata = json.loads(raw.tobytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ArtifactCorrupt(path, f"its metadata is not JSON ({error}).") from error
     if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
         raise ArtifactCorrupt(path, f"its metadata does not say format {FORMAT!r}.")

@@ -77,10 +77,12 @@ class CalibratorBank:
             p[:, output] = np.interp(logits[:, output], self.x[knots], self.y[knots])
         return p
 
-    def unpack(self) -> tuple[Calibrator, ...]:
-        """The calibrators, in output order."""
-        ends = zip(self.offsets[:-1].tolist(), self.offsets[1:].tolist(), strict=True)
-        return tuple(
-            Calibrator(float(slope), float(intercept), self.x[start:stop], self.y[start:stop])
-            for (slope, intercept), (start, stop) in zip(self.platt.tolist(), ends, strict=True)
-        )
+    def check(self) -> None:
+        """Raise ValueError where an output's knots lie outside the arrays, or out of order."""
+        ends = self.offsets
+        if ends[0] != 0 or (np.diff(ends) < 0).any() or ends[-1] != len(self.x) or self.x.shape != self.y.shape:
+            raise ValueError("a calibration's knots lie outside its arrays")
+        within = np.ones(max(len(self.x) - 1, 0), dtype=np.bool_)
+        within[[end - 1 for end in ends[1:-1].tolist() if 0 < end < len(self.x)]] = False
+        if (np.diff(self.x)[within] < 0).any() or self.y.min(initial=0.0) < 0 or self.y.max(initial=1.0) > 1:
+            raise ValueError("a calibration's knots are out of order, or no probabilities")

@@ -138,26 +138,11 @@ def fit_forest(
 
 def flatten_forest(trees: Sequence[Any], num_outputs: int) -> ForestHead:
     """scikit-learn's trees renumbered so that siblings are neighbours, all in one array."""
-    roots, children, features, thresholds, values, depth = [], [], [], [], [], 0
-    base = 0
+    found = _TreeRun()
     for tree in trees:
-        order, child = _sibling_order(tree.children_left, tree.children_right)
-        is_leaf = tree.children_left[order] < 0
-        roots.append(base)
-        children.append(child + base)
-        features.append(np.where(is_leaf, 0, tree.feature[order]))
-        thresholds.append(np.where(is_leaf, np.inf, _floor32(tree.threshold[order])))
-        values.append(tree.value[order].reshape(len(order), num_outputs))
-        depth = max(depth, int(tree.max_depth))
-        base += len(order)
-    return ForestHead(
-        np.array(roots, dtype=np.intp),
-        np.concatenate(children).astype(np.intp),
-        np.concatenate(features).astype(np.intp),
-        np.concatenate(thresholds).astype(np.float32),
-        np.concatenate(values).astype(np.float16),
-        depth,
-    )
+        value = tree.value.reshape(-1, num_outputs)
+        found.add(tree.children_left, tree.children_right, tree.feature, tree.threshold, value, int(tree.max_depth))
+    return found.head()
 
 
 def flatten_boosting(models: Sequence[Any]) -> ForestHead | None:
@@ -172,36 +157,51 @@ def flatten_boosting(models: Sequence[Any]) -> ForestHead | None:
     -------
     ForestHead whose ``value`` holds each tree's part of its own output, 0 elsewhere; parts are to be added up
     """
-    roots, children, features, thresholds, values, depth, base = [], [], [], [], [], 0, 0
+    found = _TreeRun()
     for output, model in enumerate(models):
         if model is None:
             continue
         constant = float(np.ravel(model._baseline_prediction)[0])
         for place, (tree,) in enumerate(model._predictors):
             nodes = tree.nodes
-            left = np.where(nodes["is_leaf"], -1, nodes["left"].astype(np.int64))
-            order, child = _sibling_order(left, nodes["right"].astype(np.int64))
-            is_leaf = left[order] < 0
-            value = np.zeros((len(order), len(models)))
+            value = np.zeros((len(nodes), len(models)))
             # The constant rides on the first tree.
-            value[:, output] = nodes["value"][order] + (constant if place == 0 else 0.0)
-            roots.append(base)
-            children.append(child + base)
-            features.append(np.where(is_leaf, 0, nodes["feature_idx"][order]))
-            thresholds.append(np.where(is_leaf, np.inf, _floor32(nodes["num_threshold"][order])))
-            values.append(value)
-            depth = max(depth, int(nodes["depth"].max()))
-            base += len(order)
-    if not roots:
-        return None
-    return ForestHead(
-        np.array(roots, dtype=np.intp),
-        np.concatenate(children).astype(np.intp),
-        np.concatenate(features).astype(np.intp),
-        np.concatenate(thresholds).astype(np.float32),
-        np.concatenate(values).astype(np.float16),
-        depth,
-    )
+            value[:, output] = nodes["value"] + (constant if place == 0 else 0.0)
+            left = np.where(nodes["is_leaf"], -1, nodes["left"].astype(np.int64))
+            right, depth = nodes["right"].astype(np.int64), int(nodes["depth"].max())
+            found.add(left, right, nodes["feature_idx"], nodes["num_threshold"], value, depth)
+    return found.head() if found.roots else None
+
+
+class _TreeRun:
+    """Lays trees end to end, each renumbered so that siblings are neighbours."""
+
+    def __init__(self) -> None:
+        self.roots: list[int] = []
+        self._parts: list[tuple[Any, ...]] = []
+        self._num_nodes, self._depth = 0, 0
+
+    def add(self, left: Any, right: Any, feature: Any, threshold: Any, value: Floats, depth: int) -> None:
+        """Append one tree: its nodes in any order, -1 for the left child of a leaf."""
+        order, child = _sibling_order(left, right)
+        is_leaf = left[order] < 0
+        bounds = np.where(is_leaf, np.inf, _floor32(threshold[order]))
+        self._parts.append((child + self._num_nodes, np.where(is_leaf, 0, feature[order]), bounds, value[order]))
+        self.roots.append(self._num_nodes)
+        self._num_nodes += len(order)
+        self._depth = max(self._depth, depth)
+
+    def head(self) -> ForestHead:
+        """Return all trees as one head."""
+        child, feature, threshold, value = (np.concatenate(each) for each in zip(*self._parts, strict=True))
+        return ForestHead(
+            np.array(self.roots, dtype=np.intp),
+            child.astype(np.intp),
+            feature.astype(np.intp),
+            threshold.astype(np.float32),
+            value.astype(np.float16),
+            self._depth,
+        )
 
 
 def _sibling_order(left: NDArray[np.int64], right: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -30,6 +30,7 @@ _ROLL = np.array(2_246_822_507, dtype=np.uint32)
 _MIX_WORDS = np.array(15, dtype=np.uint32)
 _MIX_CHARS = np.array(13, dtype=np.uint32)
 _ONE = np.array(1, dtype=np.uint32)
+MAX_NGRAM, MAX_BITS = 16, 24
 _DIGITS_AS_ZERO = str.maketrans(dict.fromkeys("123456789", "0"))
 
 
@@ -46,6 +47,14 @@ class HashConfig:
     def num_buckets(self) -> int:
         """Word buckets come first, then character buckets."""
         return (1 << self.word_bits) + (1 << self.char_bits)
+
+    def check(self) -> None:
+        """Raise ValueError for more buckets or longer n-grams than a request should take the room and time for."""
+        shortest, longest = self.char_ngrams
+        if not (1 <= self.word_bits <= MAX_BITS and 1 <= self.char_bits <= MAX_BITS):
+            raise ValueError(f"2 ** {self.word_bits} and 2 ** {self.char_bits} buckets are not read")
+        if not (1 <= self.max_word_ngram <= MAX_NGRAM and 1 <= shortest <= longest <= MAX_NGRAM):
+            raise ValueError(f"n-grams of {self.max_word_ngram} words and {self.char_ngrams} characters are not read")
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 MAX_LOGIT = 6.0
 """No estimate is taken to be surer than this (0.25 %), however pure a leaf was."""
 
+MAX_TREE_DEPTH = 64
+"""Deeper trees are not read from a file: every request walks as many steps."""
+
 
 def sigmoid(logits: NDArray[np.float64]) -> NDArray[np.float64]:
     """Logistic function, safe at both ends."""
@@ -81,6 +84,18 @@ class ForestHead:
     threshold: NDArray[np.float32]
     value: NDArray[np.float16]
     depth: int
+
+    def check(self, num_features: int, num_outputs: int) -> None:
+        """Raise ValueError where the arrays do not fit together: else only the request that walks there would fail."""
+        nodes = self.child.size
+        shapes = [self.child.shape, self.feature.shape, self.threshold.shape, self.value.shape]
+        if shapes != [(nodes,), (nodes,), (nodes,), (nodes, num_outputs)]:
+            raise ValueError(f"the trees' arrays have shapes {shapes}, expected {nodes} nodes of {num_outputs} outputs")
+        places = np.concatenate([self.child, self.child + np.isfinite(self.threshold), self.roots])
+        if not self.roots.size or places.min() < 0 or places.max() >= nodes:
+            raise ValueError("a tree leaves its array")
+        if self.feature.max() >= num_features or self.feature.min() < 0 or not 0 <= self.depth <= MAX_TREE_DEPTH:
+            raise ValueError("a tree reads a feature that does not exist, or is too deep")
 
     def leaves(self, x: NDArray[np.float32]) -> NDArray[np.intp]:
         """The leaf each tree puts each request in, intp (n, num_trees), of features float32 (n, num_features)."""

@@ -31,9 +31,17 @@ from classifier.encoder import Encoded, RawRows
 from classifier.hashing import WordRuns, buckets_of, lengths_of, word_ngram_hashes
 from classifier.rows import Floats
 
+MAX_NOVELTY = 0.995
+"""Prompts that look more foreign than this go up; about one familiar prompt in two hundred does, too."""
+
 SEEN_BITS = 17
 NUM_READINGS = 4
 _GRID = 257
+
+
+def novelty_bound(num_rows: int) -> float:
+    """Return ``MAX_NOVELTY``, or less where so few rows were seen that no prompt could read more foreign than that."""
+    return min(MAX_NOVELTY, 1 - 2.5 / (num_rows + 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +71,11 @@ class SeenWords:
         is_within = text_of[:-1] == text_of[1:]
         pairs[buckets_of(word_ngram_hashes(rows.words.hashes, 2)[is_within], SEEN_BITS)] = True
         return cls(words, pairs, np.unique(np.array(wording_hashes(rows), dtype=np.uint32)))
+
+    def check(self) -> None:
+        """Raise ValueError where the marks are not as many as words are hashed to."""
+        if self.words.shape != (1 << SEEN_BITS,) or self.pairs.shape != self.words.shape or self.prompts.ndim != 1:
+            raise ValueError(f"marks of seen words have shapes {self.words.shape} and {self.pairs.shape}")
 
     def knows(self, rows: RawRows) -> list[bool]:
         """Whether each very same wording was there, case, spacing and the digits of figures aside."""
@@ -148,6 +161,12 @@ class NoveltyScale:
         scale = cls(grids, np.zeros(len(levels)), len(held_out))
         combined = np.quantile([scale.combine(row) for row in held_out.tolist()], levels)
         return cls(grids, combined, len(held_out))
+
+    def check(self) -> None:
+        """Raise ValueError where the quantiles are not those of so many rows."""
+        levels = (len(_levels(self.num_held_out)),)
+        if self.grids.shape != (NUM_READINGS, *levels) or self.combined.shape != levels or self.num_held_out < 1:
+            raise ValueError(f"novelty has quantiles of shapes {self.grids.shape} and {self.combined.shape}")
 
     def combine(self, reading: Sequence[float]) -> float:
         """Fisher's sum of minus log tail shares."""

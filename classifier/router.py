@@ -33,6 +33,7 @@ _Estimate = tuple[list[float], list[float], float, dict[str, float]]
 _TOGETHER = 256
 # Routers that earlier versions fitted may name it.
 _REMOVED_SOURCE = "prefill"
+MAX_TIERS = 64
 BUILTIN = Path(__file__).parent / "builtin" / "router.npz"
 
 
@@ -86,23 +87,25 @@ class ArtifactRouter:
         self, artifact: RouterArtifact, *, embedder: Embedder | None = None, path: Path | str = "(in memory)"
     ) -> None:
         self.artifact = artifact
-        _check_schema(artifact, path)
         try:
+            _check_schema(artifact, path)
             self._estimator, self._seen, self._scale = _unpack(artifact)
             self._calibrators = _calibrators(artifact)
-            check_shapes(artifact)
+            _check(artifact, self._estimator, self._calibrators, self._seen)
+            self._scale.check()
             _check_source(artifact, path)
             self._adjustment = Adjustment.from_arrays(artifact.arrays, self.space, artifact.num_tiers - 1)
             self.confidence = AnswerConfidence.from_json(artifact.metadata.get("confidence", {}))
-        except (KeyError, ValueError, IndexError, TypeError) as error:
+            self._is_binary = bool(artifact.metadata["is_binary"])
+            described = artifact.metadata["embedding"]
+            source, model, self._embedding_dim = described["source"], described["model"], int(described["dim"])
+        except (KeyError, ValueError, IndexError, TypeError, AttributeError, OverflowError) as error:
             raise ArtifactCorrupt(path, f"arrays are missing or do not fit together ({error}).") from error
         self._hash_config = self._estimator.encoder.config
         # Side by side: what is looked up for one is looked up for the other.
         self._columns = np.hstack([self._estimator.projection, self._estimator.linear.sparse])
         self._names = (*feature_names(self.num_tiers), *sketch_names(self.num_components))
-        described = artifact.metadata["embedding"]
-        self._embedding_dim = int(described["dim"])
-        self._embedder = embedder or embedder_for(described["source"], described["model"], artifact.arrays)
+        self._embedder = embedder or embedder_for(source, model, artifact.arrays)
 
     @classmethod
     def load(cls, path: Path | str = BUILTIN, *, embedder: Embedder | None = None) -> ArtifactRouter:
@@ -237,7 +240,7 @@ class ArtifactRouter:
         outputs = self._calibrators(logits)
         right, good = outputs[:, : self.num_tiers], np.ones((len(logits), self.num_tiers))
         good[:, :-1] = outputs[:, self.num_tiers :]
-        return right, cohere(right, good) if self.artifact.metadata["is_binary"] else good
+        return right, cohere(right, good) if self._is_binary else good
 
 
 def cohere(right: Floats, good: Floats) -> Floats:
@@ -251,8 +254,10 @@ def cohere(right: Floats, good: Floats) -> Floats:
 
 
 def _check_schema(artifact: RouterArtifact, path: Path | str) -> None:
-    expected = list(feature_names(artifact.num_tiers))
-    if artifact.metadata.get("features") != expected:
+    # Before names are made of a number that anybody could have written.
+    if not 2 <= artifact.num_tiers <= MAX_TIERS:
+        raise ArtifactUnsupported(path, f"it is for {artifact.num_tiers} tiers; 2 to {MAX_TIERS} are read.")
+    if artifact.metadata.get("features") != list(feature_names(artifact.num_tiers)):
         raise ArtifactUnsupported(
             path, "it was fitted on other features than this version computes; fit it again with `suffice bootstrap`."
         )
@@ -304,34 +309,35 @@ def _calibrators(artifact: RouterArtifact) -> CalibratorBank:
     return CalibratorBank(a["calibration_platt"], a["calibration_offsets"], a["calibration_x"], a["calibration_y"])
 
 
-def check_shapes(artifact: RouterArtifact) -> None:
+def _check(artifact: RouterArtifact, estimator: Estimator, calibrators: CalibratorBank, seen: SeenWords) -> None:
     """Raise ValueError where arrays do not fit together, so that no request finds out."""
     a, described = artifact.arrays, artifact.metadata
-    outputs = 2 * artifact.num_tiers - 1
-    buckets = (1 << described["hashing"]["word_bits"]) + (1 << described["hashing"]["char_bits"])
-    num_dense = len(feature_names(artifact.num_tiers)) + int(described["embedding"]["dim"])
-    nodes = a["forest_child"].shape[0]
+    estimator.encoder.config.check()
+    outputs, num_features = 2 * artifact.num_tiers - 1, len(feature_names(artifact.num_tiers))
+    buckets, num_dense = estimator.encoder.config.num_buckets, num_features + int(described["embedding"]["dim"])
     components = a["component_scale"].shape[0]
     expected = {
         "encoder_idf": (buckets,),
-        "encoder_mean": (len(feature_names(artifact.num_tiers)),),
-        "encoder_scale": (len(feature_names(artifact.num_tiers)),),
+        "encoder_mean": (num_features,),
+        "encoder_scale": (num_features,),
         "projection": (buckets, components),
         "linear_sparse": (buckets, outputs),
         "linear_dense": (num_dense, outputs),
         "linear_bias": (outputs,),
-        "forest_feature": (nodes,),
-        "forest_threshold": (nodes,),
-        "forest_value": (nodes, outputs),
         "calibration_platt": (outputs, 2),
         "calibration_offsets": (outputs + 1,),
     }
     for name, shape in expected.items():
         if a[name].shape != shape:
             raise ValueError(f"{name} has shape {a[name].shape}, expected {shape}")
-    # A child or feature beyond its array would only fail on the request that walks there.
-    last_child = a["forest_child"] + np.isfinite(a["forest_threshold"])
-    if last_child.max() >= nodes or min(a["forest_child"].min(), a["forest_roots"].min()) < 0:
-        raise ValueError("a tree leaves its array")
-    if a["forest_roots"].max() >= nodes or a["forest_feature"].max() >= num_dense + components:
-        raise ValueError("a tree reads a feature that does not exist")
+    for name, array in a.items():
+        if array.dtype.kind == "f":
+            # Leaves lie under infinite thresholds.
+            is_sound = ~np.isnan(array) if name.endswith("threshold") else np.isfinite(array)
+            if not is_sound.all():
+                raise ValueError(f"{name} holds values that are not finite")
+    if not 0 <= estimator.forest_weight <= 1:
+        raise ValueError(f"the forest's share is {estimator.forest_weight}, expected 0 to 1")
+    estimator.forest.check(num_dense + components, outputs)
+    calibrators.check()
+    seen.check()

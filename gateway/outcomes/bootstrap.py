@@ -25,6 +25,7 @@ from classifier.confidence import AnswerConfidence, AnswerSignals, fit_confidenc
 from classifier.embedding import Embedder, SentenceTransformerEmbedder
 from classifier.errors import ClassifierError
 from classifier.evaluation import Judged, evaluate
+from classifier.novelty import novelty_bound
 from classifier.options import FitOptions
 from classifier.router import BUILTIN
 from classifier.training import Fitted, fit_router
@@ -39,9 +40,6 @@ from gateway.outcomes.records import AnswerLog
 from gateway.outcomes.table import Outcomes, grade
 from policies.derived import derive_for_floors
 from policies.labelled import LabelledTraffic
-
-MAX_NOVELTY = 0.995
-"""Prompts that look more foreign than this go up; about one familiar prompt in two hundred does, too."""
 
 SMALL_TALK_SHARE = 16
 """One drawn greeting or question about the ladder itself for so many tasks."""
@@ -112,11 +110,6 @@ def answer_confidence(outcomes: Outcomes, *, seed: int) -> AnswerConfidence:
         signals[tier] = [found[i] for i in known]
         right[tier] = [float(outcomes.table.scores[i, tier - 1]) for i in known]
     return fit_confidence(signals, right, seed=seed)
-
-
-def novelty_bound(num_rows: int) -> float:
-    """``MAX_NOVELTY``, or less where so few rows were seen that no prompt could ever read more foreign than that."""
-    return min(MAX_NOVELTY, 1 - 2.5 / (num_rows + 1))
 
 
 def _measured(outcomes: Outcomes) -> dict[str, Any]:
