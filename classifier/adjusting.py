@@ -22,6 +22,7 @@ from classifier.adjustment import Adjustment, Boosted, Neighbours, Space
 from classifier.checked import CheckedRows
 from classifier.errors import TrainingError
 from classifier.fitting import flatten_boosting
+from classifier.folds import fold_splits
 from classifier.heads import bounded_logit, sigmoid
 from classifier.metrics import log_loss
 from classifier.rows import Floats, Ints
@@ -112,8 +113,7 @@ def _folds(groups: Ints, seed: int) -> Ints:
 def _left_out(kinds: Kinds, rows: CheckedRows, space: Space, folds: Ints, seed: int) -> dict[str, Floats]:
     """What each kind says of each row, by a fit that had not seen it."""
     found = {name: np.empty(rows.labels.shape) for kind in kinds for name in kind.names}
-    for fold in np.unique(folds):
-        inside, outside = np.flatnonzero(folds != fold), np.flatnonzero(folds == fold)
+    for inside, outside in fold_splits(folds):
         for kind in kinds:
             for name, adjustment in kind.fits(rows.take(inside), space, seed).items():
                 _, good, _ = adjustment(rows.views.take(outside))

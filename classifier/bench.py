@@ -1,9 +1,10 @@
 """How well routing by estimated benefit works on public outcomes of real models, and what a prediction costs.
 
-``python -m classifier.bench --data DIR [--embedding MODEL | --fine-tune MODEL] [--json]`` reads ``prompts.parquet`` and
-``pairs.parquet`` (see docs/router.md for their columns) and prints, per benchmark: APGR with its interval, CPT50, CPT80
-and the share of strong calls that holds 95 % of the strong model's quality, for router, prompt length, chance and an
-oracle. The folds are the data's own, whole groups of near-duplicate prompts apart. Needs pyarrow.
+``python -m classifier.bench --data DIR [--embedding MODEL | --fine-tune MODEL] [--json]`` reads a folder as ``suffice
+evaluate`` does (see docs/evaluation.md) and prints, per benchmark, the same figures: APGR with its interval, CPT50,
+CPT80 and the share of strong calls that holds 95 % of the strong model's quality, for router, prompt length, chance and
+an oracle. It adds what the command has not: text encoders as further features, and the time of a prediction. The folds
+are the data's own, whole groups of near-duplicate prompts apart.
 
 With ``--fine-tune`` half of the rows outside a fold teach the model, 15 % say when to stop, and the router is fitted on
 the rest with what the model then says, as a retrain does it; ``--as-split`` fits the router without the model on that
@@ -24,33 +25,23 @@ from typing import Any
 import numpy as np
 
 from classifier.embedding import Embedder, SentenceTransformerEmbedder
-from classifier.evaluation import Judged, evaluate
+from classifier.folds import group_folds
+from classifier.graded_report import report_pair
+from classifier.graded_table import read_graded
+from classifier.metrics import without_nan
 from classifier.options import FitOptions
 from classifier.router import ArtifactRouter
-from classifier.rows import Floats
+from classifier.router_estimates import ask_across_folds
 from classifier.table import TrainingTable
-from classifier.training import Fitted, fit_router, group_folds
+from classifier.training import fit_router
 from classifier.tuning import TuningOptions, TuningRows, tune_encoder
 from classifier.types import RouterRequest
 
 BENCHMARKS = ("routellm_mmlu", "routellm_gsm8k")
+MODELS = ("Mixtral-8x7B-Instruct-v0.1", "gpt-4-1106-preview")
 _TIMED_PROMPTS = 500
 # Of rows outside a fold, twentieths: to fine-tune on, and to stop by.
 _PARTS, _FIT_PARTS, _NEWER_PARTS = 20, 10, 3
-
-
-def read_pairs(data: Path, benchmark: str) -> tuple[TrainingTable, np.ndarray]:
-    """Weak and strong scores of one benchmark as a two-tier table, and the data's fold numbers."""
-    import pyarrow.parquet as parquet  # type: ignore[import-untyped]
-
-    prompts = {row["prompt_id"]: row for row in parquet.read_table(data / "prompts.parquet").to_pylist()}
-    pairs = [row for row in parquet.read_table(data / "pairs.parquet").to_pylist() if row["benchmark"] == benchmark]
-    known = [prompts[row["prompt_id"]] for row in pairs]
-    scores = np.array([[row["weak_score"], row["strong_score"]] for row in pairs], dtype=np.float64)
-    groups = np.unique([row["group_id"] for row in known], return_inverse=True)[1].astype(np.int64)
-    requests = [RouterRequest(turns=(("user", row["prompt"]),)) for row in known]
-    table = TrainingTable.build(requests, scores, groups=groups, window=f"{benchmark}, {len(pairs)} prompts")
-    return table, np.array([row["fold"] for row in known], dtype=np.int64)
 
 
 Prepare = Callable[[TrainingTable], tuple[TrainingTable, Embedder | None]]
@@ -86,22 +77,6 @@ def _tuning_rows(table: TrainingTable) -> TuningRows:
     return TuningRows(requests=table.requests, labels=labels, weights=np.ones(labels.shape))
 
 
-def out_of_fold(
-    table: TrainingTable, folds: np.ndarray, options: FitOptions, prepare: Prepare, seed: int
-) -> tuple[Floats, Floats, Fitted, Embedder | None]:
-    """P(right) and P(as good) of each fold by a whole router fitted on the others, exactly as it would be served."""
-    right, good = np.empty(table.scores.shape), np.empty(table.scores.shape)
-    for fold in np.unique(folds):
-        inside, outside = np.flatnonzero(folds != fold), np.flatnonzero(folds == fold)
-        part, embedder = prepare(table.take(inside))
-        fitted = fit_router(part, seed=seed, options=options, embedder=embedder)
-        router = ArtifactRouter(fitted.artifact, embedder=embedder)
-        found = router.predict([table.requests[i] for i in outside])
-        right[outside] = [[tier.p_right for tier in each.tiers] for each in found]
-        good[outside] = [[tier.p_as_good for tier in each.tiers] for each in found]
-    return right, good, fitted, embedder
-
-
 def time_predictions(router: ArtifactRouter, requests: Sequence[RouterRequest]) -> dict[str, float]:
     """Wall milliseconds of one prediction alone, and words of the median prompt."""
     sample = requests[:_TIMED_PROMPTS]
@@ -121,50 +96,39 @@ def time_predictions(router: ArtifactRouter, requests: Sequence[RouterRequest]) 
 
 def run(data: Path, benchmarks: Sequence[str], prepare: Prepare, *, seed: int, options: FitOptions) -> dict[str, Any]:
     """The whole bench as one JSON-able object."""
+
+    def fit(part: TrainingTable) -> ArtifactRouter:
+        kept, embedder = prepare(part)
+        fitted = fit_router(kept, seed=seed, options=options, embedder=embedder)
+        return ArtifactRouter(fitted.artifact, embedder=embedder)
+
     results: dict[str, Any] = {}
     for benchmark in benchmarks:
-        table, folds = read_pairs(data, benchmark)
-        right, good, fitted, embedder = out_of_fold(table, folds, options, prepare, seed)
-        lengths = np.array([len(request.text) for request in table.requests], dtype=np.float64)
-        costs = np.array([0.0, 1.0])
-        judged = Judged(
-            p_right=right,
-            p_as_good=good,
-            scores=table.scores,
-            costs=costs,
-            lengths=lengths,
-            groups=table.groups,
-            folds=folds,
-        )
-        found = evaluate(judged, seed=seed)
-        router = ArtifactRouter(fitted.artifact, embedder=embedder)
-        results[benchmark] = {**found, "predict": time_predictions(router, table.requests)}
+        table = read_graded(data, MODELS, [benchmark])
+        found, router = ask_across_folds(table.training_table(), table.folds, fit)
+        report = report_pair(table, found, seed=seed)
+        results[benchmark] = {**report, "predict": time_predictions(router, table.requests)}
     card = {"python": platform.python_version(), "numpy": np.__version__, "machine": platform.machine(), "seed": seed}
-    return {"bench": "classifier", "card": card, "results": results}
+    return {"bench": "classifier", "card": card, "results": without_nan(results)}
 
 
 def _print_table(results: Mapping[str, Any]) -> None:
     for benchmark, found in results.items():
-        print(f"\n{benchmark}: {found['num_rows']} prompts")
-        print(f"  {'':14} {'APGR':>6} {'95 % interval':>16} {'CPT50':>6} {'CPT80':>6} {'c95':>6}")
-        print(f"  {'random':14} {0.5:6.3f}")
-        for name in ("length", "length_fitted", "router", "oracle"):
-            row = found["pair"][name]
-            apgr = row["apgr"]
-            interval = f"[{apgr['low']:.3f}, {apgr['high']:.3f}]"
-            print(
-                f"  {name:14} {apgr['value']:6.3f} {interval:>16} {row['cpt50']:6.0%} {row['cpt80']:6.0%} "
-                f"{row['strong_share_95']:6.0%}"
-            )
-        timing = found["predict"]
-        p50_ms, p99_ms, median_words = (timing[name] for name in ("p50_ms", "p99_ms", "median_words"))
+        print(f"\n{benchmark}: {found['num_prompts']} prompts")
+        print(f"  {'':14} {'APGR':>6} {'CPT50':>6} {'CPT80':>6} {'c95':>6}")
+        for name, row in found["rankings"].items():
+            shares = " ".join(f"{row[key]:6.0%}" for key in ("cpt50", "cpt80", "strong_share_95"))
+            print(f"  {name:14} {row['apgr']:6.3f} {shares}")
+        low, high = found["rankings"]["router"]["apgr_interval"]
+        p50_ms, p99_ms, median_words = (found["predict"][name] for name in ("p50_ms", "p99_ms", "median_words"))
+        print(f"  the router's APGR lies in [{low:.3f}, {high:.3f}] with 95 % confidence")
         print(f"  one prediction {p50_ms:.2f} ms (p99 {p99_ms:.2f}) at {median_words:.0f} words")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Command line."""
     parser = argparse.ArgumentParser(prog="python -m classifier.bench", description=__doc__.partition("\n")[0])
-    parser.add_argument("--data", type=Path, required=True, help="folder with prompts.parquet and pairs.parquet")
+    parser.add_argument("--data", type=Path, required=True, help="folder with prompts.parquet and scores.parquet")
     parser.add_argument("--benchmark", choices=BENCHMARKS, action="append", help="one of them; by default all")
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--embedding", help="a sentence-transformers model (id or folder) as further features")

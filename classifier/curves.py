@@ -10,7 +10,6 @@ Ong et al. 2024, "RouteLLM", section 3 (PGR, APGR, CPT). Hu et al. 2024, "Router
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -155,8 +154,3 @@ def fixed_mix_curve(scores: Floats, costs: Floats) -> LadderCurve:
     return LadderCurve(
         np.array([p[0] for p in points]), np.array([p[1] for p in points]), np.array([p[2] for p in points])
     )
-
-
-def random_quality(shares: Sequence[float], scores: Floats) -> float:
-    """Expected quality of sending requests to tiers by lot in these shares."""
-    return float(scores.mean(axis=0) @ np.asarray(shares, dtype=np.float64))

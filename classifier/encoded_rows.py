@@ -9,13 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from classifier.encoder import Encoded, Encoder, RawRows, append_embedding
-from classifier.fitting import (
-    fit_forest,
-    fit_linear,
-    fit_projection,
-    linear_logits,
-    sparse_matrix,
-)
+from classifier.fitting import fit_forest, fit_linear, fit_projection, linear_logits, sparse_matrix
 from classifier.heads import ForestHead, LinearHead, sigmoid
 from classifier.novelty import SeenWords, readings
 from classifier.options import FitOptions

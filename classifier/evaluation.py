@@ -6,14 +6,15 @@ for an oracle that knows the outcomes, because a routing result without them say
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from classifier.curves import LadderCurve, fixed_mix_curve, ladder_curve, pair_curve
-from classifier.metrics import bootstrap_interval, brier, calibration_error, log_loss, roc_auc
+from classifier.folds import fold_splits
+from classifier.metrics import bootstrap_interval, brier, calibration_error, log_loss, roc_auc, without_nan
 from classifier.rows import Floats, Ints, Rows
 
 HELD_SHARES = (0.95, 0.97, 0.99)
@@ -55,28 +56,27 @@ def evaluate(judged: Judged, *, seed: int, num_resamples: int = 200) -> dict[str
     seed : of the bootstrap
     num_resamples : of the bootstrap; intervals are 95 %
     """
-    by_length = length_estimates(judged)
+    by_length = length_estimates(judged.lengths, judged.scores, judged.folds)
     found = {
         "num_rows": len(judged.scores),
         "tiers": [_tier_metrics(judged, by_length, tier) for tier in range(judged.scores.shape[1])],
         "pair": _pair_metrics(judged, by_length, seed, num_resamples),
         "ladder": _ladder_metrics(judged, by_length, seed, num_resamples),
     }
-    cleaned: dict[str, Any] = _without_nan(found)
+    cleaned: dict[str, Any] = without_nan(found)
     return cleaned
 
 
-def length_estimates(judged: Judged) -> Floats:
-    """P(right) per tier from prompt length alone: left-out means of length bins, float64 (n, num_tiers)."""
-    estimates = np.empty(judged.scores.shape)
-    for fold in np.unique(judged.folds):
-        inside = judged.folds != fold
-        edges = np.unique(np.quantile(judged.lengths[inside], np.linspace(0, 1, _LENGTH_BINS + 1)[1:-1]))
-        bins = np.searchsorted(edges, judged.lengths)
-        base = judged.scores[inside].mean(axis=0)
-        for each in np.unique(bins):
-            rows = judged.scores[inside & (bins == each)]
-            estimates[(bins == each) & ~inside] = (rows.sum(axis=0) + 2 * base) / (len(rows) + 2)
+def length_estimates(lengths: Floats, scores: Floats, folds: Ints) -> Floats:
+    """Return P(right) per tier from prompt length alone: left-out means of length bins, float64 (n, num_tiers)."""
+    estimates = np.empty(scores.shape)
+    for inside, outside in fold_splits(folds):
+        edges = np.unique(np.quantile(lengths[inside], np.linspace(0, 1, _LENGTH_BINS + 1)[1:-1]))
+        known, asked = np.searchsorted(edges, lengths[inside]), np.searchsorted(edges, lengths[outside])
+        base = scores[inside].mean(axis=0)
+        for each in np.unique(asked):
+            rows = scores[inside[known == each]]
+            estimates[outside[asked == each]] = (rows.sum(axis=0) + 2 * base) / (len(rows) + 2)
     return estimates
 
 
@@ -172,13 +172,3 @@ def _held_cost_of(curve_of: Callable[[Ints], LadderCurve], judged: Judged, share
 def _held_costs(curve_of: Callable[[Ints], LadderCurve], judged: Judged) -> dict[str, float]:
     rows = np.arange(len(judged.scores))
     return {f"{share:.0%}": _held_cost_of(curve_of, judged, share)(rows) for share in HELD_SHARES}
-
-
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _without_nan(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_without_nan(each) for each in value]
-    if isinstance(value, float) and not np.isfinite(value):
-        return None
-    return value

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,3 +100,14 @@ def bootstrap_interval(
     tail = (1 - confidence) / 2
     low, high = np.nanquantile(draws, [tail, 1 - tail])
     return Interval(statistic(rows), float(low), float(high))
+
+
+def without_nan(value: Any) -> Any:
+    """Return the same nested figures with None for every number that is not finite, since JSON has none."""
+    if isinstance(value, Mapping):
+        return {key: without_nan(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [without_nan(each) for each in value]
+    if isinstance(value, float) and not np.isfinite(value):
+        return None
+    return value

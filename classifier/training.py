@@ -19,13 +19,9 @@ from classifier.calibration import Calibrator, CalibratorBank
 from classifier.embedding import Embedder
 from classifier.encoded_rows import EncodedRows, LabelledRows
 from classifier.encoder import RawRows, read_requests
-from classifier.errors import TrainingError
 from classifier.features import feature_names
-from classifier.fitting import (
-    fit_calibrator,
-    forest_logits,
-    linear_logits,
-)
+from classifier.fitting import fit_calibrator, forest_logits, linear_logits
+from classifier.folds import fold_splits, group_folds
 from classifier.heads import sigmoid
 from classifier.metrics import log_loss
 from classifier.novelty import NoveltyScale, SeenWords
@@ -107,29 +103,6 @@ def fit_router(
     return Fitted(RouterArtifact.create(arrays, {**described, **(metadata or {})}), right, good, folds)
 
 
-def group_folds(groups: NDArray[np.int64], num_folds: int, seed: int) -> NDArray[np.int64]:
-    """Fold numbers int64 (n,): whole groups, dealt at random, the fullest first, each to the emptiest fold.
-
-    Raises
-    ------
-    TrainingError
-        Fewer groups than two.
-    """
-    unique, inverse, counts = np.unique(groups, return_inverse=True, return_counts=True)
-    num_folds = min(num_folds, len(unique))
-    if num_folds < 2:
-        raise TrainingError("All rows are one group of near-duplicates; nothing could be left out to calibrate on.")
-    shuffled = np.random.default_rng(seed).permutation(len(unique))
-    order = shuffled[np.argsort(-counts[shuffled], kind="stable")]
-    sizes = np.zeros(num_folds, dtype=np.int64)
-    fold_of = np.empty(len(unique), dtype=np.int64)
-    for group in order:
-        fold = int(np.argmin(sizes))
-        fold_of[group] = fold
-        sizes[fold] += counts[group]
-    return fold_of[inverse]
-
-
 def _left_out(
     rows: LabelledRows, folds: NDArray[np.int64], options: FitOptions, seed: int
 ) -> tuple[Floats, Floats, Floats, float]:
@@ -137,8 +110,7 @@ def _left_out(
     shape = rows.targets.shape
     candidates = {c: np.empty(shape) for c in options.linear_c}
     forest, held_out = np.empty(shape), np.empty((shape[0], 4))
-    for fold in range(int(folds.max()) + 1):
-        inside, outside = np.flatnonzero(folds != fold), np.flatnonzero(folds == fold)
+    for inside, outside in fold_splits(folds):
         fit, judge = EncodedRows.fit(rows.take(inside), options, seed), rows.take(outside)
         matrix, dense, features = fit.matrices(judge)
         for c, logits in candidates.items():
@@ -165,8 +137,7 @@ def _cross_calibrated(
 ) -> tuple[Floats, Floats]:
     """Estimates whose calibration, too, had not seen the row: p_right and p_as_good, float64 (n, num_tiers)."""
     calibrated = np.empty(mixed.shape)
-    for fold in range(int(folds.max()) + 1):
-        inside, outside = folds != fold, folds == fold
+    for inside, outside in fold_splits(folds):
         for o in range(mixed.shape[1]):
             fit = fit_calibrator(mixed[inside, o], rows.targets[inside, o], rows.weights[inside], folds[inside])
             calibrated[outside, o] = fit(mixed[outside, o])

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from backends.builtin.tasks.types import Task
 from classifier.curves import LadderCurve, ladder_curve
-from classifier.evaluation import Judged, length_estimates
+from classifier.evaluation import length_estimates
 from classifier.metrics import bootstrap_interval
 from gateway.bench.ladder_client import Reply
 from policies.mixes import best_mix_at_cost
@@ -204,16 +204,7 @@ def curves_of(run: LadderRun) -> dict[str, LadderCurve]:
     """
     n = len(run.tasks)
     lengths = np.array([len(task.prompt) for task in run.tasks], dtype=np.float64)
-    judged = Judged(
-        p_right=run.right,
-        p_as_good=run.right,
-        scores=run.right,
-        costs=run.priced,
-        lengths=lengths,
-        groups=np.arange(n),
-        folds=np.arange(n) % 5,
-    )
-    estimates = {"length": length_estimates(judged), "oracle": run.right}
+    estimates = {"length": length_estimates(lengths, run.right, np.arange(n) % 5), "oracle": run.right}
     if (own := run.estimates) is not None:
         estimates["router"] = own
     return {name: ladder_curve(each, run.right, run.priced) for name, each in estimates.items()}

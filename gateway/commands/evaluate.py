@@ -10,25 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from classifier.evaluate_ladder import LadderEstimates, Swept, cross_estimate_ladder, estimate_ladder, measure_ladder
-from classifier.evaluate_pairs import (
-    Estimated,
-    PairTable,
-    cross_estimate,
-    estimate,
-    learning_curve,
-    measure,
-    read_pairs,
-)
-from classifier.graded import GradedTable, Prices, read_graded
-from gateway.commands.evaluate_floor import NUM_STEPS, Routed, floor_report, guard_report
+from classifier.graded_report import PriceSweep, report_ladder, report_pair
+from classifier.graded_table import GradedTable, Prices, read_graded
+from classifier.metrics import without_nan
+from classifier.router_estimates import RouterEstimates, cross_estimate, estimate, learning_curve
+from gateway.commands.evaluate_floor import NUM_STEPS, QualityGrid, floor_report, guard_report
 from gateway.commands.result_printer import print_json, print_table
 from gateway.failure_report import USAGE_STATUS, CommandError
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What ``suffice evaluate`` was called with.
+class EvaluationCall:
+    """Holds what ``suffice evaluate`` was called with.
 
     Parameters
     ----------
@@ -83,7 +76,7 @@ def evaluate(
         raise _usage("--floor must be above 0 and at most 1, --confidence 0.5 to below 1, --resamples at least 1.")
     if transfer and not benchmark:
         raise _usage("--transfer needs --benchmark: the one to be left out.")
-    asked = Asked(
+    call = EvaluationCall(
         train,
         test,
         _models(weak, strong, ladder),
@@ -97,10 +90,10 @@ def evaluate(
         dict(_price(each) for each in price),
         _sizes(curve),
     )
-    if asked.curve and (asked.is_ladder or transfer or train.resolve() != test.resolve()):
+    if call.curve and (call.is_ladder or transfer or train.resolve() != test.resolve()):
         raise _usage("--curve is drawn for a pair, on the folds of one folder.")
     started = time.perf_counter()
-    result = _of_ladder(asked) if asked.is_ladder else _of_pair(asked)
+    result = _judge(call)
     result["duration_s"] = round(time.perf_counter() - started, 1)
     if not as_json:
         _print(result)
@@ -145,105 +138,87 @@ def _sizes(written: str | None) -> tuple[int, ...]:
     return sizes
 
 
-# ---- a pair
+# ---- fit, ask, judge
 
 
-def _of_pair(asked: Asked) -> dict[str, Any]:
-    weak, strong = asked.models
-    judged = _pick(read_pairs(asked.test, weak, strong), asked.benchmarks)
-    protocol, found = _estimate_pair(asked, judged)
-    graded = read_graded(asked.test, asked.models, asked.benchmarks, asked.prices)
-    order = np.where(found.is_foreign, np.inf, found.gains)
-    routed = Routed.of(order, judged.rows.weak, judged.rows.strong)
+def _judge(call: EvaluationCall) -> dict[str, Any]:
+    judged = read_graded(call.test, call.models, call.benchmarks, call.prices)
+    if call.is_ladder:
+        judged.require_costs(call.models)
+    protocol, found = _estimates(call, judged)
+    part = _of_ladder(call, judged, found) if call.is_ladder else _of_pair(call, judged, found)
     certificate = floor_report(
-        routed,
-        lambda step: 1.0 - step / NUM_STEPS,
-        floor=asked.floor,
-        confidence=asked.confidence,
-        seed=asked.seed,
-        num_resamples=asked.num_resamples,
+        part.grid,
+        part.costs.__getitem__,
+        floor=call.floor,
+        confidence=call.confidence,
+        seed=call.seed,
+        num_resamples=call.num_resamples,
     )
-    certificate["strong_share"] = certificate["cost"]
-    result = {
+    if not call.is_ladder:
+        certificate["strong_share"] = certificate["cost"]
+    result: dict[str, Any] = {
         "command": "evaluate",
-        "weak": weak,
-        "strong": strong,
+        **part.names,
         "benchmarks": sorted(set(judged.benchmarks)),
         "protocol": protocol,
-        "seed": asked.seed,
-        **measure(judged, found, seed=asked.seed, num_resamples=asked.num_resamples, costs_usd=graded.costs_usd),
-        "guard": guard_report(found.is_foreign, asked.confidence),
+        "seed": call.seed,
+        **part.report,
+        "guard": guard_report(found.is_foreign, float(found.familiar_share.mean()), call.confidence),
         "certificate": certificate,
     }
-    if asked.curve:
-        result["learning_curve"] = learning_curve(judged, asked.curve, seed=asked.seed)
-    return result
+    if call.curve:
+        result["learning_curve"] = learning_curve(judged, call.curve, seed=call.seed)
+    cleaned: dict[str, Any] = without_nan(result)
+    return cleaned
 
 
-def _pick(table: PairTable, benchmarks: Sequence[str]) -> PairTable:
-    if not benchmarks:
-        return table
-    kept = np.array([i for i, name in enumerate(table.benchmarks) if name in benchmarks], dtype=np.int64)
-    if not len(kept):
-        raise CommandError(f"no prompt of {', '.join(benchmarks)} was answered by both models.")
-    return table.take(kept)
+def _estimates(call: EvaluationCall, judged: GradedTable) -> tuple[str, RouterEstimates]:
+    """Return the protocol by its name, and what routers that had not seen the rows say of them."""
+    if not call.transfer and call.train.resolve() == call.test.resolve():
+        return "folds of the data", cross_estimate(judged, seed=call.seed)
+    known = read_graded(call.train, call.models, (), call.prices)
+    is_own = np.isin(known.benchmarks, call.benchmarks)
+    if call.transfer:
+        return "leave one benchmark out", estimate(known.take(~is_own), judged, seed=call.seed)
+    # Where the folder has none of these benchmarks, all that it has is better than nothing.
+    rows = known.take(is_own) if is_own.any() else known
+    return "train folder to test folder", estimate(rows, judged, seed=call.seed)
 
 
-def _estimate_pair(asked: Asked, judged: PairTable) -> tuple[str, Estimated]:
-    weak, strong = asked.models
-    if not asked.transfer and asked.train.resolve() == asked.test.resolve():
-        return "folds of the data", cross_estimate(judged, seed=asked.seed)
-    known = read_pairs(asked.train, weak, strong)
-    rows, protocol = _training_rows(asked, known.benchmarks)
-    return protocol, estimate(known.take(rows), judged, seed=asked.seed)
+@dataclass(frozen=True, slots=True)
+class JudgedPart:
+    """Holds what is said differently of a pair and of a ladder.
+
+    Attributes
+    ----------
+    names : how the models are named in the result
+    report : the figures
+    grid, costs : the settings that are certified, and what each costs: a share of strong calls, or dollars a request
+    """
+
+    names: dict[str, Any]
+    report: dict[str, Any]
+    grid: QualityGrid
+    costs: Sequence[float]
 
 
-def _training_rows(asked: Asked, benchmarks: Sequence[str]) -> tuple[np.ndarray, str]:
-    """The rows to fit on, and the protocol: every other benchmark; or the same ones where there are any, else all."""
-    own = np.array([i for i, name in enumerate(benchmarks) if name in asked.benchmarks], dtype=np.int64)
-    if asked.transfer:
-        return np.setdiff1d(np.arange(len(benchmarks)), own), "leave one benchmark out"
-    return own if len(own) else np.arange(len(benchmarks)), "train folder to test folder"
+def _of_pair(call: EvaluationCall, judged: GradedTable, found: RouterEstimates) -> JudgedPart:
+    report = report_pair(judged, found, seed=call.seed, num_resamples=call.num_resamples)
+    order = np.where(found.is_foreign, np.inf, found.gains(0))
+    grid = QualityGrid.of_order(order, judged.scores, found.p_right)
+    shares = [1.0 - step / NUM_STEPS for step in range(NUM_STEPS + 1)]
+    return JudgedPart(dict(zip(("weak", "strong"), call.models, strict=True)), report, grid, shares)
 
 
-# ---- a ladder
-
-
-def _of_ladder(asked: Asked) -> dict[str, Any]:
-    judged = read_graded(asked.test, asked.models, asked.benchmarks, asked.prices)
-    protocol, found = _estimate_ladder(asked, judged)
-    measured = measure_ladder(judged, found, asked.models, seed=asked.seed, num_resamples=asked.num_resamples)
-    costs = judged.costs_usd
-    swept = Swept.of(found.scores, costs.mean(axis=0)).guarded(found.is_foreign, len(asked.models) - 1)
-    rows = np.arange(len(judged))
-    spent = [float(costs[rows, chosen].mean()) for chosen in swept.chosen]
-    certificate = floor_report(
-        Routed.of_ladder(swept.chosen, judged.rows.scores),
-        spent.__getitem__,
-        floor=asked.floor,
-        confidence=asked.confidence,
-        seed=asked.seed,
-        num_resamples=asked.num_resamples,
-    )
-    return {
-        "command": "evaluate",
-        "ladder": list(asked.models),
-        "benchmarks": sorted(set(judged.benchmarks)),
-        "protocol": protocol,
-        "seed": asked.seed,
-        "prices": {model: list(price) for model, price in asked.prices.items()},
-        **measured,
-        "guard": guard_report(found.is_foreign, asked.confidence),
-        "certificate": certificate,
-    }
-
-
-def _estimate_ladder(asked: Asked, judged: GradedTable) -> tuple[str, LadderEstimates]:
-    if not asked.transfer and asked.train.resolve() == asked.test.resolve():
-        return "folds of the data", cross_estimate_ladder(judged, seed=asked.seed)
-    known = read_graded(asked.train, asked.models, (), asked.prices)
-    rows, protocol = _training_rows(asked, known.benchmarks)
-    return protocol, estimate_ladder(known.take(rows), judged, seed=asked.seed)
+def _of_ladder(call: EvaluationCall, judged: GradedTable, found: RouterEstimates) -> JudgedPart:
+    report = report_ladder(judged, found, call.models, seed=call.seed, num_resamples=call.num_resamples)
+    costs, rows = judged.costs_usd, np.arange(len(judged))
+    sweep = PriceSweep.of(found.p_right, costs.mean(axis=0)).guarded(found.is_foreign, len(call.models) - 1)
+    grid = QualityGrid(sweep.chosen, judged.scores, found.p_right)
+    spent = [float(costs[rows, chosen].mean()) for chosen in sweep.chosen]
+    prices = {model: list(price) for model, price in call.prices.items()}
+    return JudgedPart({"ladder": list(call.models)}, {"prices": prices, **report}, grid, spent)
 
 
 # ---- tables for people
@@ -256,7 +231,7 @@ def _print(result: dict[str, Any]) -> None:
     else:
         _print_pair(result, title)
     guard, floor = result["guard"], result["certificate"]
-    print(f"{guard['share_foreign']:.0%} of the prompts look foreign; without checks: {guard['without_checks']}")
+    print(f"{guard['share_foreign']:.1%} of the prompts look foreign; without checks: {guard['without_checks']}")
     cost = "insufficient evidence" if floor["cost"] is None else _cost_words(result, floor["cost"])
     print(f"floor {floor['floor']:.0%} with {floor['confidence']:.0%} confidence: {cost}")
     print(f"honoured in {floor['resamples']['share_honoured']:.1%} of {floor['resamples']['count']} samples\n")

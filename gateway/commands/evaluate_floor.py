@@ -18,52 +18,44 @@ Ints = NDArray[np.int64]
 NUM_STEPS = 40
 MAX_SAMPLE = 2000
 FEW_LABELS = 400
-FAMILIAR_FOREIGN_SHARE = 0.10
-"""Twice the share of familiar prompts that the guard takes for foreign."""
 
 
 @dataclass(frozen=True, slots=True)
-class Routed:
-    """Quality at each setting of a fixed grid, float64 (settings, n), the safest first; the first is all strong.
+class QualityGrid:
+    """Holds what each setting of a fixed grid serves, the safest first: that one sends all to the strongest model.
 
     Attributes
     ----------
-    quality : of what each setting serves
-    strong : float64 (n,), of the strongest model
-    predicted : float64 (settings, n), what the estimates promise ``floor * strong - quality`` to be, given a floor;
-        None where nothing is promised
+    chosen : int64 (settings, n), the model that each setting chooses for each row
+    scores : float64 (n, num_models), the strongest model last
+    p_right : float64 (n, num_models), the router's estimates of the scores
     """
 
-    quality: Floats
-    strong: Floats
-    predicted: Callable[[float], Floats] | None = None
+    chosen: Ints
+    scores: Floats
+    p_right: Floats
 
     @classmethod
-    def of(cls, order: Floats, weak: Floats, strong: Floats) -> Routed:
-        """Rows sent up by descending ``order``; the grid is made from the order alone, before grades are seen."""
+    def of_order(cls, order: Floats, scores: Floats, p_right: Floats) -> QualityGrid:
+        """Send rows up by descending ``order``; the grid is made from the order alone, before grades are seen."""
         ranks = np.empty(len(order))
         ranks[np.argsort(-order, kind="stable")] = np.arange(len(order)) / len(order)
         shares = np.linspace(1.0, 0.0, NUM_STEPS + 1)
-        goes_up = ranks[None, :] < shares[:, None]
-        usual = np.where(np.isfinite(order), order, np.nan)
-        gains = np.nan_to_num(usual, nan=float(np.nanmax(usual)) if np.isfinite(usual).any() else 0.0)
-        return cls(
-            np.where(goes_up, strong, weak), strong, lambda floor: np.where(goes_up, floor - 1.0, floor - 1.0 + gains)
-        )
+        return cls((ranks[None, :] < shares[:, None]).astype(np.int64), scores, p_right)
 
-    @classmethod
-    def of_ladder(cls, chosen: Ints, scores: Floats) -> Routed:
-        """Settings as the model that each chooses for each row, int64 (settings, n); the last one is the strongest."""
-        return cls(scores[np.arange(len(scores))[None, :], chosen], scores[:, -1])
+    def losses(self, values: Floats, step: int, floor: float, rows: Ints) -> Floats:
+        """Return ``floor`` times the strongest model's value less the served one's, of some rows: -1 to ``floor``."""
+        found: Floats = floor * values[rows, -1] - values[rows, self.chosen[step, rows]]
+        return found
 
     def certified_step(self, rows: Ints, floor: float, confidence: float) -> int | None:
-        """The cheapest setting that a sample shows to hold ``floor`` of the strongest model's quality; None: not one.
+        """Return the cheapest setting that a sample shows to hold ``floor`` of the strongest model's quality, or None.
 
         Fixed-sequence testing from the safest setting, each by a bound that needs no more than grades in 0..1.
         """
         found = None
-        for step in range(len(self.quality)):
-            loss = floor * self.strong[rows] - self.quality[step, rows]  # in -1 .. floor; held when the mean is <= 0
+        for step in range(len(self.chosen)):
+            loss = self.losses(self.scores, step, floor, rows)  # the floor is held where its mean is at most 0
             values, counts = np.unique((loss + 1.0) / (1.0 + floor), return_counts=True)
             if not is_mean_shown_below(np.clip(values, 0.0, 1.0), counts, 1.0 / (1.0 + floor), confidence):
                 break
@@ -71,100 +63,84 @@ class Routed:
         return found
 
     def powered_step(self, rows: Ints, rest: Ints, floor: float, confidence: float) -> int | None:
-        """The same from few graded rows and the router's own estimates of many others (prediction-powered).
+        """Return the same from few graded rows and the router's own estimates of many others (prediction-powered).
 
         By the central limit theorem, so for some hundred graded rows and more.
         """
-        if self.predicted is None:
-            return None
-        found, predicted = None, self.predicted(floor)
-        for step in range(len(self.quality)):
-            loss = floor * self.strong[rows] - self.quality[step, rows]
-            bound = prediction_powered(loss, predicted[step, rows], predicted[step, rest], 2 * confidence - 1)
-            if bound.high > 0.0:
+        found = None
+        for step in range(len(self.chosen)):
+            loss = self.losses(self.scores, step, floor, rows)
+            predicted, others = (self.losses(self.p_right, step, floor, each) for each in (rows, rest))
+            if prediction_powered(loss, predicted, others, 2 * confidence - 1).high > 0.0:
                 break
             found = step
         return found
 
     def holds(self, step: int, floor: float) -> bool:
-        """Whether all rows together hold the floor at a setting."""
-        return bool(self.quality[step].mean() >= floor * self.strong.mean() - 1e-12)
+        """Return whether all rows together hold the floor at a setting."""
+        return float(self.losses(self.scores, step, floor, np.arange(len(self.scores))).mean()) <= 1e-12
 
 
 def floor_report(
-    routed: Routed, cost_of: Callable[[int], float], *, floor: float, confidence: float, seed: int, num_resamples: int
+    grid: QualityGrid,
+    cost_of: Callable[[int], float],
+    *,
+    floor: float,
+    confidence: float,
+    seed: int,
+    num_resamples: int,
 ) -> dict[str, Any]:
-    """The certificate on these rows, and its record over samples drawn from them, where the truth is known.
+    """Return the certificate on these rows, and its record over samples drawn from them, where the truth is known.
 
-    Each sample stands for verified traffic: drawn with replacement from all rows, which are the population here.
+    Each sample stands for verified traffic: drawn with replacement from all rows, which are the population here. Few
+    labels are drawn without, by themselves and with the router's estimates of the rest beside them.
 
     Parameters
     ----------
     cost_of : a setting's cost: the share of strong calls, or dollars a request
     """
-    num_rows = len(routed.strong)
-    step = routed.certified_step(np.arange(num_rows), floor, confidence)
+    num_rows = len(grid.scores)
+    step = grid.certified_step(np.arange(num_rows), floor, confidence)
     rng = np.random.default_rng(seed)
     size = min(num_rows, MAX_SAMPLE)
-    steps = [routed.certified_step(rng.integers(0, num_rows, size), floor, confidence) for _ in range(num_resamples)]
-    return {
+    steps = [grid.certified_step(rng.integers(0, num_rows, size), floor, confidence) for _ in range(num_resamples)]
+    report = {
         "floor": floor,
         "confidence": confidence,
         "status": "insufficient" if step is None else "held",
         "cost": None if step is None else cost_of(step),
-        "resamples": _record(routed, steps, size, floor, cost_of),
-        **_powered(routed, cost_of, floor, confidence, rng, num_resamples),
+        "resamples": _record(grid, steps, size, floor, cost_of),
     }
-
-
-def _powered(
-    routed: Routed,
-    cost_of: Callable[[int], float],
-    floor: float,
-    confidence: float,
-    rng: np.random.Generator,
-    num_resamples: int,
-) -> dict[str, Any]:
-    """What few labels certify, by themselves and with the router's estimates of the rest beside them."""
-    num_rows = len(routed.strong)
-    if routed.predicted is None or num_rows < 2 * FEW_LABELS:
-        return {}
-    plain: list[int | None] = []
-    powered: list[int | None] = []
-    for _ in range(num_resamples):
-        drawn = rng.permutation(num_rows)
-        few, rest = drawn[:FEW_LABELS], drawn[FEW_LABELS:]
-        plain.append(routed.certified_step(few, floor, confidence))
-        powered.append(routed.powered_step(few, rest, floor, confidence))
-    return {
-        "few_labels": _record(routed, plain, FEW_LABELS, floor, cost_of),
-        "prediction_powered": _record(routed, powered, FEW_LABELS, floor, cost_of),
-    }
+    if num_rows >= 2 * FEW_LABELS:
+        drawn = [np.split(rng.permutation(num_rows), [FEW_LABELS]) for _ in range(num_resamples)]
+        plain = [grid.certified_step(few, floor, confidence) for few, _ in drawn]
+        powered = [grid.powered_step(few, rest, floor, confidence) for few, rest in drawn]
+        report["few_labels"] = _record(grid, plain, FEW_LABELS, floor, cost_of)
+        report["prediction_powered"] = _record(grid, powered, FEW_LABELS, floor, cost_of)
+    return report
 
 
 def _record(
-    routed: Routed, steps: list[int | None], size: int, floor: float, cost_of: Callable[[int], float]
+    grid: QualityGrid, steps: list[int | None], size: int, floor: float, cost_of: Callable[[int], float]
 ) -> dict[str, Any]:
-    if not steps:
-        return {"count": 0}
     return {
         "count": len(steps),
         "sample_size": size,
-        "share_honoured": float(np.mean([each is None or routed.holds(each, floor) for each in steps])),
+        "share_honoured": float(np.mean([each is None or grid.holds(each, floor) for each in steps])),
         "share_insufficient": float(np.mean([each is None for each in steps])),
-        "median_cost": float(np.median([cost_of(0) if each is None else cost_of(each) for each in steps])),
+        "median_cost": float(np.median([cost_of(0 if each is None else each) for each in steps])),
     }
 
 
-def guard_report(is_foreign: NDArray[np.bool_], confidence: float) -> dict[str, Any]:
-    """Whether traffic as a whole looks foreign: then everything goes to the strongest model until checks certify less.
+def guard_report(is_foreign: NDArray[np.bool_], familiar_share: float, confidence: float) -> dict[str, Any]:
+    """Return whether traffic as a whole looks foreign: then all goes to the strongest model until checks certify less.
 
-    Of familiar traffic the guard takes one prompt in twenty for foreign; where it surely takes more than twice as many,
-    the estimates were made for something else.
+    It does where surely more than twice as many prompts are foreign as among familiar ones: the estimates were then
+    made for something else.
     """
     num_foreign = int(is_foreign.sum())
     low = binomial_lower(num_foreign, len(is_foreign), confidence)
-    foreign = low > FAMILIAR_FOREIGN_SHARE
+    foreign = low > 2 * familiar_share
     return {
         "share_foreign": num_foreign / len(is_foreign),
         "share_foreign_low": low,

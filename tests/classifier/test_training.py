@@ -10,10 +10,11 @@ import pytest
 from classifier.curves import fixed_mix_curve, ladder_curve
 from classifier.errors import TrainingError
 from classifier.evaluation import Judged, evaluate
+from classifier.folds import group_folds
 from classifier.metrics import calibration_error, log_loss, roc_auc
 from classifier.router import ArtifactRouter, cohere
 from classifier.table import TrainingTable
-from classifier.training import Fitted, fit_router, group_folds
+from classifier.training import Fitted, fit_router
 from classifier.types import RouterRequest, Sufficiency
 from tests.classifier.conftest import SMALL
 from tests.classifier.simulated import COSTS, draw, probabilities, request_of, table_of

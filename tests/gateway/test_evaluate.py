@@ -8,53 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as arrow
-import pyarrow.parquet as parquet
 import pytest
 
-from classifier.errors import TrainingError
-from classifier.evaluate_pairs import read_pairs
 from gateway import cli
-from gateway.commands.evaluate_floor import NUM_STEPS, Routed, floor_report, guard_report
-
-HARD, EASY = ("integral", "theorem", "lemma", "topology"), ("hello", "weather", "colour", "name")
-
-
-def folder_of(
-    path: Path,
-    seed: int,
-    *,
-    num_prompts: int = 240,
-    benchmark: str = "made",
-    learnable: bool = True,
-    middle: bool = False,
-) -> Path:
-    """Prompts whose words tell whether the weak model is right; or do not."""
-    rng = np.random.default_rng(seed)
-    prompts, scores = [], []
-    for number in range(num_prompts):
-        hard = bool(rng.random() < 0.5)
-        words = HARD if (hard if learnable else rng.random() < 0.5) else EASY
-        text = " ".join(rng.choice(words, 6)) + f" case {rng.integers(50)}"
-        name = f"{benchmark}/{seed}-{number}"
-        prompts.append(
-            {
-                "prompt_id": name,
-                "benchmark": benchmark,
-                "domain": "d",
-                "prompt": text,
-                "group_id": name,
-                "fold": number % 5,
-            }
-        )
-        scores.append({"prompt_id": name, "model": "weak", "score": float(rng.random() < (0.2 if hard else 0.95))})
-        scores.append({"prompt_id": name, "model": "strong", "score": float(rng.random() < 0.95)})
-        if middle:
-            scores.append({"prompt_id": name, "model": "middle", "score": float(rng.random() < 0.7)})
-    path.mkdir()
-    parquet.write_table(arrow.Table.from_pylist(prompts), path / "prompts.parquet")
-    parquet.write_table(arrow.Table.from_pylist(scores), path / "scores.parquet")
-    return path
+from gateway.commands.evaluate_floor import NUM_STEPS, QualityGrid, floor_report, guard_report
+from tests.classifier.graded_folder import folder_of
 
 
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: object) -> tuple[int, str]:
@@ -110,13 +68,6 @@ def test_transfer_leaves_the_benchmark_out(
     assert status == 1  # nothing else to fit on
 
 
-def test_shared_groups_never_train(tmp_path: Path) -> None:
-    table = read_pairs(folder_of(tmp_path / "a", 6), "weak", "strong")
-    half = table.take(np.arange(120))
-    assert len(table.without_overlap(half).rows) == 120
-    assert len(half.without_overlap(table).rows) == 0
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -141,47 +92,43 @@ def test_wrong_options_exit_with_2(
     assert run(capsys, monkeypatch, *given)[0] == 2
 
 
-def test_unusable_folders_are_named(tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match=r"prompts\.parquet"):
-        read_pairs(tmp_path, "weak", "strong")
-    folder = folder_of(tmp_path / "a", 7, num_prompts=5)
-    with pytest.raises(TrainingError, match="unheard-of"):
-        read_pairs(folder, "weak", "unheard-of")
-    with pytest.raises(TrainingError, match="absent"):
-        read_pairs(folder, "weak", "strong", "absent")
-    (folder / "scores.parquet").write_bytes(b"PAR1 but not really")
-    with pytest.raises(TrainingError, match=r"scores\.parquet"):
-        read_pairs(folder, "weak", "strong")
-
-
 def test_certificates_are_honoured_and_few_rows_certify_nothing() -> None:
     rng = np.random.default_rng(8)
     hardness = rng.random(1500)
     weak = (rng.random(1500) > hardness).astype(np.float64)
     strong = (rng.random(1500) > hardness / 4).astype(np.float64)
-    routed = Routed.of(hardness, weak, strong)
+    scores, p_right = np.stack([weak, strong], axis=1), np.stack([1 - hardness, 1 - hardness / 4], axis=1)
     report = floor_report(
-        routed, lambda step: 1 - step / NUM_STEPS, floor=0.9, confidence=0.95, seed=0, num_resamples=100
+        QualityGrid.of_order(hardness, scores, p_right),
+        lambda step: 1 - step / NUM_STEPS,
+        floor=0.9,
+        confidence=0.95,
+        seed=0,
+        num_resamples=100,
     )
     assert report["status"] == "held"
     assert report["cost"] < 1
     for record in ("resamples", "few_labels", "prediction_powered"):
         assert report[record]["share_honoured"] >= 0.93, record  # 95 % is stated; 100 draws vary by 2 %
     assert report["prediction_powered"]["median_cost"] < report["few_labels"]["median_cost"]
-    assert Routed.of(hardness[:5], weak[:5], strong[:5]).certified_step(np.arange(5), 0.99, 0.99) is None
+    few = QualityGrid.of_order(hardness[:5], scores[:5], p_right[:5])
+    assert few.certified_step(np.arange(5), 0.99, 0.99) is None
 
 
 def test_traffic_that_looks_foreign_goes_up_until_checked() -> None:
     rng = np.random.default_rng(9)
     familiar, foreign = rng.random(500) < 0.05, rng.random(500) < 0.3
-    assert not guard_report(familiar, 0.95)["is_foreign_traffic"]
-    assert guard_report(foreign, 0.95)["is_foreign_traffic"]
+    assert not guard_report(familiar, 0.05, 0.95)["is_foreign_traffic"]
+    assert guard_report(foreign, 0.05, 0.95)["is_foreign_traffic"]
+    # Five of five hundred are many where one in two hundred is usual, but not surely more than twice as many.
+    assert not guard_report(np.arange(500) < 5, 0.005, 0.95)["is_foreign_traffic"]
+    assert guard_report(np.arange(500) < 12, 0.005, 0.95)["is_foreign_traffic"]
 
 
 def test_a_ladder_in_dollars(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    both = folder_of(tmp_path / "a", 11, num_prompts=400, middle=True)
+    both = folder_of(tmp_path / "a", 11, num_prompts=210, middle=True)
     (both / "model_prices.json").write_text(
         json.dumps(
             {
@@ -207,10 +154,9 @@ def test_a_ladder_in_dollars(
 def test_a_learning_curve_rises(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    both = folder_of(tmp_path / "a", 12, num_prompts=500)
-    found = found_by(capsys, monkeypatch, "--train", both, "--test", both, "--resamples", 10, "--curve", "60,400")
-    none, few, many = found["learning_curve"]
-    assert (none["num_labels"], few["num_labels"], many["num_labels"]) == (0, 60, 400)
-    assert none["apgr"] == 0.5
+    both = folder_of(tmp_path / "a", 12, num_prompts=240)
+    found = found_by(capsys, monkeypatch, "--train", both, "--test", both, "--resamples", 10, "--curve", "60")
+    none, few = found["learning_curve"]
+    assert (none, few["num_labels"]) == ({"num_labels": 0, "apgr": 0.5}, 60)
     assert few["apgr"] > 0.6
-    assert many["apgr"] > 0.6
+    assert found["rankings"]["router"]["apgr"] > 0.6
