@@ -50,7 +50,7 @@ class Space:
 
 
 @dataclass(frozen=True, slots=True)
-class Boosted:
+class BoostedTrees:
     """Regression trees added up, each moving one tier's log-odds.
 
     Attributes
@@ -121,7 +121,7 @@ class Adjustment:
 
     space: Space
     linear: Floats
-    boosted: Boosted | None = None
+    boosted: BoostedTrees | None = None
     neighbours: Neighbours | None = None
 
     def __call__(self, views: LogViews) -> tuple[Floats, Floats, Floats]:
@@ -201,7 +201,7 @@ class Adjustment:
         return cls(space, linear.astype(np.float64), boosted, neighbours)
 
 
-def _boosted(arrays: Mapping[str, NDArray[Any]], width: int, num_outputs: int) -> Boosted:
+def _boosted(arrays: Mapping[str, NDArray[Any]], width: int, num_outputs: int) -> BoostedTrees:
     a = {name: arrays[f"{_PREFIX}tree_{name}"] for name in ("roots", "child", "feature", "threshold", "value", "depth")}
     trees = ForestHead(
         a["roots"].astype(np.intp),
@@ -212,7 +212,7 @@ def _boosted(arrays: Mapping[str, NDArray[Any]], width: int, num_outputs: int) -
         int(a["depth"][0]),
     )
     trees.check(width, num_outputs)
-    return Boosted(trees)
+    return BoostedTrees(trees)
 
 
 def _neighbours(arrays: Mapping[str, NDArray[Any]], width: int, num_outputs: int) -> Neighbours:

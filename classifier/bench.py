@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from classifier.embedding import Embedder, SentenceTransformerEmbedder
+from classifier.encoder_tuner import TuningOptions, TuningRows, tune_encoder
 from classifier.folds import group_folds
 from classifier.graded_report import report_pair
 from classifier.graded_table import read_graded
@@ -34,7 +35,6 @@ from classifier.router import ArtifactRouter
 from classifier.router_estimates import ask_across_folds
 from classifier.table import TrainingTable
 from classifier.training import fit_router
-from classifier.tuning import TuningOptions, TuningRows, tune_encoder
 from classifier.types import RouterRequest
 
 BENCHMARKS = ("routellm_mmlu", "routellm_gsm8k")

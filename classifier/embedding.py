@@ -1,5 +1,5 @@
 """Sentence embeddings as a further feature block: from a sentence-transformers model, or from one that was fine-tuned
-and travels with the router (:mod:`classifier.tuned`).
+and travels with the router (:mod:`classifier.tuned_encoder`).
 
 A router may do without (the shipped one does, see docs/router.md for the measurement). The library is imported when a
 model is asked for, not before.
@@ -130,7 +130,7 @@ def embedder_for(source: str, model: str, arrays: Mapping[str, NDArray[Any]] = M
     if source == SENTENCE_TRANSFORMERS:
         return SentenceTransformerEmbedder(model)
     if source == TUNED:
-        from classifier.tuned import TunedEncoder
+        from classifier.tuned_encoder import TunedEncoder
 
         return TunedEncoder(arrays, model)
     known = ", ".join(("none", SENTENCE_TRANSFORMERS, TUNED))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from classifier.encoder import Encoded, Encoder, RawRows, append_embedding
+from classifier.encoder import EncodedRequests, Encoder, RawRows, append_embedding
 from classifier.fitting import fit_forest, fit_linear, fit_projection, linear_logits, sparse_matrix
 from classifier.heads import ForestHead, LinearHead, sigmoid
 from classifier.novelty import SeenWords, readings
@@ -88,6 +88,6 @@ class EncodedRows:
         return readings(SeenWords.fit(self.rows.raw), rows.raw, encoded, np.asarray(projected))
 
 
-def _dense_block(encoded: Encoded, vectors: NDArray[np.float32] | None) -> NDArray[np.float32]:
+def _dense_block(encoded: EncodedRequests, vectors: NDArray[np.float32] | None) -> NDArray[np.float32]:
     """Dense rows float32 (n, num_dense), each with its embedding behind it where there is one."""
     return encoded.dense if vectors is None else append_embedding(encoded.dense, vectors)

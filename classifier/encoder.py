@@ -43,7 +43,7 @@ class RawRows(Rows):
 
 
 @dataclass(frozen=True, slots=True)
-class Encoded:
+class EncodedRequests:
     """Requests as estimators read them: float32 (n, num_dense) in standard scores, then L2-normed TF-IDF."""
 
     dense: NDArray[np.float32]
@@ -93,7 +93,7 @@ class Encoder:
         inverse = np.divide(1.0, spread, out=np.zeros_like(spread), where=spread > 1e-6)
         return cls(config, idf.astype(np.float32), dense.mean(axis=0).astype(np.float32), inverse.astype(np.float32))
 
-    def encode(self, rows: RawRows) -> Encoded:
+    def encode(self, rows: RawRows) -> EncodedRequests:
         """Standardise and weight; words and characters are normed apart, so neither drowns the other."""
         dense = rows.dense - self.mean
         dense *= self.scale
@@ -105,7 +105,7 @@ class Encoder:
         weighted *= self.idf.take(counts.buckets)
         norms = np.sqrt(run_sums(weighted * weighted, counts.bounds))
         weighted /= np.maximum(norms, _LEAST_NORM).repeat(lengths_of(counts.bounds))
-        return Encoded(dense, SparseRows(counts.buckets, weighted, counts.bounds))
+        return EncodedRequests(dense, SparseRows(counts.buckets, weighted, counts.bounds))
 
 
 def append_embedding(dense: NDArray[np.float32], embeddings: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -23,7 +23,7 @@ _CURVE_SETTINGS = 61
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judged(Rows):
+class JudgedRows(Rows):
     """Estimates beside outcomes, one row a request.
 
     Attributes
@@ -47,7 +47,7 @@ class Judged(Rows):
         object.__setattr__(self, "costs", np.broadcast_to(self.costs, self.scores.shape))
 
 
-def evaluate(judged: Judged, *, seed: int, num_resamples: int = 200) -> dict[str, Any]:
+def evaluate(judged: JudgedRows, *, seed: int, num_resamples: int = 200) -> dict[str, Any]:
     """All metrics as JSON-able numbers; NaN becomes None.
 
     Parameters
@@ -80,7 +80,7 @@ def length_estimates(lengths: Floats, scores: Floats, folds: Ints) -> Floats:
     return estimates
 
 
-def _tier_metrics(judged: Judged, by_length: Floats, tier: int) -> dict[str, Any]:
+def _tier_metrics(judged: JudgedRows, by_length: Floats, tier: int) -> dict[str, Any]:
     right = judged.scores[:, tier]
     as_good = (right >= judged.scores[:, -1] - 1e-9).astype(np.float64)
     found = {
@@ -105,7 +105,7 @@ def _probability_metrics(p: Floats, outcomes: Floats) -> dict[str, float]:
     }
 
 
-def _pair_metrics(judged: Judged, by_length: Floats, seed: int, num_resamples: int) -> dict[str, Any]:
+def _pair_metrics(judged: JudgedRows, by_length: Floats, seed: int, num_resamples: int) -> dict[str, Any]:
     """Lowest against top tier, by estimated benefit, in RouteLLM's terms."""
     weak, strong = judged.scores[:, 0], judged.scores[:, -1]
     rankings = {
@@ -133,7 +133,7 @@ def _apgr_of(benefit: Floats, weak: Floats, strong: Floats) -> Callable[[Ints], 
     return lambda rows: pair_curve(benefit[rows], weak[rows], strong[rows]).apgr
 
 
-def _ladder_metrics(judged: Judged, by_length: Floats, seed: int, num_resamples: int) -> dict[str, Any]:
+def _ladder_metrics(judged: JudgedRows, by_length: Floats, seed: int, num_resamples: int) -> dict[str, Any]:
     """Cost, as a share of the top tier's, at which each way of choosing holds shares of the top tier's quality."""
     estimates = {"router": judged.p_right, "length": by_length, "oracle": judged.scores}
     found: dict[str, Any] = {
@@ -155,13 +155,13 @@ def _ladder_metrics(judged: Judged, by_length: Floats, seed: int, num_resamples:
     return found
 
 
-def _curve_of(judged: Judged, estimates: Floats) -> Callable[[Ints], LadderCurve]:
+def _curve_of(judged: JudgedRows, estimates: Floats) -> Callable[[Ints], LadderCurve]:
     return lambda rows: ladder_curve(
         estimates[rows], judged.scores[rows], judged.costs[rows], num_settings=_CURVE_SETTINGS
     )
 
 
-def _held_cost_of(curve_of: Callable[[Ints], LadderCurve], judged: Judged, share: float) -> Callable[[Ints], float]:
+def _held_cost_of(curve_of: Callable[[Ints], LadderCurve], judged: JudgedRows, share: float) -> Callable[[Ints], float]:
     def statistic(rows: Ints) -> float:
         held = curve_of(rows).cost_holding(share * float(judged.scores[rows, -1].mean()))
         return float("nan") if held is None else held / float(judged.costs[rows, -1].mean())
@@ -169,6 +169,6 @@ def _held_cost_of(curve_of: Callable[[Ints], LadderCurve], judged: Judged, share
     return statistic
 
 
-def _held_costs(curve_of: Callable[[Ints], LadderCurve], judged: Judged) -> dict[str, float]:
+def _held_costs(curve_of: Callable[[Ints], LadderCurve], judged: JudgedRows) -> dict[str, float]:
     rows = np.arange(len(judged.scores))
     return {f"{share:.0%}": _held_cost_of(curve_of, judged, share)(rows) for share in HELD_SHARES}

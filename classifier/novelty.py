@@ -27,7 +27,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from classifier.encoder import Encoded, RawRows
+from classifier.encoder import EncodedRequests, RawRows
 from classifier.hashing import WordRuns, buckets_of, lengths_of, word_ngram_hashes
 from classifier.rows import Floats
 
@@ -108,7 +108,7 @@ def wording_hashes(rows: RawRows) -> list[int]:
     return [zlib.crc32((words[a:b] if a < b else buckets[c:d]).tobytes()) for (a, b), (c, d) in starts]
 
 
-def readings(seen: SeenWords, raw: RawRows, encoded: Encoded, projected: NDArray[np.float32]) -> Floats:
+def readings(seen: SeenWords, raw: RawRows, encoded: EncodedRequests, projected: NDArray[np.float32]) -> Floats:
     """The four readings of each request, larger is more foreign, float64 (n, 4).
 
     Parameters

@@ -16,7 +16,7 @@ from classifier.artifact import RouterArtifact
 from classifier.calibration import CalibratorBank
 from classifier.confidence import AnswerConfidence
 from classifier.embedding import Embedder, embedder_for
-from classifier.encoder import Encoded, Encoder, RawRows, append_embedding, read_requests
+from classifier.encoder import EncodedRequests, Encoder, RawRows, append_embedding, read_requests
 from classifier.errors import ArtifactCorrupt, ArtifactUnsupported, EmbeddingError
 from classifier.features import feature_names
 from classifier.hashing import HashConfig
@@ -231,7 +231,7 @@ class ArtifactRouter:
             revised_right, revised_good, revised_novelty = self._adjustment(view)
             yield revised_right[0].tolist(), revised_good[0].tolist(), float(revised_novelty[0]), features
 
-    def _novelty(self, raw: RawRows, encoded: Encoded, projected: NDArray[np.float32]) -> list[float]:
+    def _novelty(self, raw: RawRows, encoded: EncodedRequests, projected: NDArray[np.float32]) -> list[float]:
         known = self._seen.knows(raw)
         found = readings(self._seen, raw, encoded, projected).tolist()
         return [0.0 if is_known else self._scale.novelty(each) for is_known, each in zip(known, found, strict=True)]

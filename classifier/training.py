@@ -35,7 +35,7 @@ _READ_TOGETHER = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Fitted:
+class FittedRouter:
     """A router and the estimates it was calibrated and judged on.
 
     Attributes
@@ -60,7 +60,7 @@ def fit_router(
     embedder: Embedder | None = None,
     folds: NDArray[np.int64] | None = None,
     metadata: Mapping[str, Any] | None = None,
-) -> Fitted:
+) -> FittedRouter:
     """Fit, calibrate and freeze a router.
 
     Parameters
@@ -100,7 +100,7 @@ def fit_router(
     scale = NoveltyScale.fit(held_out_readings if table.typical is None else held_out_readings[table.typical])
     arrays = _arrays(estimator, calibrators, SeenWords.fit(raw), scale) | dict(embedder.arrays if embedder else {})
     described = _metadata(table, options, estimator, calibrators, scale, embedder, vectors, seed, c)
-    return Fitted(RouterArtifact.create(arrays, {**described, **(metadata or {})}), right, good, folds)
+    return FittedRouter(RouterArtifact.create(arrays, {**described, **(metadata or {})}), right, good, folds)
 
 
 def _left_out(

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from classifier.tuned import SETUP, WEIGHTS, TunedEncoder
-from classifier.tuning import Tuned, TuningOptions, TuningRows, tune_encoder
+from classifier.encoder_tuner import TuningOptions, TuningResult, TuningRows, tune_encoder
+from classifier.tuned_encoder import SETUP, WEIGHTS, TunedEncoder
 from classifier.types import RouterRequest
 
 LENGTHS = (16, 64, 256)
@@ -53,7 +53,7 @@ def prompts(count: int, num_tokens: int, rng: np.random.Generator) -> list[Route
     return [RouterRequest((("user", " ".join(f"w{number}" for number in row)),)) for row in drawn]
 
 
-def time_steps(path: Path, num_tokens: int, device: str) -> tuple[Tuned, float]:
+def time_steps(path: Path, num_tokens: int, device: str) -> tuple[TuningResult, float]:
     """An encoder after a few steps, and the median seconds of one: of the processor, on a device by the clock."""
     rng = np.random.default_rng(0)
     options = TuningOptions(max_seconds=600, max_steps=_STEPS, device=device)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from classifier.adjusting import Adjusted, fit_adjustment
+from classifier.adjustment_fitter import FittedAdjustment, fit_adjustment
 from classifier.artifact import RouterArtifact
 from classifier.embedding import Embedder
 from classifier.metrics import log_loss, roc_auc
@@ -113,7 +113,7 @@ def fit_candidate(
     return _adjusted_candidate(table, serving, adjusted, ladder, described, seed)
 
 
-def _compared(table: LearningTable, adjusted: Adjusted, refits: Sequence[Refit]) -> dict[str, float]:
+def _compared(table: LearningTable, adjusted: FittedAdjustment, refits: Sequence[Refit]) -> dict[str, float]:
     """Log-loss of the adjustment and of every refit, on the checked answers that all of them had left out.
 
     Refits' rows go back to a moment each, so those of the one that goes back least are in all. Of equal losses the
@@ -131,7 +131,7 @@ def _compared(table: LearningTable, adjusted: Adjusted, refits: Sequence[Refit])
 def _adjusted_candidate(
     table: LearningTable,
     serving: ArtifactRouter,
-    adjusted: Adjusted,
+    adjusted: FittedAdjustment,
     ladder: Ladder,
     described: Mapping[str, Any],
     seed: int,
@@ -185,7 +185,7 @@ def base_arrays(artifact: RouterArtifact) -> dict[str, NDArray[Any]]:
     return {name: array for name, array in artifact.arrays.items() if not name.startswith("adjust_")}
 
 
-def _summary(table: LearningTable, adjusted: Adjusted, seed: int, window: str) -> dict[str, Any]:
+def _summary(table: LearningTable, adjusted: FittedAdjustment, seed: int, window: str) -> dict[str, Any]:
     rows = table.checked()
     return {
         "window": window,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from classifier.checked import CheckedRows
+from classifier.checked_rows import CheckedRows
 from classifier.log_view import LogViews
 from classifier.types import RouterRequest
 

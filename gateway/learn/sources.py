@@ -19,7 +19,7 @@ from classifier.errors import EmbeddingError
 from gateway.learn.rows import Ints, LearningTable
 
 if TYPE_CHECKING:
-    from classifier.tuning import TuningOptions
+    from classifier.encoder_tuner import TuningOptions
     from gateway.config.sections import LearningConfig
 
 _FIT_SHARE, _NEWER_SHARE = 0.5, 0.15
@@ -68,7 +68,7 @@ def sources_of(config: LearningConfig) -> list[Source]:
         return []
     found = [as_it_is(partial(SentenceTransformerEmbedder, config.encoder, device=config.encoder_device))]
     if config.encoder_tuning_s > 0:
-        from classifier.tuning import TuningOptions
+        from classifier.encoder_tuner import TuningOptions
 
         options = TuningOptions(
             config.encoder_tuning_s,
@@ -81,7 +81,7 @@ def sources_of(config: LearningConfig) -> list[Source]:
 
 
 def _fine_tune(model: str, options: TuningOptions, rows: LearningTable, seed: int, progress: Progress) -> Opened:
-    from classifier.tuning import TuningRows, tune_encoder
+    from classifier.encoder_tuner import TuningRows, tune_encoder
 
     older, newer, num_seen = _stretches(rows)
     weights = rows.checked().tempered_weights()

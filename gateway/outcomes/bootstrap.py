@@ -24,11 +24,11 @@ from classifier.card import render_card
 from classifier.confidence import AnswerConfidence, AnswerSignals, fit_confidence
 from classifier.embedding import Embedder, SentenceTransformerEmbedder
 from classifier.errors import ClassifierError
-from classifier.evaluation import Judged, evaluate
+from classifier.evaluation import JudgedRows, evaluate
 from classifier.novelty import novelty_bound
 from classifier.options import FitOptions
 from classifier.router import BUILTIN
-from classifier.training import Fitted, fit_router
+from classifier.training import FittedRouter, fit_router
 from gateway.config.settings import Settings, load_settings
 from gateway.outcomes.collect import CollectOptions, Progress, collect
 from gateway.outcomes.described import describe_ladder
@@ -86,11 +86,11 @@ def fit_outcomes(outcomes: Outcomes, request: FitRequest) -> RouterArtifact:
     return _with_foreign_shares(artifact, request.foreign or {}, embedder)
 
 
-def _judged(outcomes: Outcomes, fitted: Fitted) -> Judged:
+def _judged(outcomes: Outcomes, fitted: FittedRouter) -> JudgedRows:
     """Left-out estimates beside outcomes, of the rows that count."""
     counts = np.array([row.is_judged for row in outcomes.rows])
     lengths = np.array([len(row.prompt) for row in outcomes.rows], dtype=np.float64)
-    return Judged(
+    return JudgedRows(
         p_right=fitted.p_right[counts],
         p_as_good=fitted.p_as_good[counts],
         scores=outcomes.table.scores[counts],

@@ -7,8 +7,8 @@ import pytest
 from classifier.options import FitOptions
 from classifier.router import ArtifactRouter
 from classifier.table import TrainingTable
-from classifier.training import Fitted, fit_router
-from tests.classifier.simulated import draw, table_of
+from classifier.training import FittedRouter, fit_router
+from tests.classifier.simulated_ladder import draw, table_of
 
 SMALL = FitOptions(linear_c=(1.0,), num_trees=32, max_leaves=128)
 
@@ -20,10 +20,10 @@ def table() -> TrainingTable:
 
 
 @pytest.fixture(scope="session")
-def fitted(table: TrainingTable) -> Fitted:
+def fitted(table: TrainingTable) -> FittedRouter:
     return fit_router(table, seed=0, options=SMALL)
 
 
 @pytest.fixture(scope="session")
-def router(fitted: Fitted) -> ArtifactRouter:
+def router(fitted: FittedRouter) -> ArtifactRouter:
     return ArtifactRouter(fitted.artifact)

@@ -8,16 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from classifier.adjusting import KINDS, MIN_LABELS, _boosted, fit_adjustment
 from classifier.adjustment import Adjustment
+from classifier.adjustment_fitter import KINDS, MIN_LABELS, _boosted, fit_adjustment
 from classifier.artifact import RouterArtifact
-from classifier.checked import CheckedRows
+from classifier.checked_rows import CheckedRows
 from classifier.errors import ArtifactCorrupt, TrainingError
 from classifier.fitting import flatten_boosting
 from classifier.log_view import ViewReader
 from classifier.router import ArtifactRouter
 from classifier.types import RouterRequest
-from tests.classifier.checked import NUM_COMPONENTS, NUM_TIERS, SPACE, WIDTH, make_checked, make_views
+from tests.classifier.checked_answers import NUM_COMPONENTS, NUM_TIERS, SPACE, WIDTH, make_checked, make_views
 
 
 def every_kind(rows: CheckedRows) -> dict[str, Adjustment]:

@@ -17,16 +17,16 @@ from classifier import artifact as artifact_module
 from classifier.artifact import RouterArtifact
 from classifier.errors import ArtifactCorrupt, ArtifactError, ArtifactNotFound, ArtifactUnsupported
 from classifier.router import ArtifactRouter
-from classifier.training import Fitted
-from tests.classifier.simulated import draw, request_of
+from classifier.training import FittedRouter
+from tests.classifier.simulated_ladder import draw, request_of
 
 
 @pytest.fixture(scope="module")
-def saved(fitted: Fitted, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def saved(fitted: FittedRouter, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return fitted.artifact.save(tmp_path_factory.mktemp("router") / "router.npz")
 
 
-def test_saving_and_loading_changes_nothing(saved: Path, fitted: Fitted, router: ArtifactRouter) -> None:
+def test_saving_and_loading_changes_nothing(saved: Path, fitted: FittedRouter, router: ArtifactRouter) -> None:
     loaded = ArtifactRouter.load(saved)
     assert loaded.version == router.version == fitted.artifact.version
     assert dict(loaded.artifact.metadata) == dict(fitted.artifact.metadata)
@@ -35,12 +35,12 @@ def test_saving_and_loading_changes_nothing(saved: Path, fitted: Fitted, router:
         assert (mine.tiers, mine.novelty) == (theirs.tiers, theirs.novelty)
 
 
-def test_equal_content_is_equal_bytes(saved: Path, fitted: Fitted, tmp_path: Path) -> None:
+def test_equal_content_is_equal_bytes(saved: Path, fitted: FittedRouter, tmp_path: Path) -> None:
     assert fitted.artifact.save(tmp_path / "again.npz").read_bytes() == saved.read_bytes()
     assert [each.name for each in tmp_path.iterdir()] == ["again.npz"]  # no temporary neighbour is left
 
 
-def test_the_version_follows_the_content(fitted: Fitted) -> None:
+def test_the_version_follows_the_content(fitted: FittedRouter) -> None:
     artifact = fitted.artifact
     assert artifact.with_metadata(note="x").version != artifact.version
     arrays = {**artifact.arrays, "linear_bias": artifact.arrays["linear_bias"] + 1e-6}
@@ -180,7 +180,7 @@ def test_objects_are_never_unpickled(tmp_path: Path) -> None:
         ("seen_words", lambda a: a[:-1]),
     ],
 )
-def test_arrays_that_do_not_fit_are_refused_at_start(fitted: Fitted, name: str, change: Any) -> None:
+def test_arrays_that_do_not_fit_are_refused_at_start(fitted: FittedRouter, name: str, change: Any) -> None:
     arrays = {**fitted.artifact.arrays, name: change(fitted.artifact.arrays[name])}
     with pytest.raises(ArtifactCorrupt, match="do not fit"):
         ArtifactRouter(RouterArtifact.create(arrays, fitted.artifact.metadata))
@@ -209,7 +209,7 @@ def test_arrays_that_do_not_fit_are_refused_at_start(fitted: Fitted, name: str, 
     ],
     ids=str,
 )
-def test_metadata_that_no_fit_writes_is_refused_at_start(fitted: Fitted, change: dict[str, Any]) -> None:
+def test_metadata_that_no_fit_writes_is_refused_at_start(fitted: FittedRouter, change: dict[str, Any]) -> None:
     kept = {name: value for name, value in fitted.artifact.metadata.items() if change.get(name) is not ...}
     described = kept | {name: value for name, value in change.items() if value is not ...}
     with pytest.raises(ArtifactCorrupt):
@@ -217,12 +217,12 @@ def test_metadata_that_no_fit_writes_is_refused_at_start(fitted: Fitted, change:
 
 
 @pytest.mark.parametrize("num_tiers", [0, 1, 3, 10**12])
-def test_a_router_of_other_tiers_than_its_features_is_refused(fitted: Fitted, num_tiers: int) -> None:
+def test_a_router_of_other_tiers_than_its_features_is_refused(fitted: FittedRouter, num_tiers: int) -> None:
     with pytest.raises(ArtifactUnsupported):
         ArtifactRouter(fitted.artifact.with_metadata(num_tiers=num_tiers))
 
 
-def test_another_feature_schema_is_refused(fitted: Fitted) -> None:
+def test_another_feature_schema_is_refused(fitted: FittedRouter) -> None:
     with pytest.raises(ArtifactUnsupported, match="other features"):
         ArtifactRouter(fitted.artifact.with_metadata(features=["num_chars"]))
     missing = {name: array for name, array in fitted.artifact.arrays.items() if name != "seen_words"}

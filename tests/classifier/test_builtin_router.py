@@ -11,7 +11,7 @@ from backends.builtin.tasks.task_generator import generate
 from classifier.card import render_card
 from classifier.router import BUILTIN, ArtifactRouter
 from classifier.types import Sufficiency
-from tests.classifier.simulated import request_of
+from tests.classifier.simulated_ladder import request_of
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from classifier.features import dense_features, feature_names, history_features
 from classifier.text import HEAD_CHARS, TAIL_CHARS, clip, words
 from classifier.types import RouterRequest
-from tests.classifier.simulated import request_of
+from tests.classifier.simulated_ladder import request_of
 
 NAMES = feature_names(4)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from classifier.encoder import RawRows, read_requests
 from classifier.hashing import HashConfig
 from classifier.novelty import MAX_NOVELTY, NUM_READINGS, NoveltyScale, SeenWords, novelty_bound
-from tests.classifier.simulated import request_of
+from tests.classifier.simulated_ladder import request_of
 
 CONFIG = HashConfig(word_bits=10, char_bits=10)
 WINDOW = ("add the two numbers", "sort these words", "which day comes next", "Reverse the LIST of 12 words")

@@ -20,11 +20,11 @@ from classifier.embedding import SentenceTransformerEmbedder, embedder_for, unit
 from classifier.errors import ArtifactUnsupported, EmbeddingError
 from classifier.router import ArtifactRouter
 from classifier.table import TrainingTable
-from classifier.training import Fitted, fit_router
+from classifier.training import FittedRouter, fit_router
 from classifier.types import RouterRequest
 from tests.classifier.conftest import SMALL
 from tests.classifier.encoders import make_encoder
-from tests.classifier.simulated import draw, request_of
+from tests.classifier.simulated_ladder import draw, request_of
 
 FOREIGN = (
     "Draft a polite resignation letter that mentions my gratitude towards the mentorship programme.",
@@ -78,7 +78,7 @@ def test_familiar_prompts_look_familiar_and_foreign_ones_foreign(router: Artifac
     assert all(each.novelty > 0.99 for each in router.predict([request_of(prompt) for prompt in FOREIGN]))
 
 
-def test_serving_needs_no_scikit_learn(fitted: Fitted, tmp_path: Path) -> None:
+def test_serving_needs_no_scikit_learn(fitted: FittedRouter, tmp_path: Path) -> None:
     path = fitted.artifact.save(tmp_path / "router.npz")
     program = f"""
 import sys
@@ -131,7 +131,7 @@ def test_embeddings_add_what_they_know(table: TrainingTable) -> None:
         router.predict([request_of("broken")])
 
 
-def test_a_router_on_prefill_states_is_refused_and_the_remedy_named(fitted: Fitted, tmp_path: Path) -> None:
+def test_a_router_on_prefill_states_is_refused_and_the_remedy_named(fitted: FittedRouter, tmp_path: Path) -> None:
     embedding = {"source": "prefill", "model": "", "dim": 0}
     path = fitted.artifact.with_metadata(embedding=embedding).save(tmp_path / "router.npz")
     with pytest.raises(ArtifactUnsupported, match=r"prefill states.*suffice bootstrap"):

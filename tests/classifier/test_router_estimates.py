@@ -18,7 +18,7 @@ from classifier.router import ArtifactRouter
 from classifier.router_estimates import RouterEstimates, ask_across_folds, ask_router, cross_estimate, estimate
 from classifier.table import TrainingTable
 from tests.classifier.graded_folder import folder_of
-from tests.classifier.simulated import draw, request_of
+from tests.classifier.simulated_ladder import draw, request_of
 
 MODELS = ("weak", "strong")
 

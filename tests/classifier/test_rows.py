@@ -17,7 +17,7 @@ from classifier.hashing import HashConfig
 from classifier.log_view import LogViews
 from classifier.rows import WHOLE, Floats, Rows
 from classifier.table import MIN_ROWS, TrainingTable
-from tests.classifier.simulated import request_of
+from tests.classifier.simulated_ladder import request_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,15 +9,15 @@ import pytest
 
 from classifier.curves import fixed_mix_curve, ladder_curve
 from classifier.errors import TrainingError
-from classifier.evaluation import Judged, evaluate
+from classifier.evaluation import JudgedRows, evaluate
 from classifier.folds import group_folds
 from classifier.metrics import calibration_error, log_loss, roc_auc
 from classifier.router import ArtifactRouter, cohere
 from classifier.table import TrainingTable
-from classifier.training import Fitted, fit_router
+from classifier.training import FittedRouter, fit_router
 from classifier.types import RouterRequest, Sufficiency
 from tests.classifier.conftest import SMALL
-from tests.classifier.simulated import COSTS, draw, probabilities, request_of, table_of
+from tests.classifier.simulated_ladder import COSTS, draw, probabilities, request_of, table_of
 
 
 def right_and_good(found: list[Sufficiency]) -> tuple[np.ndarray, np.ndarray]:
@@ -52,7 +52,7 @@ def test_routing_by_estimates_costs_far_less_than_any_mix(router: ArtifactRouter
     assert routed < 0.45 * COSTS[-1]
 
 
-def test_left_out_estimates_do_not_flatter(fitted: Fitted, table: TrainingTable, router: ArtifactRouter) -> None:
+def test_left_out_estimates_do_not_flatter(fitted: FittedRouter, table: TrainingTable, router: ArtifactRouter) -> None:
     tasks, scores = draw(1500, seed=2, split="test")
     fresh, _ = right_and_good(router.predict([request_of(task.prompt) for task in tasks]))
     for tier in range(3):
@@ -60,7 +60,7 @@ def test_left_out_estimates_do_not_flatter(fitted: Fitted, table: TrainingTable,
         assert reported == pytest.approx(log_loss(fresh[:, tier], scores[:, tier]), abs=0.06)
 
 
-def test_same_seed_same_artifact(table: TrainingTable, fitted: Fitted) -> None:
+def test_same_seed_same_artifact(table: TrainingTable, fitted: FittedRouter) -> None:
     part = TrainingTable.build(table.requests[:150], table.scores[:150])
     one, two = (fit_router(part, seed=5, options=SMALL).artifact for _ in range(2))
     assert one.version == two.version
@@ -68,7 +68,7 @@ def test_same_seed_same_artifact(table: TrainingTable, fitted: Fitted) -> None:
     assert fitted.artifact.version != one.version
 
 
-def test_estimates_cohere(fitted: Fitted) -> None:
+def test_estimates_cohere(fitted: FittedRouter) -> None:
     right, good = fitted.p_right, fitted.p_as_good
     assert (good >= right - 1e-9).all()
     assert (good >= 1 - right[:, -1:] - 1e-9).all()
@@ -152,9 +152,9 @@ def test_history_is_used_where_it_tells() -> None:
     assert good.tiers[0].p_right > 0.8 > 0.2 > bad.tiers[0].p_right
 
 
-def test_a_metric_stands_beside_its_baselines(fitted: Fitted, table: TrainingTable) -> None:
+def test_a_metric_stands_beside_its_baselines(fitted: FittedRouter, table: TrainingTable) -> None:
     lengths = np.array([len(request.text) for request in table.requests], dtype=np.float64)
-    judged = Judged(
+    judged = JudgedRows(
         p_right=fitted.p_right,
         p_as_good=fitted.p_as_good,
         scores=table.scores,

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from classifier.adjustment import Adjustment, Boosted, Neighbours, Space
-from classifier.checked import CheckedRows
+from classifier.adjustment import Adjustment, BoostedTrees, Neighbours, Space
+from classifier.checked_rows import CheckedRows
 from classifier.errors import TrainingError
 from classifier.fitting import flatten_boosting
 from classifier.folds import fold_splits
@@ -66,7 +66,7 @@ Kinds = tuple[_Kind, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Adjusted:
+class FittedAdjustment:
     """The adjustment of the best kind, and what every kind was worth.
 
     Attributes
@@ -83,7 +83,7 @@ class Adjusted:
     losses: Mapping[str, float]
 
 
-def fit_adjustment(rows: CheckedRows, space: Space, *, seed: int) -> Adjusted:
+def fit_adjustment(rows: CheckedRows, space: Space, *, seed: int) -> FittedAdjustment:
     """Fit every kind, choose by left-out log-loss, fit the chosen one on all rows.
 
     Raises
@@ -98,7 +98,7 @@ def fit_adjustment(rows: CheckedRows, space: Space, *, seed: int) -> Adjusted:
     losses = {name: _loss(guess, rows) for name, guess in guesses.items()}
     best = min(losses, key=losses.__getitem__)
     (kind,) = [kind for kind in kinds if best in kind.names]
-    return Adjusted(best, kind.fits(rows, space, seed)[best], guesses[best], losses)
+    return FittedAdjustment(best, kind.fits(rows, space, seed)[best], guesses[best], losses)
 
 
 def _folds(groups: Ints, seed: int) -> Ints:
@@ -185,7 +185,7 @@ def _boosted(rows: CheckedRows, space: Space, seed: int) -> Adjustment:
         )
         models.append(model.fit(_coarse(x[known]), step, sample_weight=weights[known, tier] * curvature))
     trees = flatten_boosting(models)
-    return Adjustment(space, start.linear, None if trees is None else Boosted(trees), start.neighbours)
+    return Adjustment(space, start.linear, None if trees is None else BoostedTrees(trees), start.neighbours)
 
 
 def _coarse(x: Floats) -> NDArray[np.float32]:

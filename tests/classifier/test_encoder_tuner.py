@@ -14,17 +14,17 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from transformers import BertTokenizer
 
-from classifier import tuned
+from classifier import tuned_encoder
 from classifier.artifact import RouterArtifact
 from classifier.embedding import SentenceTransformerEmbedder
+from classifier.encoder_tuner import TuningOptions, TuningResult, TuningRows, _Batches, tune_encoder
 from classifier.errors import EmbeddingError
 from classifier.metrics import roc_auc
 from classifier.options import FitOptions
 from classifier.router import ArtifactRouter
 from classifier.table import TrainingTable
 from classifier.training import fit_router
-from classifier.tuned import TokenReader
-from classifier.tuning import Tuned, TuningOptions, TuningRows, _Batches, tune_encoder
+from classifier.tuned_encoder import TokenReader
 from classifier.types import RouterRequest
 from tests.classifier.encoders import OAKS, OWLS, draw_ordered, make_encoder
 
@@ -55,18 +55,18 @@ def rows_of(rng: random.Random, count: int) -> TuningRows:
     return TuningRows(requests=requests, labels=labels, weights=np.ones(labels.shape))
 
 
-def tune(path: Path, seed: int = 0, options: TuningOptions = FAST) -> Tuned:
+def tune(path: Path, seed: int = 0, options: TuningOptions = FAST) -> TuningResult:
     rng = random.Random(seed)
     return tune_encoder(str(path), rows_of(rng, 240), rows_of(rng, 60), options, seed=seed)
 
 
 @pytest.fixture(scope="module")
-def learnt(encoders: Callable[[int], Path]) -> Tuned:
+def learnt(encoders: Callable[[int], Path]) -> TuningResult:
     return tune(encoders(0))
 
 
 @pytest.fixture(scope="module")
-def artifact(learnt: Tuned) -> RouterArtifact:
+def artifact(learnt: TuningResult) -> RouterArtifact:
     requests, is_oak = draw_ordered(random.Random(7), 60)
     table = TrainingTable.build(requests, np.column_stack([is_oak, np.ones(60)]))
     return fit_router(table, seed=0, options=SMALL, embedder=learnt.encoder).artifact
@@ -118,9 +118,9 @@ def test_the_same_seed_gives_the_same_weights_and_leaves_the_generator_alone(enc
     before = torch.random.get_rng_state()
     one, same, other = tune(encoders(0), 3, brief), tune(encoders(0), 3, brief), tune(encoders(0), 4, brief)
     assert torch.equal(torch.random.get_rng_state(), before)
-    assert (one.encoder.arrays[tuned.WEIGHTS] == same.encoder.arrays[tuned.WEIGHTS]).all()
+    assert (one.encoder.arrays[tuned_encoder.WEIGHTS] == same.encoder.arrays[tuned_encoder.WEIGHTS]).all()
     assert one.card == same.card
-    assert (one.encoder.arrays[tuned.WEIGHTS] != other.encoder.arrays[tuned.WEIGHTS]).any()
+    assert (one.encoder.arrays[tuned_encoder.WEIGHTS] != other.encoder.arrays[tuned_encoder.WEIGHTS]).any()
 
 
 def test_a_check_counts_by_the_inverse_of_its_chance(encoders: Callable[[int], Path]) -> None:
@@ -209,7 +209,7 @@ def test_what_cannot_be_fine_tuned_is_named(
         tune(tmp_path / "nowhere")
     with pytest.raises(EmbeddingError, match="cuda:99"):
         tune(encoders(0), options=TuningOptions(60, 10, device="cuda:99"))
-    monkeypatch.setattr("classifier.tuning.MAX_PARAMETERS", 1000)
+    monkeypatch.setattr("classifier.encoder_tuner.MAX_PARAMETERS", 1000)
     with pytest.raises(EmbeddingError, match="parameters"):
         tune(encoders(0))
 
@@ -217,11 +217,13 @@ def test_what_cannot_be_fine_tuned_is_named(
 @pytest.mark.parametrize(
     "damage", ["weights", "shape", "giant", "deep", "code", "missing", "outputs", "words", "length"]
 )
-def test_a_damaged_encoder_is_refused_before_it_serves(learnt: Tuned, artifact: RouterArtifact, damage: str) -> None:
+def test_a_damaged_encoder_is_refused_before_it_serves(
+    learnt: TuningResult, artifact: RouterArtifact, damage: str
+) -> None:
     arrays = dict(learnt.encoder.arrays)
-    setup = json.loads(arrays[tuned.SETUP].tobytes())
+    setup = json.loads(arrays[tuned_encoder.SETUP].tobytes())
     if damage == "weights":
-        arrays[tuned.WEIGHTS] = arrays[tuned.WEIGHTS][:-8]
+        arrays[tuned_encoder.WEIGHTS] = arrays[tuned_encoder.WEIGHTS][:-8]
     elif damage == "shape":
         setup["config"]["hidden_size"] = 64
     elif damage == "giant":
@@ -241,8 +243,8 @@ def test_a_damaged_encoder_is_refused_before_it_serves(learnt: Tuned, artifact: 
         # A model of its own code: nothing in the libraries goes by that name, and nothing is fetched.
         setup["config"] |= {"model_type": "foreign", "auto_map": {"AutoModel": "somewhere--modeling.Model"}}
     else:
-        del arrays[tuned.WEIGHTS]
-    arrays[tuned.SETUP] = np.frombuffer(json.dumps(setup).encode(), dtype=np.uint8)
+        del arrays[tuned_encoder.WEIGHTS]
+    arrays[tuned_encoder.SETUP] = np.frombuffer(json.dumps(setup).encode(), dtype=np.uint8)
     kept = {name: value for name, value in artifact.arrays.items() if name not in learnt.encoder.arrays}
     with pytest.raises(EmbeddingError, match="fine-tuned encoder"):
         ArtifactRouter(RouterArtifact.create(kept | arrays, artifact.metadata))

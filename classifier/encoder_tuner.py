@@ -31,7 +31,7 @@ from classifier.embedding import load_sentence_transformer
 from classifier.errors import EmbeddingError
 from classifier.fitting import prior_logit
 from classifier.rows import Floats, Rows
-from classifier.tuned import MAX_PARAMETERS, TierHeads, TokenReader, TunedEncoder, pack, stored
+from classifier.tuned_encoder import MAX_PARAMETERS, TierHeads, TokenReader, TunedEncoder, pack, stored
 from classifier.types import RouterRequest
 
 Progress = Callable[[float], None]
@@ -84,7 +84,7 @@ class TuningRows(Rows):
 
 
 @dataclass(frozen=True, slots=True)
-class Tuned:
+class TuningResult:
     """A fine-tuned encoder, and how it came about as JSON."""
 
     encoder: TunedEncoder
@@ -151,7 +151,7 @@ def tune_encoder(
     *,
     seed: int,
     progress: Progress = lambda done: None,
-) -> Tuned:
+) -> TuningResult:
     """Fine-tune a sentence-transformers model.
 
     Parameters
@@ -189,7 +189,7 @@ def _need(device: str) -> None:
 
 def _tune(
     model: str, fit: TuningRows, newer: TuningRows, options: TuningOptions, seed: int, progress: Progress
-) -> Tuned:
+) -> TuningResult:
     net, tokenizer, max_tokens = _open(model, fit, options.device)
     reader = TokenReader(tokenizer, max_tokens)
     rows, look = (_Batches.of(each, reader, options) for each in (fit, newer))
@@ -206,7 +206,7 @@ def _tune(
         "seed": seed,
         "num_labels": num_labels,
     }
-    return Tuned(encoder, described | card)
+    return TuningResult(encoder, described | card)
 
 
 def _open(model: str, rows: TuningRows, device: str) -> tuple[TierHeads, str, int]:

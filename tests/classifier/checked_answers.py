@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from classifier.adjustment import Space
-from classifier.checked import CheckedRows
+from classifier.checked_rows import CheckedRows
 from classifier.features import feature_names
 from classifier.log_view import LogViews
 
