@@ -1,4 +1,4 @@
-"""What checked answers teach a router that is already serving: a shift of its log-odds, learnt from log rows alone.
+"""Adjusts a router that is already serving by what checked answers teach: a shift of its log-odds.
 
 The base router stays as it was fitted; an adjustment moves its P(as good as the top tier) by the sum of up to three
 parts: a linear one (a recalibration, in its smallest form), boosted trees, and the answers checked among a prompt's
@@ -32,7 +32,7 @@ _BLOCK = 512
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """The coordinates an adjustment works in: standardised features, sketch, base log-odds, novelty.
+    """Places requests where an adjustment works: standardised features, sketch, base log-odds, novelty.
 
     Attributes
     ----------
@@ -43,7 +43,7 @@ class Space:
     scale: NDArray[np.float32]
 
     def place(self, views: LogViews) -> Floats:
-        """float64 (n, num_features + num_components + num_tiers)."""
+        """Return the coordinates, float64 (n, num_features + num_components + num_tiers)."""
         standard = (views.dense - self.mean) * self.scale
         near = np.clip(np.hstack([standard, views.sketch]), -MAX_STANDARD_SCORE, MAX_STANDARD_SCORE)
         return np.hstack([near.astype(np.float64), bounded_logit(views.good[:, :-1]), views.novelty[:, None]])
@@ -51,7 +51,7 @@ class Space:
 
 @dataclass(frozen=True, slots=True)
 class BoostedTrees:
-    """Regression trees added up, each moving one tier's log-odds.
+    """Adds up regression trees, each of which moves one tier's log-odds.
 
     Attributes
     ----------
@@ -61,13 +61,13 @@ class BoostedTrees:
     trees: ForestHead
 
     def shift(self, x: Floats) -> Floats:
-        """float64 (n, num_tiers - 1)."""
+        """Return the sums of the trees, float64 (n, num_tiers - 1)."""
         return self.trees.sums(x.astype(np.float32))
 
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
-    """Checked prompts and how far off the estimate was at each.
+    """Holds checked prompts and how far off the estimate was at each.
 
     Attributes
     ----------
@@ -89,28 +89,28 @@ class Neighbours:
         object.__setattr__(self, "_square", np.einsum("ij,ij->i", self.points, self.points))
 
     def nearness(self, x: Floats) -> NDArray[np.float32]:
-        """float32 (n, m), 1 at a point, falling with the squared distance to 0: what is far counts nothing at all."""
+        """Return float32 (n, m): 1 at a point, falling with the squared distance to 0; what is far counts nothing."""
         places = x[:, : self.points.shape[1]].astype(np.float32)
         square = np.einsum("ij,ij->i", places, places)[:, None] + self._square - 2 * (places @ self.points.T)
         near: NDArray[np.float32] = np.clip(1 - square / np.float32(self.reach), 0, 1)
         return near
 
     def pull(self, near: NDArray[np.float32]) -> Floats:
-        """How far the checks around move a probability, float64 (n, num_tiers - 1), within -1..1."""
+        """Return how far the checks around move a probability, float64 (n, num_tiers - 1), within -1..1."""
         support = near @ self.weight
         moved = near @ (self.weight * self.residual)
         found: Floats = (moved / (self.prior + support)).astype(np.float64)
         return found
 
     def support(self, near: NDArray[np.float32]) -> Floats:
-        """Checked prompts around, each counted once and by its nearness, float64 (n,)."""
+        """Return checked prompts around, each counted once and by its nearness, float64 (n,)."""
         found: Floats = (near @ (self.weight > 0).any(axis=1).astype(np.float32)).astype(np.float64)
         return found
 
 
 @dataclass(frozen=True, slots=True)
 class Adjustment:
-    """All parts together.
+    """Shifts a base router's estimates by all parts together.
 
     Attributes
     ----------
@@ -125,7 +125,7 @@ class Adjustment:
     neighbours: Neighbours | None = None
 
     def __call__(self, views: LogViews) -> tuple[Floats, Floats, Floats]:
-        """Adjusted P(right), P(as good as the top tier), float64 (n, num_tiers) each, and novelty, float64 (n,).
+        """Return adjusted P(right), P(as good as the top tier), float64 (n, num_tiers) each, and novelty, float64 (n,).
 
         A tier's P(right) moves with its P(as good): what is known of the top tier is not learnt from comparisons with
         it. Both stay possible together: an answer is as good as the top tier's where it is right, and only otherwise
@@ -159,7 +159,7 @@ class Adjustment:
         return good, views.novelty * (FAMILIAR_SUPPORT / support)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """As an artifact keeps it."""
+        """Return what an artifact keeps of it."""
         found: dict[str, NDArray[Any]] = {f"{_PREFIX}linear": self.linear}
         if self.boosted is not None:
             trees = self.boosted.trees
@@ -182,7 +182,7 @@ class Adjustment:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], space: Space, num_outputs: int) -> Adjustment | None:
-        """What :meth:`arrays` kept; None where an artifact has no adjustment.
+        """Read what :meth:`arrays` kept; None where an artifact has no adjustment.
 
         Raises
         ------

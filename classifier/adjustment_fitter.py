@@ -43,7 +43,7 @@ Fit = Callable[[CheckedRows, Space, int], Adjustment]
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """A way to fit, and the name of the same with the nearest checks after it; None where that is no kind."""
+    """Names a way to fit, and the same with the nearest checks after it; None where that is no kind."""
 
     name: str
     fit: Fit
@@ -54,7 +54,7 @@ class _Kind:
         return (self.name,) if self.beside is None else (self.name, self.beside)
 
     def fits(self, rows: CheckedRows, space: Space, seed: int) -> dict[str, Adjustment]:
-        """The fit by its name, and what rests on the very same fit with neighbours."""
+        """Return the fit by its name, and what rests on the very same fit with neighbours."""
         plain = self.fit(rows, space, seed)
         found = {self.name: plain}
         if self.beside is not None:
@@ -67,7 +67,7 @@ Kinds = tuple[_Kind, ...]
 
 @dataclass(frozen=True, slots=True)
 class FittedAdjustment:
-    """The adjustment of the best kind, and what every kind was worth.
+    """Holds the adjustment of the best kind, and what every kind was worth.
 
     Attributes
     ----------
@@ -111,7 +111,7 @@ def _folds(groups: Ints, seed: int) -> Ints:
 
 
 def _left_out(kinds: Kinds, rows: CheckedRows, space: Space, folds: Ints, seed: int) -> dict[str, Floats]:
-    """What each kind says of each row, by a fit that had not seen it."""
+    """Return what each kind says of each row, by a fit that had not seen it."""
     found = {name: np.empty(rows.labels.shape) for kind in kinds for name in kind.names}
     for inside, outside in fold_splits(folds):
         for kind in kinds:
@@ -122,18 +122,18 @@ def _left_out(kinds: Kinds, rows: CheckedRows, space: Space, folds: Ints, seed: 
 
 
 def _loss(guess: Floats, rows: CheckedRows) -> float:
-    """Mean over the checked answers, equally weighed: the weights of rare checks would drown the comparison."""
+    """Average over the checked answers, equally weighed: the weights of rare checks would drown the comparison."""
     known = ~np.isnan(rows.labels)
     return log_loss(guess[known], rows.labels[known])
 
 
 def _unchanged(rows: CheckedRows, space: Space, seed: int) -> Adjustment:
-    """The base router's estimates as they are; the checks still tell what is familiar."""
+    """Leave the base router's estimates as they are; the checks still tell what is familiar."""
     return _familiar(Adjustment(space, _no_change(rows, space)), rows)
 
 
 def _recalibrated(rows: CheckedRows, space: Space, seed: int) -> Adjustment:
-    """Each tier's slope and intercept."""
+    """Fit each tier's slope and intercept."""
     x = space.place(rows.views)
     num_tiers = rows.labels.shape[1]
     linear = _no_change(rows, space)
@@ -147,7 +147,7 @@ def _recalibrated(rows: CheckedRows, space: Space, seed: int) -> Adjustment:
 
 
 def _linear(rows: CheckedRows, space: Space, seed: int) -> Adjustment:
-    """All coordinates, every one shrunk to no change."""
+    """Fit all coordinates, every one shrunk to no change."""
     x = space.place(rows.views)
     num_tiers = rows.labels.shape[1]
     design = np.column_stack([x, np.ones(len(x))])
@@ -159,7 +159,7 @@ def _linear(rows: CheckedRows, space: Space, seed: int) -> Adjustment:
 
 
 def _boosted(rows: CheckedRows, space: Space, seed: int) -> Adjustment:
-    """One Newton step from the recalibrated router, fitted by boosted trees."""
+    """Fit one Newton step from the recalibrated router by boosted trees."""
     from sklearn.ensemble import HistGradientBoostingRegressor
 
     start = _recalibrated(rows, space, seed)
@@ -189,7 +189,7 @@ def _boosted(rows: CheckedRows, space: Space, seed: int) -> Adjustment:
 
 
 def _coarse(x: Floats) -> NDArray[np.float32]:
-    """Every value as the mean of its bin, of at most ``_NUM_BINS`` in its column.
+    """Return every value as the mean of its bin, of at most ``_NUM_BINS`` in its column.
 
     Of columns with more values than it has bins the library takes weighted quantiles, which cost ten times its trees.
     """
@@ -204,7 +204,7 @@ def _coarse(x: Floats) -> NDArray[np.float32]:
 
 
 def _with_neighbours(found: Adjustment, rows: CheckedRows) -> Adjustment:
-    """The same, and after it the answers checked among the nearest prompts."""
+    """Add to a fit the answers checked among the nearest prompts."""
     plain = Adjustment(found.space, found.linear, found.boosted)
     _, good, _ = plain(rows.views)
     residual = np.nan_to_num(rows.labels - good[:, :-1])
@@ -212,13 +212,13 @@ def _with_neighbours(found: Adjustment, rows: CheckedRows) -> Adjustment:
 
 
 def _familiar(plain: Adjustment, rows: CheckedRows) -> Adjustment:
-    """The same estimates, with the checked prompts for what they say about novelty."""
+    """Add the checked prompts to a fit for what they say about novelty alone."""
     points = _points(rows, plain.space, np.zeros(rows.labels.shape), prior=_ONLY_FAMILIAR)
     return Adjustment(plain.space, plain.linear, plain.boosted, points)
 
 
 def _points(rows: CheckedRows, space: Space, residual: Floats, *, prior: float) -> Neighbours:
-    """The newest checks as points; they reach a little beyond what the tenth nearest is usually away."""
+    """Return the newest checks as points; they reach a little beyond what the tenth nearest is usually away."""
     kept = np.arange(max(len(rows) - MAX_POINTS, 0), len(rows))
     width = rows.labels.shape[1] + 1
     # Half precision here as in the file, so that a router predicts the same before and after it was saved.
@@ -229,7 +229,7 @@ def _points(rows: CheckedRows, space: Space, residual: Floats, *, prior: float) 
 
 
 def _reach(points: Any) -> float:
-    """Half as much again as the median squared distance to the tenth nearest, over at most 500 points."""
+    """Return half as much again as the median squared distance to the tenth nearest, over at most 500 points."""
     some = points[:: max(len(points) // 500, 1)]
     square = (some**2).sum(axis=1)[:, None] + (points**2).sum(axis=1) - 2 * some @ points.T
     place = min(_REACH_NEIGHBOUR, square.shape[1] - 1)
@@ -242,7 +242,7 @@ def _no_change(rows: CheckedRows, space: Space) -> Floats:
 
 
 def _ridge_logistic(design: Floats, rows: CheckedRows, tier: int, weights: Floats, penalty: Floats) -> Floats:
-    """Coefficients of a logistic regression beside a fixed offset, the base log-odds; soft labels, Newton's method."""
+    """Fit a logistic regression beside a fixed offset, the base log-odds, to soft labels by Newton's method."""
     known = np.flatnonzero(~np.isnan(rows.labels[:, tier]))
     beta = np.zeros(design.shape[1])
     if not len(known):

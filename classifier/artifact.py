@@ -1,4 +1,4 @@
-"""A router as a file: plain arrays and one JSON text, immutable, named by the hash of its content.
+"""Stores a router as a file: plain arrays and one JSON text, immutable, named by the hash of its content.
 
 The file is a zip of ``.npy`` members as ``numpy.savez_compressed`` writes it, read without pickle. The member
 ``metadata`` holds UTF-8 JSON: format, feature schema, training window, metrics with their baselines, calibration, and
@@ -37,7 +37,7 @@ Arrays = Mapping[str, NDArray[Any]]
 
 
 def content_version(arrays: Arrays, metadata: Mapping[str, Any]) -> str:
-    """First 16 hex digits of the SHA-256 over every array's name, type, shape and bytes, and the canonical JSON."""
+    """Return 16 hex digits of the SHA-256 over every array's name, type, shape and bytes, and the canonical JSON."""
     digest = hashlib.sha256(canonical_json(metadata))
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])
@@ -47,13 +47,13 @@ def content_version(arrays: Arrays, metadata: Mapping[str, Any]) -> str:
 
 
 def canonical_json(metadata: Mapping[str, Any]) -> bytes:
-    """One spelling for equal metadata; NaN is refused, since JSON has none."""
+    """Return one spelling for equal metadata; NaN is refused, since JSON has none."""
     return json.dumps(metadata, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
 @dataclass(frozen=True, slots=True)
 class RouterArtifact:
-    """A fitted router at rest.
+    """Holds a fitted router at rest.
 
     Attributes
     ----------
@@ -74,16 +74,16 @@ class RouterArtifact:
         return cls(frozen, json.loads(canonical_json(described)), content_version(frozen, described))
 
     def with_metadata(self, **changes: Any) -> RouterArtifact:
-        """The same arrays under amended metadata: a new artifact with a new version."""
+        """Return the same arrays under amended metadata: a new artifact with a new version."""
         return RouterArtifact.create(self.arrays, {**self.metadata, **changes})
 
     @property
     def num_tiers(self) -> int:
-        """How many tiers it estimates."""
+        """Return how many tiers it estimates."""
         return int(self.metadata["num_tiers"])
 
     def as_bytes(self) -> bytes:
-        """The file's content."""
+        """Return the file's content."""
         buffer = io.BytesIO()
         described = np.frombuffer(canonical_json(self.metadata), dtype=np.uint8)
         version = np.frombuffer(self.version.encode(), dtype=np.uint8)

@@ -1,4 +1,4 @@
-"""How well routing by estimated benefit works on public outcomes of real models, and what a prediction costs.
+"""Measures routing by estimated benefit on public outcomes of real models, and what a prediction costs.
 
 ``python -m classifier.bench --data DIR [--embedding MODEL | --fine-tune MODEL] [--json]`` reads a folder as ``suffice
 evaluate`` does (see docs/evaluation.md) and prints, per benchmark, the same figures: APGR with its interval, CPT50,
@@ -49,12 +49,12 @@ Prepare = Callable[[TrainingTable], tuple[TrainingTable, Embedder | None]]
 
 
 def as_given(embedder: Embedder | None) -> Prepare:
-    """All the rows."""
+    """Give all the rows."""
     return lambda part: (part, embedder)
 
 
 def fine_tuned(model: str | None, options: TuningOptions, seed: int) -> Prepare:
-    """What half of the rows make of a model, and the rows it has not seen; no model gives these rows alone."""
+    """Fine-tune a model on half of the rows and give those it has not seen; no model gives these rows alone."""
 
     def prepare(part: TrainingTable) -> tuple[TrainingTable, Embedder | None]:
         dealt = group_folds(part.groups, _PARTS, seed)
@@ -78,7 +78,7 @@ def _tuning_rows(table: TrainingTable) -> TuningRows:
 
 
 def time_predictions(router: ArtifactRouter, requests: Sequence[RouterRequest]) -> dict[str, float]:
-    """Wall milliseconds of one prediction alone, and words of the median prompt."""
+    """Time predictions one by one: wall milliseconds, and words of the median prompt."""
     sample = requests[:_TIMED_PROMPTS]
     router.predict(sample[:20])
     seconds = []
@@ -95,7 +95,7 @@ def time_predictions(router: ArtifactRouter, requests: Sequence[RouterRequest]) 
 
 
 def run(data: Path, benchmarks: Sequence[str], prepare: Prepare, *, seed: int, options: FitOptions) -> dict[str, Any]:
-    """The whole bench as one JSON-able object."""
+    """Run the whole bench; one object for JSON."""
 
     def fit(part: TrainingTable) -> ArtifactRouter:
         kept, embedder = prepare(part)
@@ -126,7 +126,7 @@ def _print_table(results: Mapping[str, Any]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m classifier.bench", description=__doc__.partition("\n")[0])
     parser.add_argument("--data", type=Path, required=True, help="folder with prompts.parquet and scores.parquet")
     parser.add_argument("--benchmark", choices=BENCHMARKS, action="append", help="one of them; by default all")

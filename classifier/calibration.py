@@ -20,7 +20,7 @@ from classifier.rows import Floats
 
 @dataclass(frozen=True, slots=True)
 class Calibrator:
-    """One output's map: ``sigmoid(slope * z + intercept)``, or straight lines between knots where there are any.
+    """Maps one output: ``sigmoid(slope * z + intercept)``, or straight lines between knots where there are any.
 
     Attributes
     ----------
@@ -35,11 +35,11 @@ class Calibrator:
 
     @property
     def kind(self) -> str:
-        """``platt`` or ``isotonic``."""
+        """Return ``platt`` or ``isotonic``."""
         return "isotonic" if len(self.x) else "platt"
 
     def __call__(self, logits: Floats) -> Floats:
-        """Calibrated probabilities, the shape of ``logits``."""
+        """Return calibrated probabilities, the shape of ``logits``."""
         if len(self.x):
             return np.interp(logits, self.x, self.y)
         return sigmoid(self.slope * logits + self.intercept)
@@ -47,7 +47,7 @@ class Calibrator:
 
 @dataclass(frozen=True, slots=True)
 class CalibratorBank:
-    """All outputs' calibrators as four arrays, as an artifact stores them.
+    """Holds all outputs' calibrators as four arrays, as an artifact stores them.
 
     Attributes
     ----------
@@ -70,7 +70,7 @@ class CalibratorBank:
         return cls(platt, offsets, x, np.concatenate([c.y for c in calibrators]))
 
     def __call__(self, logits: Floats) -> Floats:
-        """Calibrated probabilities of requests, float64 (n, num_outputs), as their log-odds."""
+        """Return calibrated probabilities of requests, float64 (n, num_outputs), as their log-odds."""
         p = sigmoid(self.platt[:, 0] * logits + self.platt[:, 1])
         for output in (self.offsets[1:] > self.offsets[:-1]).nonzero()[0].tolist():
             knots = slice(self.offsets[output], self.offsets[output + 1])

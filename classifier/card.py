@@ -1,4 +1,4 @@
-"""A router's card: what it was fitted on and how well it does, beside the plain alternatives. Markdown."""
+"""Writes a router's card: what it was fitted on and how well it does, beside the plain alternatives."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CHOOSERS = (
 
 
 def render_card(artifact: RouterArtifact) -> str:
-    """The card's text; every number comes from the artifact's own metadata."""
+    """Return the card's text; every number comes from the artifact's own metadata."""
     about = artifact.metadata
     parts = [f"# Router {artifact.version}", _training(about)]
     if metrics := about.get("metrics"):

@@ -1,4 +1,4 @@
-"""Checked answers as a router's adjustment is fitted on them."""
+"""Holds checked answers as a router's adjustment is fitted on them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from classifier.rows import Floats, Ints, Rows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedRows(Rows):
-    """Requests of which at least one answer below the top tier was checked, oldest first.
+    """Holds requests of which at least one answer below the top tier was checked, oldest first.
 
     Attributes
     ----------
@@ -49,11 +49,11 @@ class CheckedRows(Rows):
 
     @property
     def num_labels(self) -> int:
-        """Checked answers, several of one request counted each."""
+        """Count checked answers, several of one request counted each."""
         return int((~np.isnan(self.labels)).sum())
 
     def tempered_weights(self, largest: float = 10.0) -> Floats:
-        """Weights of mean 1 per tier, none above ``largest``: for fitting, where one rare check must not be all."""
+        """Return weights of mean 1 per tier, none above ``largest``: in a fit one rare check must not be all."""
         known = ~np.isnan(self.labels)
         found = np.where(known, self.weights, 0.0)
         for tier in range(found.shape[1]):

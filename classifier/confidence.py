@@ -1,4 +1,4 @@
-"""How sure a model was of its own answer, and what that was worth on labelled traffic.
+"""Turns how sure a model was of its own answer into a probability, calibrated on labelled traffic.
 
 A model that writes an answer gives a log-probability to each token of it. Their sum and the least of them, with the
 number of tokens, become one calibrated number a tier: P(right) after the answer is known, where a router's is P(right)
@@ -41,7 +41,7 @@ _NUM_FOLDS = 5
 
 @dataclass(frozen=True, slots=True)
 class AnswerSignals:
-    """The log-probabilities of one answer's tokens, summed up.
+    """Holds the log-probabilities of one answer's tokens, summed up.
 
     Attributes
     ----------
@@ -61,11 +61,11 @@ class AnswerSignals:
 
     @property
     def mean_probability(self) -> float:
-        """Geometric mean of the tokens' probabilities: a confidence without any calibration; 0 for no tokens."""
+        """Return the geometric mean of the tokens' probabilities, a confidence without calibration; 0 for no tokens."""
         return math.exp(self.total_logprob / self.num_tokens) if self.num_tokens else 0.0
 
     def values(self, names: Sequence[str] = SIGNALS) -> tuple[float, ...]:
-        """The named signals."""
+        """Return the named signals."""
         return tuple(_READ[name](self) for name in names)
 
 
@@ -89,7 +89,7 @@ _READ: Mapping[str, Callable[[AnswerSignals], float]] = {
 
 @dataclass(frozen=True, slots=True)
 class TierConfidence:
-    """One tier's calibration: ``sigmoid(bias + weights . signals)``.
+    """Holds one tier's calibration: ``sigmoid(bias + weights . signals)``.
 
     Attributes
     ----------
@@ -106,27 +106,27 @@ class TierConfidence:
     brier: float
 
     def p_right(self, values: Sequence[float]) -> float:
-        """Calibrated P(right) by the values of the signals."""
+        """Return calibrated P(right) by the values of the signals."""
         logit = self.bias + math.fsum(w * x for w, x in zip(self.weights, values, strict=True))
         return 1 / (1 + math.exp(-max(-MAX_LOGIT, min(MAX_LOGIT, logit))))
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerConfidence:
-    """The calibrations of a ladder, by tier number; a tier may have none. ``signals`` are what they rest on."""
+    """Holds the calibrations of a ladder, by tier number; a tier may have none. ``signals`` are what they rest on."""
 
     tiers: Mapping[int, TierConfidence] = field(default_factory=dict)
     signals: tuple[str, ...] = SIGNALS
 
     def p_right(self, tier: int, answer: AnswerSignals) -> float:
-        """P(right) where the tier was calibrated, else the mean probability of a token."""
+        """Return P(right) where the tier was calibrated, else the mean probability of a token."""
         found = self.tiers.get(tier)
         if found is None or not answer.num_tokens:
             return answer.mean_probability
         return found.p_right(answer.values(self.signals))
 
     def to_json(self) -> dict[str, Any]:
-        """As an artifact carries it."""
+        """Return it as an artifact carries it."""
         return {
             "signals": list(self.signals),
             "tiers": {

@@ -1,4 +1,4 @@
-"""What routing buys: cost against quality, for estimates of any origin.
+"""Draws what routing buys: cost against quality, for estimates of any origin.
 
 Every router is reduced to an order of preference, so a learned one, prompt length, chance and an oracle are all
 judged by the same lines.
@@ -19,7 +19,7 @@ from classifier.rows import Floats
 
 @dataclass(frozen=True, slots=True)
 class PairCurve:
-    """Quality while the share of strong calls rises from none to all, best-first by a router's ranking.
+    """Holds quality while the share of strong calls rises from none to all, best-first by a router's ranking.
 
     Attributes
     ----------
@@ -33,15 +33,15 @@ class PairCurve:
 
     @property
     def apgr(self) -> float:
-        """Average performance gap recovered; a random order gives 0.5."""
+        """Return the average performance gap recovered; a random order gives 0.5."""
         return float(self.recovered.mean())
 
     def share_recovering(self, gap_share: float) -> float:
-        """Least share of strong calls that recovers this share of the gap (CPT)."""
+        """Return the least share of strong calls that recovers this share of the gap (CPT)."""
         return _first_share(self.recovered, gap_share)
 
     def share_holding(self, quality_share: float) -> float:
-        """Least share of strong calls that holds this share of the strong model's quality."""
+        """Return the least share of strong calls that holds this share of the strong model's quality."""
         return _first_share(self.quality, quality_share * float(self.quality[-1]))
 
 
@@ -51,7 +51,7 @@ def _first_share(curve: Floats, level: float) -> float:
 
 
 def pair_curve(benefit: Floats, weak: Floats, strong: Floats) -> PairCurve:
-    """The curve of sending requests to the strong model in order of estimated benefit, ties averaged.
+    """Return the curve of sending requests to the strong model in order of estimated benefit, ties averaged.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ def pair_curve(benefit: Floats, weak: Floats, strong: Floats) -> PairCurve:
 
 @dataclass(frozen=True, slots=True)
 class LadderCurve:
-    """Mean cost and mean quality of a router at each of its settings, cheapest first; and the share of each tier.
+    """Holds mean cost and mean quality of a router at each of its settings, cheapest first; and the share of each tier.
 
     Attributes
     ----------
@@ -83,14 +83,14 @@ class LadderCurve:
     shares: Floats
 
     def cost_holding(self, quality: float) -> float | None:
-        """Least mean cost that reaches this quality, mixing settings where that is cheapest; None if none does."""
+        """Return the least mean cost that reaches this quality, by a mix of settings; None if none does."""
         hull_cost, hull_quality = upper_hull(self.cost, self.quality)
         if quality > hull_quality[-1] + 1e-12:
             return None
         return float(np.interp(quality, hull_quality, hull_cost))
 
     def quality_at(self, cost: float) -> float:
-        """Best quality at no more than this mean cost, mixing the two nearest settings; NaN below the cheapest."""
+        """Return the best quality at no more than this mean cost, by a mix of settings; NaN below the cheapest."""
         if cost < self.cost.min() - 1e-12:
             return float("nan")
         hull_cost, hull_quality = upper_hull(self.cost, self.quality)
@@ -98,7 +98,7 @@ class LadderCurve:
 
 
 def upper_hull(cost: Floats, quality: Floats) -> tuple[Floats, Floats]:
-    """The non-decreasing upper convex hull of points: what mixing settings at random can reach."""
+    """Return the non-decreasing upper convex hull of points: what mixing settings at random can reach."""
     points: list[tuple[float, float]] = []
     for c, q in sorted(zip(cost.tolist(), quality.tolist(), strict=True), key=lambda p: (p[0], -p[1])):
         if points and q <= points[-1][1]:
@@ -115,7 +115,7 @@ def _is_under(a: tuple[float, float], b: tuple[float, float], c: tuple[float, fl
 
 
 def mean_cost_quality(tiers: np.ndarray, scores: Floats, costs: Floats) -> tuple[float, float, Floats]:
-    """Mean cost, mean quality and tier shares of one assignment.
+    """Return mean cost, mean quality and tier shares of one assignment.
 
     Parameters
     ----------
@@ -148,7 +148,7 @@ def ladder_curve(estimates: Floats, scores: Floats, costs: Floats, num_settings:
 
 
 def fixed_mix_curve(scores: Floats, costs: Floats) -> LadderCurve:
-    """Each tier alone: the points between which a mix without a router moves."""
+    """Return each tier alone: the points between which a mix without a router moves."""
     num_tiers = scores.shape[1]
     points = [mean_cost_quality(np.full(len(scores), tier), scores, costs) for tier in range(num_tiers)]
     return LadderCurve(

@@ -1,4 +1,4 @@
-"""Sentence embeddings as a further feature block: from a sentence-transformers model, or from one that was fine-tuned
+"""Gives sentence embeddings as further features: of a sentence-transformers model, or of one that was fine-tuned
 and travels with the router (:mod:`classifier.tuned_encoder`).
 
 A router may do without (the shipped one does, see docs/router.md for the measurement). The library is imported when a
@@ -24,7 +24,7 @@ TUNED = "fine-tuned encoder"
 
 
 class Embedder(Protocol):
-    """A source of one vector a request.
+    """Gives one vector a request.
 
     ``source`` and ``model`` go into the artifact, so that serving uses what training used.
     """
@@ -36,17 +36,17 @@ class Embedder(Protocol):
     def model(self) -> str: ...
 
     def embed(self, requests: Sequence[RouterRequest]) -> NDArray[np.float32]:
-        """float32 (num_requests, dim), each row of about unit length."""
+        """Return float32 (num_requests, dim), each row of about unit length."""
         ...
 
     @property
     def arrays(self) -> Mapping[str, NDArray[Any]]:
-        """What of it travels in the artifact."""
+        """Return what of it travels in the artifact."""
         ...
 
 
 class SentenceTransformerEmbedder:
-    """Any sentence-transformers model, by hub id or folder.
+    """Embeds by any sentence-transformers model, by hub id or folder.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ class SentenceTransformerEmbedder:
         self._encoder = load_sentence_transformer(self.model, device)
 
     def embed(self, requests: Sequence[RouterRequest]) -> NDArray[np.float32]:
-        """Embeddings of the last user turns, clipped; the model truncates further to its own length."""
+        """Return embeddings of the last user turns, clipped; the model truncates further to its own length."""
         texts = [readable(request) for request in requests]
         vectors = self._encoder.encode(
             texts, batch_size=self._batch_size, convert_to_numpy=True, show_progress_bar=False
@@ -78,12 +78,12 @@ class SentenceTransformerEmbedder:
 
 
 def readable(request: RouterRequest) -> str:
-    """The last user turn as encoders read it: clipped, and without lone surrogates, which no tokenizer takes."""
+    """Return the last user turn as encoders read it: clipped, and without lone surrogates, which no tokenizer takes."""
     return clip(request.text).encode("utf-8", "replace").decode()
 
 
 def load_sentence_transformer(model: str, device: str) -> Any:
-    """A ``SentenceTransformer`` by hub id or folder.
+    """Load a ``SentenceTransformer`` by hub id or folder.
 
     Raises
     ------
@@ -103,7 +103,7 @@ def load_sentence_transformer(model: str, device: str) -> Any:
 
 
 def unit_rows(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Rows scaled to unit length; a zero row stays zero.
+    """Scale rows to unit length; a zero row stays zero.
 
     Raises
     ------
@@ -118,7 +118,7 @@ def unit_rows(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def embedder_for(source: str, model: str, arrays: Mapping[str, NDArray[Any]] = MappingProxyType({})) -> Embedder | None:
-    """The embedder an artifact names, made of what travels in it; None where it uses none.
+    """Make the embedder that an artifact names, of what travels in it; None where it uses none.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Rows as matrices, under an encoder and a projection that were fitted on one part of them."""
+"""Turns rows into matrices, under an encoder and a projection fitted on one part of them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class LabelledRows(Rows):
 
 @dataclass(frozen=True, slots=True)
 class EncodedRows:
-    """Rows under an encoder and projection fitted on them.
+    """Holds rows under an encoder and projection fitted on them.
 
     ``matrix`` (TF-IDF CSR), ``dense`` and ``features`` (what the forest reads) are those of the rows themselves.
     """
@@ -56,7 +56,7 @@ class EncodedRows:
         return cls(rows, encoder, projection, scale, matrix, dense, features)
 
     def matrices(self, rows: LabelledRows) -> tuple[Any, NDArray[np.float32], NDArray[np.float32]]:
-        """TF-IDF CSR, dense block, and the forest's features of some rows."""
+        """Return TF-IDF CSR, dense block, and the forest's features of some rows."""
         encoded = self.encoder.encode(rows.raw)
         matrix = sparse_matrix(encoded.sparse, self.encoder.config.num_buckets)
         dense = _dense_block(encoded, rows.vectors)
@@ -67,7 +67,7 @@ class EncodedRows:
         return fit_linear(self.matrix, self.dense, self.rows.targets, self.rows.weights, c)
 
     def forest(self, options: FitOptions, c: float, seed: int) -> ForestHead:
-        """The forest; outcomes nobody observed are filled with the linear model's estimate."""
+        """Fit the forest; outcomes nobody observed are filled with the linear model's estimate."""
         targets = self.rows.targets
         if np.isnan(targets).any():
             filled = sigmoid(linear_logits(self.linear(c), self.matrix, self.dense))
@@ -89,5 +89,5 @@ class EncodedRows:
 
 
 def _dense_block(encoded: EncodedRequests, vectors: NDArray[np.float32] | None) -> NDArray[np.float32]:
-    """Dense rows float32 (n, num_dense), each with its embedding behind it where there is one."""
+    """Return dense rows float32 (n, num_dense), each with its embedding behind it where there is one."""
     return encoded.dense if vectors is None else append_embedding(encoded.dense, vectors)

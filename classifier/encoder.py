@@ -1,4 +1,4 @@
-"""Requests to the numbers estimators read: standardised dense features and TF-IDF rows of hashed n-grams.
+"""Turns requests into what estimators read: standardised dense features and TF-IDF rows of hashed n-grams.
 
 An encoder is fitted once on the training window and then frozen into the artifact; nothing of it is learned later.
 """
@@ -28,7 +28,7 @@ _LEAST_SCORE, _MOST_SCORE, _ONE, _LEAST_NORM = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawRows(Rows):
-    """Requests before weighting.
+    """Holds requests before weighting.
 
     Attributes
     ----------
@@ -44,7 +44,7 @@ class RawRows(Rows):
 
 @dataclass(frozen=True, slots=True)
 class EncodedRequests:
-    """Requests as estimators read them: float32 (n, num_dense) in standard scores, then L2-normed TF-IDF."""
+    """Holds requests as estimators read them: float32 (n, num_dense) in standard scores, then L2-normed TF-IDF."""
 
     dense: NDArray[np.float32]
     sparse: SparseRows
@@ -54,7 +54,7 @@ class EncodedRequests:
 
 
 def read_requests(requests: Sequence[RouterRequest], num_tiers: int, config: HashConfig) -> RawRows:
-    """Everything read off the requests' texts, in one pass over the words of each."""
+    """Read all that is read off the requests' texts, in one pass over the words of each."""
     texts = [clip(request.text) for request in requests]
     tokens = list(map(words, texts))
     dense = [
@@ -68,7 +68,7 @@ def read_requests(requests: Sequence[RouterRequest], num_tiers: int, config: Has
 
 @dataclass(frozen=True, slots=True)
 class Encoder:
-    """Fitted weights of the encoding.
+    """Holds fitted weights of the encoding.
 
     Attributes
     ----------
@@ -85,7 +85,7 @@ class Encoder:
 
     @classmethod
     def fit(cls, rows: RawRows, config: HashConfig) -> Encoder:
-        """Document frequencies and moments of a training window."""
+        """Count document frequencies and moments of a training window."""
         frequency = np.bincount(rows.counts.buckets, minlength=config.num_buckets)
         idf = np.log((1 + len(rows)) / (1 + frequency)) + 1
         dense = rows.dense.astype(np.float64)
@@ -109,5 +109,5 @@ class Encoder:
 
 
 def append_embedding(dense: NDArray[np.float32], embeddings: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The dense rows with sentence embeddings behind them, rescaled so each coordinate has about unit variance."""
+    """Append sentence embeddings to dense rows, rescaled so each coordinate has about unit variance."""
     return np.hstack([dense, embeddings * np.float32(np.sqrt(embeddings.shape[1]))])

@@ -47,7 +47,7 @@ _TOKENS_AT_ONCE = 1024
 
 @dataclass(frozen=True, slots=True)
 class TuningOptions:
-    """How an encoder is fine-tuned.
+    """Says how an encoder is fine-tuned.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ class TuningOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuningRows(Rows):
-    """Prompts with what was checked of them.
+    """Holds prompts with what was checked of them.
 
     Attributes
     ----------
@@ -85,7 +85,7 @@ class TuningRows(Rows):
 
 @dataclass(frozen=True, slots=True)
 class TuningResult:
-    """A fine-tuned encoder, and how it came about as JSON."""
+    """Holds a fine-tuned encoder, and how it came about as JSON."""
 
     encoder: TunedEncoder
     card: Mapping[str, Any]
@@ -93,7 +93,7 @@ class TuningResult:
 
 @dataclass(frozen=True, slots=True)
 class _Batches:
-    """Rows as tensors, a batch at a time."""
+    """Gives rows as tensors, a batch at a time."""
 
     tokens: list[list[int]]
     labels: Tensor
@@ -111,14 +111,14 @@ class _Batches:
         return cls(reader.read(rows.requests), labels, weights, options.batch_size, options.device)
 
     def drawn(self, rng: np.random.Generator) -> Iterator[NDArray[np.int64]]:
-        """Row numbers of batches without end, every row once before any comes again."""
+        """Yield row numbers of batches without end, every row once before any comes again."""
         while True:
             order = rng.permutation(len(self.tokens))
             for start in range(0, len(order), self.size):
                 yield order[start : start + self.size]
 
     def parts(self, rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-        """The rows, alike lengths together, as many at once as have ``_TOKENS_AT_ONCE`` tokens with their padding."""
+        """Yield rows, alike lengths together, as many at once as have ``_TOKENS_AT_ONCE`` tokens with padding."""
         order = rows[np.argsort([len(self.tokens[row]) for row in rows], kind="stable")]
         start = 0
         for end in range(1, len(order) + 1):
@@ -128,7 +128,7 @@ class _Batches:
                 start = end
 
     def loss(self, net: TierHeads, rows: NDArray[np.int64]) -> Tensor:
-        """Weighed log-loss of the rows' checked answers, added up."""
+        """Add up the weighed log-loss of the rows' checked answers."""
         ids, mask = (each.to(self.device) for each in TokenReader.batch([self.tokens[row] for row in rows]))
         place = torch.from_numpy(rows).to(self.device)
         each = functional.binary_cross_entropy_with_logits(net(ids, mask), self.labels[place], reduction="none")
@@ -136,7 +136,7 @@ class _Batches:
 
     @torch.inference_mode()
     def mean_loss(self, net: TierHeads) -> float:
-        """Of all rows, a unit of weight."""
+        """Return the loss of all rows, a unit of weight."""
         net.eval()
         parts = [self.loss(net, part).item() for part in self.parts(np.arange(len(self.tokens)))]
         net.train()
@@ -210,7 +210,7 @@ def _tune(
 
 
 def _open(model: str, rows: TuningRows, device: str) -> tuple[TierHeads, str, int]:
-    """The net before its first step, its tokenizer, and how many tokens it reads."""
+    """Open the net before its first step, its tokenizer, and how many tokens it reads."""
     loaded = load_sentence_transformer(model, "cpu")
     transformer = loaded[0].auto_model
     num_parameters = sum(each.numel() for each in transformer.parameters())
@@ -231,7 +231,7 @@ def _open(model: str, rows: TuningRows, device: str) -> tuple[TierHeads, str, in
 def _descend(
     net: TierHeads, rows: _Batches, look: _Batches, options: TuningOptions, seed: int, progress: Progress
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The weights with the least loss of the newer rows, and the way there."""
+    """Find the weights with the least loss of the newer rows, and describe the way there."""
     optimizer = torch.optim.AdamW(net.parameters(), lr=options.learning_rate, weight_decay=0.01)
     warm_up = max(1.0, _WARM_UP * options.max_steps)
     every = min(_LOOK_STEPS, -(-len(rows.tokens) // rows.size))

@@ -1,4 +1,4 @@
-"""Everything the classifier can raise.
+"""Declares everything the classifier can raise.
 
 ::
 
@@ -17,11 +17,11 @@ from pathlib import Path
 
 
 class ClassifierError(Exception):
-    """Base of the tree."""
+    """Stands at the base of the tree."""
 
 
 class ArtifactError(ClassifierError):
-    """A router file that cannot be used."""
+    """Says that a router file cannot be used."""
 
     def __init__(self, path: Path | str, problem: str) -> None:
         super().__init__(f"Router artifact {str(path)!r}: {problem}")

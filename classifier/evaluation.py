@@ -1,4 +1,4 @@
-"""A router judged on rows it had not seen, always beside the plain alternatives.
+"""Judges a router on rows it had not seen, always beside the plain alternatives.
 
 Every figure stands next to the same figure for prompt length alone, for chance, for the best mix without a router and
 for an oracle that knows the outcomes, because a routing result without them says nothing.
@@ -24,7 +24,7 @@ _CURVE_SETTINGS = 61
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedRows(Rows):
-    """Estimates beside outcomes, one row a request.
+    """Holds estimates beside outcomes, one row a request.
 
     Attributes
     ----------
@@ -48,7 +48,7 @@ class JudgedRows(Rows):
 
 
 def evaluate(judged: JudgedRows, *, seed: int, num_resamples: int = 200) -> dict[str, Any]:
-    """All metrics as JSON-able numbers; NaN becomes None.
+    """Return all metrics as JSON-able numbers; NaN becomes None.
 
     Parameters
     ----------
@@ -106,7 +106,7 @@ def _probability_metrics(p: Floats, outcomes: Floats) -> dict[str, float]:
 
 
 def _pair_metrics(judged: JudgedRows, by_length: Floats, seed: int, num_resamples: int) -> dict[str, Any]:
-    """Lowest against top tier, by estimated benefit, in RouteLLM's terms."""
+    """Compare the lowest with the top tier, by estimated benefit, in RouteLLM's terms."""
     weak, strong = judged.scores[:, 0], judged.scores[:, -1]
     rankings = {
         "router": judged.p_right[:, -1] - judged.p_right[:, 0],
@@ -134,7 +134,7 @@ def _apgr_of(benefit: Floats, weak: Floats, strong: Floats) -> Callable[[Ints], 
 
 
 def _ladder_metrics(judged: JudgedRows, by_length: Floats, seed: int, num_resamples: int) -> dict[str, Any]:
-    """Cost, as a share of the top tier's, at which each way of choosing holds shares of the top tier's quality."""
+    """Return the share of the top tier's cost at which each way of choosing holds shares of its quality."""
     estimates = {"router": judged.p_right, "length": by_length, "oracle": judged.scores}
     found: dict[str, Any] = {
         "top_quality": float(judged.scores[:, -1].mean()),

@@ -1,4 +1,4 @@
-"""The dense features of a request: pure, bounded, and quick enough to run before every answer.
+"""Computes the dense features of a request: pure, bounded, and quick enough to run before every answer.
 
 They are the seed's (length, entities, reasoning keywords, question depth, domain, history per tier) and what
 measuring added: how many numbers there are and how large, what is quoted, listed and punctuated. Counts enter as
@@ -75,12 +75,12 @@ TEXT_FEATURES: tuple[str, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """The numbers of a prompt, as written."""
+    """Holds the numbers of a prompt, as written."""
 
     tokens: tuple[str, ...]
 
     def features(self) -> tuple[float, ...]:
-        """The nine number features, in :data:`TEXT_FEATURES` order (counts as ``log1p``)."""
+        """Return the nine number features, in :data:`TEXT_FEATURES` order (counts as ``log1p``)."""
         if not self.tokens:
             return (0.0,) * 9
         digits = [sum(c.isdecimal() for c in token) for token in self.tokens]
@@ -101,7 +101,7 @@ class Numbers:
 
 @lru_cache(1 << 15)
 def _plain_word(token: str) -> tuple[str, tuple[int, ...], bool] | None:
-    """A word in lower case, its lexicon groups, whether it may name something; None for a number.
+    """Return a word in lower case, its lexicon groups, whether it may name something; None for a number.
 
     Remembered, because few words make up most of any text.
     """
@@ -112,19 +112,19 @@ def _plain_word(token: str) -> tuple[str, tuple[int, ...], bool] | None:
 
 
 def _magnitude(token: str) -> float:
-    """log10(1 + value) of a number token; separators other than a decimal point are dropped, huge ones saturate."""
+    """Return log10(1 + value) of a number; separators other than a decimal point are dropped, huge ones saturate."""
     whole = token.partition(".")[0].replace(",", "").partition(":")[0].partition("/")[0]
     return min(math.log10(1 + int(whole[:20])) + max(len(whole) - 20, 0), 30.0)
 
 
 def _quoted_chars(text: str) -> int:
-    """Length of the longest run between two plain double quotes; a linear stand-in for parsing quotations."""
+    """Return the longest run between two plain double quotes; a linear stand-in for parsing quotations."""
     parts = text.split('"')
     return max((len(part) for part in parts[1:-1:2]), default=0)
 
 
 def _word_features(tokens: Sequence[str], text: str) -> tuple[list[float], list[float], list[str]]:
-    """Shape of the words, how often each lexicon group speaks, and the numbers among them."""
+    """Return the shape of the words, how often each lexicon group speaks, and the numbers among them."""
     group_counts = [0.0] * len(GROUP_NAMES)
     plain: list[str] = []
     numbers: list[str] = []
@@ -161,7 +161,7 @@ def _capital_share(text: str) -> float:
 
 
 def _punctuation(text: str) -> list[int]:
-    """How often each kind of mark occurs, in the order of ``_PUNCTUATION``."""
+    """Count how often each kind of mark occurs, in the order of ``_PUNCTUATION``."""
     counts = [0] * len(_PUNCTUATION)
     if text.isascii():
         for mark in text.encode().translate(None, _NO_MARKS):
@@ -173,13 +173,13 @@ def _punctuation(text: str) -> list[int]:
 
 
 def _question_depth(group_counts: Sequence[float], punctuation: Sequence[int]) -> float:
-    """How many things are asked on top of each other: questions, conditions, further steps, nested brackets."""
+    """Count things asked on top of each other: questions, conditions, further steps, nested brackets."""
     clauses = sum([group_counts[column] for column in _CLAUSES])
     return math.log1p(clauses + punctuation[_QUESTION_MARKS] + punctuation[_BRACKETS])
 
 
 def text_features(request: RouterRequest, text: str, tokens: Sequence[str]) -> list[float]:
-    """The features of :data:`TEXT_FEATURES`, in order.
+    """Return the features of :data:`TEXT_FEATURES`, in order.
 
     Parameters
     ----------
@@ -208,7 +208,7 @@ def text_features(request: RouterRequest, text: str, tokens: Sequence[str]) -> l
 
 
 def history_features(history: Mapping[int, tuple[float, float]], num_tiers: int) -> list[float]:
-    """Log-odds of past success per tier, shrunk to 0 ("nothing known") where little or nothing was seen.
+    """Return log-odds of past success per tier, shrunk to 0 ("nothing known") where little or nothing was seen.
 
     Parameters
     ----------
@@ -226,17 +226,17 @@ def history_features(history: Mapping[int, tuple[float, float]], num_tiers: int)
 
 
 def history_names(num_tiers: int) -> tuple[str, ...]:
-    """Names of :func:`history_features`."""
+    """Return the names of :func:`history_features`."""
     return tuple(f"history_tier_{tier}" for tier in range(1, num_tiers + 1))
 
 
 def feature_names(num_tiers: int) -> tuple[str, ...]:
-    """Names of :func:`dense_features`, in order."""
+    """Return the names of :func:`dense_features`, in order."""
     return TEXT_FEATURES + history_names(num_tiers)
 
 
 def dense_features(request: RouterRequest, num_tiers: int) -> NDArray[np.float32]:
-    """All dense features of one request, float32 (num_features,), finite for every input."""
+    """Return all dense features of one request, float32 (num_features,), finite for every input."""
     text = clip(request.text)
     values = text_features(request, text, words(text)) + history_features(request.history, num_tiers)
     return np.array(values, dtype=np.float32)

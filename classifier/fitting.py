@@ -1,4 +1,4 @@
-"""scikit-learn estimators fitted on encoded rows and turned into the plain heads that serve.
+"""Fits scikit-learn estimators on encoded rows and turns them into the plain heads that serve.
 
 This is the one place, with :mod:`classifier.training`, that imports scikit-learn; serving does not.
 """
@@ -34,19 +34,19 @@ _FOREST_ROWS = 256
 
 
 def sparse_matrix(rows: SparseRows, num_buckets: int) -> Matrix:
-    """TF-IDF rows as float32 CSR (n, num_buckets)."""
+    """Return TF-IDF rows as float32 CSR (n, num_buckets)."""
     return sparse.csr_matrix((rows.values, rows.buckets, rows.starts), shape=(len(rows), num_buckets))
 
 
 def fit_projection(matrix: Matrix, num_components: int, seed: int) -> NDArray[np.float32]:
-    """Leading right singular vectors of the TF-IDF matrix, float32 (num_buckets, k), orthonormal columns."""
+    """Return leading right singular vectors of the TF-IDF matrix, float32 (num_buckets, k), orthonormal columns."""
     k = max(1, min(num_components, min(matrix.shape) - 1))
     found = TruncatedSVD(k, n_iter=4, random_state=seed).fit(matrix).components_
     return np.ascontiguousarray(found.T, dtype=np.float32)
 
 
 def _soft_rows(target: Floats, weights: Floats) -> tuple[NDArray[np.int64], NDArray[np.int64], Floats]:
-    """Row numbers, classes and weights that stand for targets between 0 and 1: half right is half a row of each."""
+    """Return rows, classes and weights that stand for targets between 0 and 1: half right is half a row of each."""
     known = np.flatnonzero(~np.isnan(target))
     positive, negative = known[target[known] > 0], known[target[known] < 1]
     rows = np.concatenate([positive, negative])
@@ -56,7 +56,7 @@ def _soft_rows(target: Floats, weights: Floats) -> tuple[NDArray[np.int64], NDAr
 
 
 def prior_logit(target: Floats, weights: Floats) -> float:
-    """Log-odds of the weighted mean outcome under Jeffreys' prior; 0 where nothing is known."""
+    """Return log-odds of the weighted mean outcome under Jeffreys' prior; 0 where nothing is known."""
     known = ~np.isnan(target)
     if not known.any():
         return 0.0
@@ -67,7 +67,7 @@ def prior_logit(target: Floats, weights: Floats) -> float:
 
 
 def fit_linear(matrix: Matrix, dense: NDArray[np.float32], targets: Floats, weights: Floats, c: float) -> LinearHead:
-    """One logistic regression an output over the same features; an output of one class gets its prior.
+    """Fit one logistic regression an output over the same features; an output of one class gets its prior.
 
     Parameters
     ----------
@@ -97,7 +97,7 @@ def fit_linear(matrix: Matrix, dense: NDArray[np.float32], targets: Floats, weig
 
 
 def linear_logits(head: LinearHead, matrix: Matrix, dense: NDArray[np.float32]) -> Floats:
-    """:meth:`LinearHead.logits` of many rows, float64 (n, num_outputs)."""
+    """Return :meth:`LinearHead.logits` of many rows, float64 (n, num_outputs)."""
     total = np.asarray(matrix @ head.sparse, dtype=np.float64) + dense @ head.dense + head.bias
     return np.clip(total, -MAX_LOGIT, MAX_LOGIT)
 
@@ -112,7 +112,7 @@ def fit_forest(
     min_leaf: int,
     seed: int,
 ) -> ForestHead:
-    """Extremely randomised trees whose leaves hold every output's mean.
+    """Fit extremely randomised trees whose leaves hold every output's mean.
 
     Parameters
     ----------
@@ -137,7 +137,7 @@ def fit_forest(
 
 
 def flatten_forest(trees: Sequence[Any], num_outputs: int) -> ForestHead:
-    """scikit-learn's trees renumbered so that siblings are neighbours, all in one array."""
+    """Renumber scikit-learn's trees so that siblings are neighbours, all in one array."""
     found = _TreeRun()
     for tree in trees:
         value = tree.value.reshape(-1, num_outputs)
@@ -146,7 +146,7 @@ def flatten_forest(trees: Sequence[Any], num_outputs: int) -> ForestHead:
 
 
 def flatten_boosting(models: Sequence[Any]) -> ForestHead | None:
-    """Gradient-boosted trees of several outputs as plain arrays; None when no output has any.
+    """Flatten gradient-boosted trees of several outputs; None when no output has any.
 
     Parameters
     ----------
@@ -205,7 +205,7 @@ class _TreeRun:
 
 
 def _sibling_order(left: NDArray[np.int64], right: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Breadth-first order of old node numbers, and the new number of each node's left child (its own for a leaf)."""
+    """Return the nodes in breadth-first order, and the new number of each one's left child (its own for a leaf)."""
     order, child = [0], []
     for position, node in enumerate(order):  # grows while it is walked
         if left[node] < 0:
@@ -217,19 +217,19 @@ def _sibling_order(left: NDArray[np.int64], right: NDArray[np.int64]) -> tuple[N
 
 
 def _floor32(thresholds: Floats) -> NDArray[np.float32]:
-    """The largest float32 not above each threshold: float32 features then fall on the same side as under float64."""
+    """Round thresholds down to float32: float32 features then fall on the same side as under float64."""
     nearest = thresholds.astype(np.float32)
     return np.where(nearest > thresholds, np.nextafter(nearest, np.float32(-np.inf)), nearest).astype(np.float32)
 
 
 def forest_logits(head: ForestHead, features: NDArray[np.float32]) -> Floats:
-    """:meth:`ForestHead.logits` of many rows, float64 (n, num_outputs), in blocks that stay within the caches."""
+    """Return :meth:`ForestHead.logits` of many rows, float64 (n, num_outputs), in blocks that fit the caches."""
     blocks = [head.logits(features[start : start + _FOREST_ROWS]) for start in range(0, len(features), _FOREST_ROWS)]
     return np.concatenate(blocks) if blocks else np.empty((0, head.value.shape[1]))
 
 
 def fit_calibrator(logits: Floats, target: Floats, weights: Floats, folds: NDArray[np.int64]) -> Calibrator:
-    """Platt or isotonic, whichever has the lower log-loss on folds left out; Platt when one class is missing.
+    """Fit Platt or isotonic, whichever has less log-loss on folds left out; Platt when one class is missing.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Splits that keep near-duplicates together: what a fit has seen never judges it."""
+"""Splits rows and keeps near-duplicates together: what a fit has seen never judges it."""
 
 from __future__ import annotations
 

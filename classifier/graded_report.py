@@ -1,4 +1,4 @@
-"""What routing over graded prompts would have bought, always beside the plain alternatives."""
+"""Reports what routing over graded prompts would have bought, always beside the plain alternatives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompts graded for a ladder of models, and what each answer cost, out of a folder.
+"""Reads prompts graded for a ladder of models, and what each answer cost, out of a folder.
 
 A folder holds ``prompts.parquet`` (``prompt_id``, ``benchmark``, ``prompt``; ``group_id`` and ``fold`` where there are
 any) and ``scores.parquet`` (``prompt_id``, ``model``, ``score``; ``cost_usd``, ``cost_usd_est`` and ``out_chars`` where
@@ -56,17 +56,17 @@ class GradedTable(Rows):
 
     @property
     def groups(self) -> Ints:
-        """Numbers of the groups, int64 (n,): near-duplicates share one."""
+        """Return the numbers of the groups, int64 (n,): near-duplicates share one."""
         return np.unique(self.group_names, return_inverse=True)[1].astype(np.int64)
 
     @property
     def requests(self) -> tuple[RouterRequest, ...]:
-        """The prompts as a router is asked about them: one user turn each."""
+        """Return the prompts as a router is asked about them: one user turn each."""
         return tuple(RouterRequest(turns=(("user", prompt),)) for prompt in self.prompts)
 
     @property
     def lengths(self) -> Floats:
-        """Characters of the prompts, float64 (n,)."""
+        """Return the characters of the prompts, float64 (n,)."""
         return np.array([len(prompt) for prompt in self.prompts], dtype=np.float64)
 
     def training_table(self) -> TrainingTable:

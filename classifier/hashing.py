@@ -1,4 +1,4 @@
-"""Texts to sparse bags of hashed word and character n-grams, in numpy alone.
+"""Turns texts into sparse bags of hashed word and character n-grams, in numpy alone.
 
 The same few lines run at training and at serving, so nothing can drift between the two. Hashing needs no vocabulary:
 an artifact holds one weight a bucket, and a prompt in any script is encoded in bounded time.
@@ -36,7 +36,7 @@ _DIGITS_AS_ZERO = str.maketrans(dict.fromkeys("123456789", "0"))
 
 @dataclass(frozen=True, slots=True)
 class HashConfig:
-    """How many buckets (as powers of two) and which n-grams; part of an artifact's feature schema."""
+    """Says how many buckets (as powers of two) and which n-grams; part of an artifact's feature schema."""
 
     word_bits: int = 13
     char_bits: int = 13
@@ -45,7 +45,7 @@ class HashConfig:
 
     @property
     def num_buckets(self) -> int:
-        """Word buckets come first, then character buckets."""
+        """Count all buckets: those of words come first, then those of characters."""
         return (1 << self.word_bits) + (1 << self.char_bits)
 
     def check(self) -> None:
@@ -59,7 +59,7 @@ class HashConfig:
 
 @dataclass(frozen=True, slots=True)
 class SparseRows:
-    """Encoded texts, end to end.
+    """Holds encoded texts, end to end.
 
     Attributes
     ----------
@@ -77,11 +77,11 @@ class SparseRows:
 
     @property
     def starts(self) -> NDArray[np.intp]:
-        """Where each text begins, and where the last ends, intp (num_texts + 1,)."""
+        """Return where each text begins, and where the last ends, intp (num_texts + 1,)."""
         return self.bounds[::2]
 
     def dot(self, matrix: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Each text times a matrix float32 (num_buckets, m), as float32 (num_texts, m)."""
+        """Multiply each text by a matrix float32 (num_buckets, m), as float32 (num_texts, m)."""
         found = np.empty((len(self), matrix.shape[1]), dtype=np.float32)
         picked, values = matrix.take(self.buckets, axis=0), self.values
         # Text by text: how a product of all at once is rounded would depend on how many they are.
@@ -90,7 +90,7 @@ class SparseRows:
         return found
 
     def take(self, rows: Sequence[int] | NDArray[np.int64]) -> SparseRows:
-        """Some of the texts."""
+        """Return some of the texts."""
         places, starts = _places(self.starts, rows)
         bounds = np.empty(2 * len(rows) + 1, dtype=np.intp)
         bounds[::2] = starts
@@ -99,7 +99,7 @@ class SparseRows:
 
     @classmethod
     def join(cls, parts: Sequence[SparseRows]) -> SparseRows:
-        """The texts of all parts, one part after the other."""
+        """Return the texts of all parts, one part after the other."""
         buckets, values = (
             np.concatenate([part.buckets for part in parts]),
             np.concatenate([part.values for part in parts]),
@@ -109,7 +109,7 @@ class SparseRows:
 
 @dataclass(frozen=True, slots=True)
 class WordRuns:
-    """The hashed words of texts, end to end.
+    """Holds the hashed words of texts, end to end.
 
     Attributes
     ----------
@@ -125,54 +125,54 @@ class WordRuns:
 
     @classmethod
     def of(cls, texts: Sequence[Sequence[str]]) -> WordRuns:
-        """The words of each text."""
+        """Return the words of each text."""
         together = [word for words in texts for word in words]
         return cls(word_hashes(together), np.array([0, *accumulate(map(len, texts))], dtype=np.intp))
 
     def take(self, rows: Sequence[int] | NDArray[np.int64]) -> WordRuns:
-        """The words of some of the texts."""
+        """Return the words of some of the texts."""
         places, starts = _places(self.starts, rows)
         return WordRuns(self.hashes[places], starts)
 
     @classmethod
     def join(cls, parts: Sequence[WordRuns]) -> WordRuns:
-        """The words of all parts' texts, one part after the other."""
+        """Return the words of all parts' texts, one part after the other."""
         return cls(np.concatenate([part.hashes for part in parts]), _joined([part.starts for part in parts]))
 
 
 def lengths_of(starts: NDArray[np.intp]) -> NDArray[np.intp]:
-    """The lengths of runs from where they begin and the last one ends; ``numpy.diff`` in a quarter of its time."""
+    """Return the lengths of runs, of their beginnings and the last end: ``numpy.diff`` in a quarter of its time."""
     return starts[1:] - starts[:-1]
 
 
 def _places(
     starts: NDArray[np.intp], rows: Sequence[int] | NDArray[np.int64]
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Where the values of some runs are, and where those runs begin once they are laid end to end."""
+    """Return where the values of some runs are, and where those runs begin once they are laid end to end."""
     lengths = lengths_of(starts)[rows]
     begins = np.concatenate([[0], np.cumsum(lengths)])
     return np.arange(begins[-1]) + (starts[:-1][rows] - begins[:-1]).repeat(lengths), begins
 
 
 def _joined(starts: Sequence[NDArray[np.intp]]) -> NDArray[np.intp]:
-    """Where the runs of several parts begin once those are laid end to end."""
+    """Return where the runs of several parts begin once those are laid end to end."""
     before = [0, *accumulate(int(each[-1]) for each in starts)]
     return np.concatenate([each[:-1] + past for each, past in zip(starts, before, strict=False)] + [before[-1:]])
 
 
 @lru_cache(1 << 15)
 def _word_hash(word: str) -> int:
-    """Of at most ``MAX_WORD_CHARS``; remembered, because few words make up most of any text."""
+    """Hash at most ``MAX_WORD_CHARS``; remembered, because few words make up most of any text."""
     return zlib.crc32(normalise(word).encode("utf-8", "surrogatepass"))
 
 
 def word_hashes(words: Sequence[str]) -> NDArray[np.uint32]:
-    """32-bit hashes of the normalised words, in order; lone surrogates are hashed as they come."""
+    """Return 32-bit hashes of the normalised words, in order; lone surrogates are hashed as they come."""
     return np.array([_word_hash(word[:MAX_WORD_CHARS]) for word in words], dtype=np.uint32)
 
 
 def word_ngram_hashes(hashes: NDArray[np.uint32], order: int) -> NDArray[np.uint32]:
-    """Hashes of runs of ``order`` words, of the same family as :func:`word_hashes` (order 1 gives them back)."""
+    """Return hashes of runs of ``order`` words, of the same family as :func:`word_hashes` (order 1 gives them back)."""
     if len(hashes) < order:
         return np.empty(0, dtype=np.uint32)
     rolled = hashes[: len(hashes) - order + 1]
@@ -182,12 +182,12 @@ def word_ngram_hashes(hashes: NDArray[np.uint32], order: int) -> NDArray[np.uint
 
 
 def fold(text: str) -> str:
-    """The characters that are hashed: lower case, one space between words and at either end, digits as zeros."""
+    """Return the characters that are hashed: lower case, one space between words and at either end, digits as zeros."""
     return f" {' '.join(text.lower().split())} ".translate(_DIGITS_AS_ZERO)
 
 
 def char_ngram_hashes(folded: str, shortest: int, longest: int, out: NDArray[np.uint32]) -> None:
-    """Hashes of all character runs of a :func:`fold`-ed text.
+    """Hash all character runs of a :func:`fold`-ed text.
 
     Parameters
     ----------
@@ -211,12 +211,12 @@ def _shift(bits: int) -> NDArray[np.uint32]:
 
 
 def buckets_of(hashes: NDArray[np.uint32], bits: int) -> NDArray[np.uint32]:
-    """Multiplicative hashing (Knuth 6.4): the top ``bits`` of the product are the well-mixed ones."""
+    """Hash by multiplication (Knuth 6.4): the top ``bits`` of the product are the well-mixed ones."""
     return (hashes * _GOLDEN) >> _shift(bits)
 
 
 def hash_texts(texts: Sequence[str], words: WordRuns, config: HashConfig) -> SparseRows:
-    """Counts per bucket of each text; word buckets below ``1 << word_bits``, character buckets above.
+    """Count each text's buckets; those of words below ``1 << word_bits``, those of characters above.
 
     Parameters
     ----------
@@ -245,8 +245,11 @@ def hash_texts(texts: Sequence[str], words: WordRuns, config: HashConfig) -> Spa
 
 @lru_cache(512)
 def _keys(num_texts: int, config: HashConfig) -> tuple[NDArray[np.uint32], NDArray[np.uint32], NDArray[np.uint32]]:
-    """The first key of each text and of one beyond the last, whose all runs are that lie in two texts; the first keys
-    in the order of :func:`_num_begun`; and those of each text's words and characters."""
+    """Return where the keys of texts begin.
+
+    First the key of each text and of one beyond the last, whose all runs are that lie in two texts; then the keys in
+    the order of :func:`_num_begun`; last those of each text's words and characters.
+    """
     keys = np.arange(num_texts + 1, dtype=np.uint32) * np.uint32(config.num_buckets)
     first_char = keys + np.uint32(1 << config.word_bits)
     beyond = np.full(num_texts, keys[-1])
@@ -257,7 +260,7 @@ def _keys(num_texts: int, config: HashConfig) -> tuple[NDArray[np.uint32], NDArr
 
 
 def _num_begun(lengths: Sequence[int], shortest: int, longest: int) -> list[int]:
-    """How many runs of each length begin and end in each text, and how many begin in it and end in another."""
+    """Return how many runs of each length begin and end in each text, and how many begin in it and end in another."""
     found: list[int] = []
     for run in range(shortest - 1, longest):
         for length in lengths:
@@ -267,7 +270,7 @@ def _num_begun(lengths: Sequence[int], shortest: int, longest: int) -> list[int]
 
 
 def _count(found: NDArray[np.uint32], keys: NDArray[np.uint32], borders: NDArray[np.uint32]) -> SparseRows:
-    """Each key once, with its count. Several times quicker than ``numpy.unique`` on the few hundred of a prompt.
+    """Count each key; several times quicker than ``numpy.unique`` on the few hundred of a prompt.
 
     Parameters
     ----------
@@ -287,7 +290,7 @@ def _count(found: NDArray[np.uint32], keys: NDArray[np.uint32], borders: NDArray
 
 
 def run_sums(values: NDArray[np.float32], starts: NDArray[np.intp]) -> NDArray[np.float32]:
-    """The sum of each run of values, 0 for one without any, float32 (num_runs,)."""
+    """Sum each run of values, 0 for one without any, float32 (num_runs,)."""
     sums = np.zeros(len(starts) - 1, dtype=np.float32)
     # Of an empty run ``reduceat`` would give what follows it.
     present = lengths_of(starts).nonzero()[0]

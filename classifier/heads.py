@@ -1,4 +1,4 @@
-"""Fitted estimators as plain arrays, evaluated with numpy alone.
+"""Evaluates fitted estimators, which are plain arrays, with numpy alone.
 
 Both heads map encoded requests to one logit per output; the outputs share every feature, so errors common to two
 tiers cancel in their difference, and the difference is what a decision rests on.
@@ -19,12 +19,12 @@ MAX_TREE_DEPTH = 64
 
 
 def sigmoid(logits: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Logistic function, safe at both ends."""
+    """Return the logistic function, safe at both ends."""
     return 1 / (1 + np.exp(np.minimum(-logits, 60.0)))
 
 
 def bounded_logit(probabilities: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Log-odds, held within ``MAX_LOGIT``."""
+    """Return log-odds, held within ``MAX_LOGIT``."""
     low = 1 / (1 + np.exp(MAX_LOGIT))
     # numpy.clip, without the third of its time that goes into argument handling.
     p = np.minimum(np.maximum(probabilities, low), 1 - low)
@@ -34,7 +34,7 @@ def bounded_logit(probabilities: NDArray[np.float64]) -> NDArray[np.float64]:
 
 @dataclass(frozen=True, slots=True)
 class LinearHead:
-    """Logistic regressions side by side.
+    """Holds logistic regressions side by side.
 
     Attributes
     ----------
@@ -48,7 +48,7 @@ class LinearHead:
     bias: NDArray[np.float32]
 
     def logits(self, dense: NDArray[np.float32], summed: NDArray[np.float32]) -> NDArray[np.float64]:
-        """Log-odds of requests, float64 (n, num_outputs).
+        """Return log-odds of requests, float64 (n, num_outputs).
 
         Parameters
         ----------
@@ -63,7 +63,7 @@ class LinearHead:
 
 @dataclass(frozen=True, slots=True)
 class ForestHead:
-    """A forest whose trees all outputs share.
+    """Holds a forest whose trees all outputs share.
 
     Nodes of all trees lie in one array, siblings side by side: from node i the walk goes to ``child[i]`` when
     ``x[feature[i]] <= threshold[i]`` and to ``child[i] + 1`` otherwise. A leaf is its own child under an infinite
@@ -98,7 +98,7 @@ class ForestHead:
             raise ValueError("a tree reads a feature that does not exist, or is too deep")
 
     def leaves(self, x: NDArray[np.float32]) -> NDArray[np.intp]:
-        """The leaf each tree puts each request in, intp (n, num_trees), of features float32 (n, num_features)."""
+        """Return each tree's leaf for each request, intp (n, num_trees), of features float32 (n, num_features)."""
         flat = np.ascontiguousarray(x).ravel()
         starts = np.arange(0, x.size, x.shape[1])[:, None]
         node = np.broadcast_to(self.roots, (len(x), len(self.roots)))
@@ -112,10 +112,10 @@ class ForestHead:
         return node
 
     def sums(self, x: NDArray[np.float32]) -> NDArray[np.float64]:
-        """What the trees say of each request, added up, float64 (n, num_outputs)."""
+        """Return what the trees say of each request, added up, float64 (n, num_outputs)."""
         found: NDArray[np.float64] = np.add.reduce(self.value.take(self.leaves(x), axis=0), axis=1, dtype=np.float64)
         return found
 
     def logits(self, x: NDArray[np.float32]) -> NDArray[np.float64]:
-        """float64 (n, num_outputs), log-odds of the trees' mean."""
+        """Return the log-odds of the trees' mean, float64 (n, num_outputs)."""
         return bounded_logit(self.sums(x) / len(self.roots))

@@ -1,4 +1,4 @@
-"""The words that tell what a request asks for, by group.
+"""Lists the words that tell what a request asks for, by group.
 
 The groups are the seed's (reasoning keywords, domains) and what measurement added. They are hints to an estimator that
 weighs them on outcomes, never rules: a group that carries nothing gets weight zero.

@@ -1,4 +1,4 @@
-"""What a log row keeps of a prediction, and predictions read back out of log rows.
+"""Says what a log row keeps of a prediction, and reads predictions back out of log rows.
 
 A row holds no text unless retention says so, but it must be enough to learn from: the dense features by name, the
 prompt's place in the training subspace (the *sketch*, the few numbers that the forest reads in place of the n-grams),
@@ -28,7 +28,7 @@ _BASE_NOVELTY = "base_novelty"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogViews(Rows):
-    """Predictions of one base router before adjustment, one row a request.
+    """Holds predictions of one base router before adjustment, one row a request.
 
     Attributes
     ----------
@@ -46,7 +46,7 @@ class LogViews(Rows):
 
     @classmethod
     def empty(cls, num_tiers: int, num_components: int) -> LogViews:
-        """No rows, of the right widths."""
+        """Make a table without rows, of the right widths."""
         return cls(
             dense=np.empty((0, len(feature_names(num_tiers))), dtype=np.float32),
             sketch=np.empty((0, num_components), dtype=np.float32),
@@ -57,18 +57,18 @@ class LogViews(Rows):
 
 
 def sketch_names(num_components: int) -> tuple[str, ...]:
-    """Names under which a sketch stands among a row's features."""
+    """Return names under which a sketch stands among a row's features."""
     return tuple(f"{_SKETCH}{component}" for component in range(num_components))
 
 
 def rounded_sketch(projected: NDArray[np.float32]) -> Floats:
-    """The sketch as it is stored, float64 of the same shape: what training reads is what serving used."""
+    """Return the sketch as it is stored, float64 of the same shape: what training reads is what serving used."""
     rounded: Floats = np.asarray(projected, dtype=np.float64).round(SKETCH_DECIMALS)
     return rounded
 
 
 def base_entries(right: Sequence[float], good: Sequence[float], novelty: float) -> dict[str, float]:
-    """Features that keep the estimates before an adjustment, for rows whose own estimates are adjusted ones."""
+    """Return features that keep the estimates before an adjustment, for rows whose own estimates are adjusted ones."""
     found = {f"{_BASE_RIGHT}{tier}": p for tier, p in enumerate(right, start=1)}
     found |= {f"{_BASE_GOOD}{tier}": p for tier, p in enumerate(good, start=1)}
     found[_BASE_NOVELTY] = novelty
@@ -93,7 +93,7 @@ class ViewReader:
     def read(
         self, features: Mapping[str, float], sufficiency: Sequence[Sequence[float]], novelty: float | None
     ) -> NDArray[np.float64] | None:
-        """One row as float64 (num_features + num_components + 2 * num_tiers + 1,); None where something is missing.
+        """Read one row, float64 (num_features + num_components + 2 * num_tiers + 1,); None where it lacks something.
 
         Parameters
         ----------
@@ -117,7 +117,7 @@ class ViewReader:
         return row if np.isfinite(row).all() else None
 
     def stack(self, rows: Sequence[NDArray[np.float64]]) -> LogViews:
-        """Rows that :meth:`read` made."""
+        """Stack rows that :meth:`read` made."""
         if not rows:
             return LogViews.empty(self._num_tiers, len(self._sketch))
         matrix = np.stack(rows)

@@ -1,4 +1,4 @@
-"""Measures of a probability estimate against what happened. numpy only, weights throughout."""
+"""Measures a probability estimate against what happened, by numpy alone."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _EPSILON = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """An estimate with the ends of its confidence interval."""
+    """Holds an estimate with the ends of its confidence interval."""
 
     value: float
     low: float
     high: float
 
     def as_dict(self) -> dict[str, float]:
-        """For JSON."""
+        """Return it for JSON."""
         return {"value": self.value, "low": self.low, "high": self.high}
 
 
 def roc_auc(probabilities: Floats, outcomes: Floats) -> float:
-    """Chance that a right one is ranked above a wrong one, ties counted half; NaN when only one class is there."""
+    """Return the chance that a right one ranks above a wrong one, ties counted half; NaN where one class is missing."""
     positive = outcomes > 0.5
     num_positive, num_negative = int(positive.sum()), int((~positive).sum())
     if not num_positive or not num_negative:
@@ -38,25 +38,25 @@ def roc_auc(probabilities: Floats, outcomes: Floats) -> float:
 
 
 def midranks(values: Floats) -> Floats:
-    """Ranks from 1, equal values sharing their mean rank."""
+    """Return ranks from 1, equal values sharing their mean rank."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
     return ((2 * last - counts + 1) / 2)[inverse].astype(np.float64)
 
 
 def brier(probabilities: Floats, outcomes: Floats) -> float:
-    """Mean squared error of a probability."""
+    """Return the mean squared error of a probability."""
     return float(np.mean((probabilities - outcomes) ** 2))
 
 
 def log_loss(probabilities: Floats, outcomes: Floats) -> float:
-    """Mean negative log-likelihood in nats, probabilities kept ``1e-6`` away from certainty."""
+    """Return the mean negative log-likelihood in nats, probabilities kept ``1e-6`` away from certainty."""
     p = np.clip(probabilities, _EPSILON, 1 - _EPSILON)
     return float(-np.mean(outcomes * np.log(p) + (1 - outcomes) * np.log1p(-p)))
 
 
 def calibration_error(probabilities: Floats, outcomes: Floats, num_bins: int = 15) -> float:
-    """Expected calibration error over bins of equal population.
+    """Return the expected calibration error over bins of equal population.
 
     References
     ----------
@@ -76,7 +76,7 @@ def bootstrap_interval(
     num_resamples: int = 200,
     confidence: float = 0.95,
 ) -> Interval:
-    """Percentile interval of a statistic over resampled groups.
+    """Return the percentile interval of a statistic over resampled groups.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""How foreign a request is to the training window, as one minus a conformal p-value.
+"""Says how foreign a request is to the training window, as one minus a conformal p-value.
 
 No router transfers: on prompts unlike those it was fitted on, its probabilities mean nothing. Four readings say how
 unlike a prompt is: words never seen, word pairs never seen, the part of its n-grams outside the training subspace,
@@ -46,7 +46,7 @@ def novelty_bound(num_rows: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class SeenWords:
-    """What the training window held.
+    """Holds the words, pairs and wordings of the training window.
 
     Attributes
     ----------
@@ -78,11 +78,11 @@ class SeenWords:
             raise ValueError(f"marks of seen words have shapes {self.words.shape} and {self.pairs.shape}")
 
     def knows(self, rows: RawRows) -> list[bool]:
-        """Whether each very same wording was there, case, spacing and the digits of figures aside."""
+        """Tell whether each very same wording was there, case, spacing and the digits of figures aside."""
         return [each in self._known for each in wording_hashes(rows)]
 
     def unseen_shares(self, words: WordRuns) -> Floats:
-        """Shares of each text's words, and of its word pairs, that never occurred; 0 where there are none.
+        """Return shares of each text's words, and of its word pairs, that never occurred; 0 where there are none.
 
         float64 (n, 2)
         """
@@ -102,14 +102,14 @@ class SeenWords:
 
 
 def wording_hashes(rows: RawRows) -> list[int]:
-    """Hashes of all words of each text in order; of a prompt without words, of its counted n-grams."""
+    """Return hashes of all words of each text in order; of a prompt without words, of its counted n-grams."""
     words, buckets = rows.words.hashes, rows.counts.buckets
     starts = zip(pairwise(rows.words.starts.tolist()), pairwise(rows.counts.starts.tolist()), strict=True)
     return [zlib.crc32((words[a:b] if a < b else buckets[c:d]).tobytes()) for (a, b), (c, d) in starts]
 
 
 def readings(seen: SeenWords, raw: RawRows, encoded: EncodedRequests, projected: NDArray[np.float32]) -> Floats:
-    """The four readings of each request, larger is more foreign, float64 (n, 4).
+    """Return the four readings of each request, larger is more foreign, float64 (n, 4).
 
     Parameters
     ----------
@@ -131,7 +131,7 @@ def readings(seen: SeenWords, raw: RawRows, encoded: EncodedRequests, projected:
 
 @dataclass(frozen=True, slots=True)
 class NoveltyScale:
-    """Readings to novelty.
+    """Turns readings into novelty.
 
     Attributes
     ----------
@@ -155,7 +155,7 @@ class NoveltyScale:
 
     @classmethod
     def fit(cls, held_out: Floats) -> NoveltyScale:
-        """Quantiles of held-out readings, float64 (n, 4)."""
+        """Return quantiles of held-out readings, float64 (n, 4)."""
         levels = _levels(len(held_out))
         grids = np.quantile(held_out, levels, axis=0).T
         scale = cls(grids, np.zeros(len(levels)), len(held_out))
@@ -169,21 +169,21 @@ class NoveltyScale:
             raise ValueError(f"novelty has quantiles of shapes {self.grids.shape} and {self.combined.shape}")
 
     def combine(self, reading: Sequence[float]) -> float:
-        """Fisher's sum of minus log tail shares."""
+        """Return Fisher's sum of minus log tail shares."""
         grids = self._sorted[:NUM_READINGS]
         return -sum([math.log(self._tail(grid, each)) for grid, each in zip(grids, reading, strict=True)])
 
     def novelty(self, reading: Sequence[float]) -> float:
-        """0 (familiar) to almost 1 (foreign): one minus the conformal p-value."""
+        """Return 0 (familiar) to almost 1 (foreign): one minus the conformal p-value."""
         return 1.0 - self._tail(self._sorted[NUM_READINGS], self.combine(reading))
 
     def _tail(self, grid: Sequence[float], value: float) -> float:
-        """Share of held-out rows at or above ``value``, never 0."""
+        """Return the share of held-out rows at or above ``value``, never 0."""
         return self._tails[bisect_left(grid, value)]
 
 
 def _levels(num_rows: int) -> Floats:
-    """Quantile levels, denser towards 1, where decisions are made."""
+    """Return quantile levels, denser towards 1, where decisions are made."""
     count = min(_GRID, num_rows)
     even = np.linspace(0.0, 1.0, count)
     return 1.0 - (1.0 - even) ** 2

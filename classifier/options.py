@@ -1,4 +1,4 @@
-"""Sizes and strengths of a fit; kept in the artifact it makes."""
+"""Declares sizes and strengths of a fit, which are kept in the artifact it makes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from classifier.hashing import HashConfig
 
 @dataclass(frozen=True, slots=True)
 class FitOptions:
-    """How a router is fitted.
+    """Says how a router is fitted.
 
     Parameters
     ----------

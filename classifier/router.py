@@ -1,4 +1,4 @@
-"""An artifact brought to life: requests in, calibrated sufficiency per tier out. numpy only."""
+"""Brings an artifact to life: requests in, calibrated sufficiency per tier out, by numpy alone."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ BUILTIN = Path(__file__).parent / "builtin" / "router.npz"
 
 @dataclass(frozen=True, slots=True)
 class Estimator:
-    """Everything between an encoded request and its probabilities.
+    """Holds everything between an encoded request and its probabilities.
 
     Attributes
     ----------
@@ -59,7 +59,7 @@ class Estimator:
 
 
 class ArtifactRouter:
-    """The serving form of a :class:`RouterArtifact`; implements :class:`classifier.types.Router`.
+    """Serves a :class:`RouterArtifact`; implements :class:`classifier.types.Router`.
 
     Thread-safe: it holds read-only arrays and no state between calls.
 
@@ -114,31 +114,31 @@ class ArtifactRouter:
 
     @property
     def version(self) -> str:
-        """The artifact's content hash."""
+        """Return the artifact's content hash."""
         return self.artifact.version
 
     @property
     def num_tiers(self) -> int:
-        """How many tiers it estimates."""
+        """Return how many tiers it estimates."""
         return self.artifact.num_tiers
 
     @property
     def base_version(self) -> str:
-        """The router whose rows in the log this one can be judged on: what an adjustment rests on, else itself."""
+        """Return the router whose rows in the log can judge this one: what an adjustment rests on, else itself."""
         return str(self.artifact.metadata.get("base", self.version))
 
     @property
     def num_components(self) -> int:
-        """How many numbers a sketch has."""
+        """Return how many numbers a sketch has."""
         return len(self._estimator.component_scale)
 
     @property
     def space(self) -> Space:
-        """The coordinates of adjustments to this router."""
+        """Return the coordinates of adjustments to this router."""
         return Space(self._estimator.encoder.mean, self._estimator.encoder.scale)
 
     def revise(self, views: LogViews) -> tuple[Floats, Floats, Floats]:
-        """What this router would have said of requests in the log, from what their rows keep.
+        """Return what this router would have said of requests in the log, from what their rows keep.
 
         Parameters
         ----------
@@ -154,7 +154,7 @@ class ArtifactRouter:
 
     @property
     def decision(self) -> Mapping[str, Any]:
-        """What was derived with the router for a policy to use: thresholds, quality value, novelty bound."""
+        """Return what was derived with the router for a policy to use: thresholds, quality value, novelty bound."""
         found: Mapping[str, Any] = self.artifact.metadata.get("decision", {})
         return found
 
@@ -172,7 +172,7 @@ class ArtifactRouter:
         return found
 
     def _predict(self, requests: Sequence[RouterRequest]) -> list[Sufficiency]:
-        """All at once: a text has a few hundred numbers, on which numpy takes longer to begin than to work."""
+        """Estimate all at once: on the few hundred numbers of one text numpy takes longer to begin than to work."""
         started = time.perf_counter()
         raw = read_requests(requests, self.num_tiers, self._hash_config)
         estimates = self._estimates(raw, None if self._embedder is None else self._embed(requests))
@@ -244,7 +244,7 @@ class ArtifactRouter:
 
 
 def cohere(right: Floats, good: Floats) -> Floats:
-    """P(as good as the top tier) brought between the bounds that P(right) sets where answers are right or wrong.
+    """Bring P(as good) between the bounds that P(right) sets where answers are right or wrong.
 
     A right answer is as good as any, and so is any answer where the top tier's is wrong; a wrong answer beside a right
     one is not. Hence ``max(right_t, 1 - right_top) <= good_t <= right_t + 1 - right_top``. The last axis is the tier.

@@ -1,4 +1,4 @@
-"""What routers say of graded rows they have not seen, exactly as they would say it while serving.
+"""Asks routers about graded rows they have not seen, exactly as they would be asked while serving.
 
 Every estimate comes from a whole artifact: fitted by :func:`classifier.training.fit_router` with the options of
 ``suffice bootstrap``, frozen, and asked through :class:`classifier.router.ArtifactRouter`.

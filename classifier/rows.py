@@ -1,4 +1,4 @@
-"""One base for tables of columns: a table is declared by its fields, and rows are taken field by field."""
+"""Gives tables of columns one base: a table is declared by its fields, and rows are taken field by field."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WHOLE: Mapping[str, bool] = MappingProxyType({"whole": True})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """Base of tables: every field that is not marked :data:`WHOLE` is a column with one entry a row.
+    """Holds rows by column: every field that is not marked :data:`WHOLE` has one entry a row.
 
     A column is a numpy array (rows on its first axis), a tuple, another table (anything with ``take`` and ``join``), or
     None where the table as a whole lacks it. Subclasses are frozen, and built by keyword: two columns of one type

@@ -1,4 +1,4 @@
-"""What a router is fitted on: requests, and what each tier's answer to them was worth."""
+"""Holds what a router is fitted on: requests, and what each tier's answer to them was worth."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MIN_ROWS = 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingTable(Rows):
-    """Requests and outcomes, one row each.
+    """Holds requests and outcomes, one row each.
 
     Attributes
     ----------
@@ -72,19 +72,19 @@ class TrainingTable(Rows):
 
     @property
     def num_tiers(self) -> int:
-        """Width of ``scores``."""
+        """Return the width of ``scores``."""
         return int(self.scores.shape[1])
 
     @property
     def is_binary(self) -> bool:
-        """Whether every known score is exactly 0 or 1, and nothing but scores says what is as good."""
+        """Tell whether every known score is exactly 0 or 1, and nothing but scores says what is as good."""
         if self.as_good is not None:
             return False
         known = self.scores[~np.isnan(self.scores)]
         return bool(np.isin(known, (0.0, 1.0)).all())
 
     def targets(self) -> Floats:
-        """What is estimated: float64 (n, 2 * num_tiers - 1).
+        """Return what is estimated, float64 (n, 2 * num_tiers - 1).
 
         First P(right) of each tier, then P(as good as the top tier) of each tier below the top; NaN where a score that
         it needs is unknown.
@@ -109,7 +109,7 @@ class TrainingTable(Rows):
         typical: NDArray[np.bool_] | None = None,
         as_good: Floats | None = None,
     ) -> TrainingTable:
-        """A table with the usual groups (same wording) and equal weights where none are given."""
+        """Build a table with the usual groups (same wording) and equal weights where none are given."""
         return cls(
             requests=tuple(requests),
             scores=np.asarray(scores, dtype=np.float64),
@@ -129,6 +129,6 @@ def _check_range(name: str, values: Floats) -> None:
 
 
 def group_by_wording(requests: Sequence[RouterRequest]) -> Ints:
-    """Group ids int64 (n,): requests whose words are the same in order, case and spacing folded, share one."""
+    """Group requests, int64 (n,): those of the same words in order, case and spacing folded, share a number."""
     keys = [" ".join(w.lower() for w in words(request.text)) for request in requests]
     return np.array([zlib.crc32(key.encode("utf-8", "surrogatepass")) for key in keys], dtype=np.int64)

@@ -1,4 +1,4 @@
-"""What of a text is looked at: bounded, and cut into words once for everyone."""
+"""Bounds what of a text is looked at, and cuts it into words once for everyone."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def clip(text: str) -> str:
 
 
 def words(text: str) -> list[str]:
-    """Words and numbers in order, as written."""
+    """Return words and numbers in order, as written."""
     return (_ASCII_WORD if text.isascii() else _WORD).findall(text)
 
 
 def number_shape(word: str) -> str:
-    """Digits replaced by zeros: how large a number is matters to a model, rarely which one it is."""
+    """Replace digits by zeros: how large a number is matters to a model, rarely which one it is."""
     return "0" * min(len(word), MAX_WORD_CHARS) if word.isdecimal() else re.sub(r"\d", "0", word[:MAX_WORD_CHARS])
 
 
 def normalise(word: str) -> str:
-    """The form that is hashed: lower case, bounded, numbers by their shape."""
+    """Return the form that is hashed: lower case, bounded, numbers by their shape."""
     return number_shape(word) if word[0].isdecimal() else word[:MAX_WORD_CHARS].lower()

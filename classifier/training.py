@@ -1,4 +1,4 @@
-"""From a table of outcomes to a router: encode, fit, calibrate on rows left out, judge, freeze.
+"""Makes a router of a table of outcomes: encode, fit, calibrate on rows left out, judge, freeze.
 
 Everything that is reported about a router, and every number a policy derives from it, comes from rows its estimators
 had not seen: K group-safe folds are fitted first, calibration rests on their left-out estimates, and only then one
@@ -36,7 +36,7 @@ _READ_TOGETHER = 256
 
 @dataclass(frozen=True, slots=True)
 class FittedRouter:
-    """A router and the estimates it was calibrated and judged on.
+    """Holds a router and the estimates it was calibrated and judged on.
 
     Attributes
     ----------
@@ -106,7 +106,7 @@ def fit_router(
 def _left_out(
     rows: LabelledRows, folds: NDArray[np.int64], options: FitOptions, seed: int
 ) -> tuple[Floats, Floats, Floats, float]:
-    """Left-out log-odds of both heads and novelty readings; and the L2 strength with the least left-out loss."""
+    """Return left-out log-odds of both heads and novelty readings; and the L2 strength with the least left-out loss."""
     shape = rows.targets.shape
     candidates = {c: np.empty(shape) for c in options.linear_c}
     forest, held_out = np.empty(shape), np.empty((shape[0], 4))
@@ -128,14 +128,14 @@ def _loss(logits: Floats, rows: LabelledRows) -> float:
 
 
 def _best_forest_weight(linear: Floats, forest: Floats, rows: LabelledRows) -> float:
-    """One weight for all outputs, so that what two tiers share stays shared."""
+    """Choose one weight for all outputs, so that what two tiers share stays shared."""
     return min(_FOREST_WEIGHTS, key=lambda w: _loss(w * forest + (1 - w) * linear, rows))
 
 
 def _cross_calibrated(
     mixed: Floats, rows: LabelledRows, folds: NDArray[np.int64], table: TrainingTable
 ) -> tuple[Floats, Floats]:
-    """Estimates whose calibration, too, had not seen the row: p_right and p_as_good, float64 (n, num_tiers)."""
+    """Return estimates whose calibration, too, had not seen the row: p_right and p_as_good, float64 (n, num_tiers)."""
     calibrated = np.empty(mixed.shape)
     for inside, outside in fold_splits(folds):
         for o in range(mixed.shape[1]):

@@ -1,4 +1,4 @@
-"""A small text encoder fine-tuned to tell which tier suffices, as it travels inside a router and as it serves.
+"""Serves a small text encoder fine-tuned to tell which tier suffices, as it travels inside a router.
 
 A transformer, the mean of its last states over the text's tokens, and one linear head a tier below the top. What it
 says of a request, the log-odds of each tier's sufficing, is a feature block beside the others: the router's own heads
@@ -38,7 +38,7 @@ _MAX_LAYERS = 100
 
 
 class TierHeads(nn.Module):
-    """Token ids to log-odds.
+    """Turns token ids into log-odds.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ class TierHeads(nn.Module):
         self.heads = nn.Linear(int(transformer.config.hidden_size), num_outputs)  # type: ignore[union-attr, arg-type]
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """float32 (B, num_outputs).
+        """Return float32 (B, num_outputs).
 
         Parameters
         ----------
@@ -67,7 +67,7 @@ class TierHeads(nn.Module):
 
 
 class TokenReader:
-    """Texts to padded batches of token ids.
+    """Turns texts into padded batches of token ids.
 
     Parameters
     ----------
@@ -82,16 +82,16 @@ class TokenReader:
 
     @property
     def vocabulary_size(self) -> int:
-        """How many tokens there are."""
+        """Return how many tokens there are."""
         return int(self._tokenizer.get_vocab_size())
 
     def read(self, requests: Sequence[RouterRequest]) -> list[list[int]]:
-        """Token ids of the last user turns."""
+        """Return token ids of the last user turns."""
         return [each.ids for each in self._tokenizer.encode_batch([readable(request) for request in requests])]
 
     @staticmethod
     def batch(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-        """Ids and mask, int64 (B, T) each, as long as the longest row."""
+        """Return ids and mask, int64 (B, T) each, as long as the longest row."""
         longest = max(1, *(len(row) for row in rows))
         ids, mask = np.zeros((2, len(rows), longest), dtype=np.int64)
         for place, row in enumerate(rows):
@@ -101,7 +101,7 @@ class TokenReader:
 
 
 class TunedEncoder:
-    """A fine-tuned encoder ready to serve; a :class:`classifier.embedding.Embedder` that was fitted.
+    """Serves a fine-tuned encoder; a :class:`classifier.embedding.Embedder` that was fitted.
 
     Parameters
     ----------
@@ -131,7 +131,7 @@ class TunedEncoder:
             raise EmbeddingError(f"The router's fine-tuned encoder cannot be read ({problem}).") from error
 
     def embed(self, requests: Sequence[RouterRequest]) -> NDArray[np.float32]:
-        """Log-odds of each tier's sufficing, float32 (n, num_tiers - 1), bounded, over the square root of their count.
+        """Return each tier's log-odds of sufficing, float32 (n, num_tiers - 1), bounded, over the root of their count.
 
         So :func:`classifier.encoder.append_embedding`, which scales rows of about unit length, gives the log-odds.
         """
@@ -150,7 +150,7 @@ class TunedEncoder:
 
 
 def stored(net: TierHeads) -> dict[str, Tensor]:
-    """A copy of the weights by name, on the CPU and in the half precision in which they travel."""
+    """Copy the weights by name, to the CPU and the half precision in which they travel."""
     return {
         name: value.detach().to("cpu", torch.float16 if value.is_floating_point() else value.dtype, copy=True)
         for name, value in net.state_dict().items()
@@ -158,7 +158,7 @@ def stored(net: TierHeads) -> dict[str, Tensor]:
 
 
 def pack(net: TierHeads, state: dict[str, Tensor], tokenizer: str, max_tokens: int) -> dict[str, NDArray[np.uint8]]:
-    """The arrays of :class:`TunedEncoder`.
+    """Return the arrays of :class:`TunedEncoder`.
 
     Parameters
     ----------
@@ -177,7 +177,7 @@ def pack(net: TierHeads, state: dict[str, Tensor], tokenizer: str, max_tokens: i
 
 
 def _net(setup: Mapping[str, Any], weights: bytes) -> TierHeads:
-    """The described net with these weights; what is described is allocated only where it is as large as they are."""
+    """Build the described net with these weights; it is allocated only where it is as large as they are."""
     state = {name: _single(value) for name, value in load(weights).items()}
     with torch.device("meta"):
         described = {name: value.shape for name, value in _build(setup).state_dict().items()}

@@ -1,4 +1,4 @@
-"""What a fine-tuned encoder costs: a step of its fit, its place in a router, and an estimate's time on the CPU.
+"""Measures what a fine-tuned encoder costs: a step of its fit, its place in a router, its time on the CPU.
 
 ``python -m classifier.tuning_bench [--encoder FOLDER] [--device cuda] [--threads N] [--json]``. Without a folder the
 encoder is drawn at random in the shape of MiniLM-L6 (6 layers of 384, 30,522 word pieces): what is timed does not hang
@@ -30,7 +30,7 @@ _VOCABULARY = 30_522
 
 
 def draw_encoder(folder: Path) -> Path:
-    """A model of MiniLM-L6's shape whose words are ``w0``, ``w1`` and so on; gives its folder."""
+    """Draw a model of MiniLM-L6's shape whose words are ``w0``, ``w1`` and so on; gives its folder."""
     from sentence_transformers import SentenceTransformer
     from transformers import BertConfig, BertModel, BertTokenizer
 
@@ -48,13 +48,13 @@ def draw_encoder(folder: Path) -> Path:
 
 
 def prompts(count: int, num_tokens: int, rng: np.random.Generator) -> list[RouterRequest]:
-    """Random words, as many as make a text of so many tokens with the two that BERT adds."""
+    """Draw random words, as many as make a text of so many tokens with the two that BERT adds."""
     drawn = rng.integers(0, 20_000, (count, num_tokens - 2))
     return [RouterRequest((("user", " ".join(f"w{number}" for number in row)),)) for row in drawn]
 
 
 def time_steps(path: Path, num_tokens: int, device: str) -> tuple[TuningResult, float]:
-    """An encoder after a few steps, and the median seconds of one: of the processor, on a device by the clock."""
+    """Return an encoder after a few steps, and the median seconds of one: CPU time, on a device by the clock."""
     rng = np.random.default_rng(0)
     options = TuningOptions(max_seconds=600, max_steps=_STEPS, device=device)
     fit, newer = (
@@ -72,7 +72,7 @@ def time_steps(path: Path, num_tokens: int, device: str) -> tuple[TuningResult, 
 
 
 def time_estimates(encoder: TunedEncoder, num_tokens: int) -> dict[str, float]:
-    """Milliseconds of one prompt's log-odds alone: by the clock, and of the processor, which others do not lengthen."""
+    """Time one prompt's log-odds alone: by the clock, and in CPU time, which others do not lengthen."""
     asked = prompts(_ESTIMATES, num_tokens, np.random.default_rng(1))
     encoder.embed(asked[:5])
     wall, cpu = [], []
@@ -86,7 +86,7 @@ def time_estimates(encoder: TunedEncoder, num_tokens: int) -> dict[str, float]:
 
 
 def run(encoder: Path | None, device: str) -> dict[str, Any]:
-    """The whole bench as one JSON-able object."""
+    """Run the whole bench; one object for JSON."""
     with tempfile.TemporaryDirectory(prefix="suffice-bench-") as folder:
         path = encoder or draw_encoder(Path(folder))
         found = {length: time_steps(path, length, device) for length in LENGTHS}
@@ -115,7 +115,7 @@ def run(encoder: Path | None, device: str) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m classifier.tuning_bench", description=__doc__.partition("\n")[0])
     parser.add_argument("--encoder", type=Path, help="a sentence-transformers folder; by default drawn at random")
     parser.add_argument("--device", default="cpu", help="where it is fine-tuned; estimates are timed on the CPU")

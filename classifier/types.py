@@ -1,4 +1,4 @@
-"""The nouns of a prediction: request in, calibrated sufficiency per tier out."""
+"""Declares the nouns of a prediction: request in, calibrated sufficiency per tier out."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class RouterRequest:
 
     @property
     def text(self) -> str:
-        """The last user turn, or all text where there is none."""
+        """Return the last user turn, or all text where there is none."""
         for role, content in reversed(self.turns):
             if role == "user":
                 return content
@@ -28,7 +28,7 @@ class RouterRequest:
 
 @dataclass(frozen=True, slots=True)
 class TierSufficiency:
-    """Calibrated P(right) and P(as good as the top tier) for one tier."""
+    """Holds calibrated P(right) and P(as good as the top tier) for one tier."""
 
     tier: int
     p_right: float
@@ -37,7 +37,7 @@ class TierSufficiency:
 
 @dataclass(frozen=True, slots=True)
 class Sufficiency:
-    """One prediction: per tier, the features it rests on, how foreign the prompt looks (0 familiar .. 1 foreign)."""
+    """Holds one prediction per tier, the features it rests on, and how foreign the prompt looks (0 to 1)."""
 
     tiers: tuple[TierSufficiency, ...]
     features: Mapping[str, float]
@@ -47,7 +47,7 @@ class Sufficiency:
 
 
 class Router(Protocol):
-    """An immutable, versioned artifact that predicts."""
+    """Predicts; an immutable, versioned artifact."""
 
     @property
     def version(self) -> str: ...

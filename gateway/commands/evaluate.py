@@ -1,4 +1,4 @@
-"""``suffice evaluate``: what routing would buy on graded prompts, beside the plain alternatives."""
+"""Runs ``suffice evaluate``: what routing would buy on graded prompts, beside the plain alternatives."""
 
 from __future__ import annotations
 

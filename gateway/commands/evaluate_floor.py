@@ -1,4 +1,4 @@
-"""What a sample of graded prompts certifies, how often the certificate was true, and what is served without one."""
+"""Certifies floors on samples of graded prompts, counts how often that was true, and says what is served without."""
 
 from __future__ import annotations
 
