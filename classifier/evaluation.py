@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from classifier.curves import LadderCurve, fixed_mix_curve, ladder_curve, pair_curve
 from classifier.folds import fold_splits
-from classifier.metrics import bootstrap_interval, brier, calibration_error, log_loss, roc_auc, without_nan
+from classifier.metrics import Interval, bootstrap_interval, brier, calibration_error, log_loss, roc_auc, without_nan
 from classifier.rows import Floats, Ints, Rows
 
 HELD_SHARES = (0.95, 0.97, 0.99)
@@ -135,40 +136,53 @@ def _apgr_of(benefit: Floats, weak: Floats, strong: Floats) -> Callable[[Ints], 
 
 def _ladder_metrics(judged: JudgedRows, by_length: Floats, seed: int, num_resamples: int) -> dict[str, Any]:
     """Return the share of the top tier's cost at which each way of choosing holds shares of its quality."""
-    estimates = {"router": judged.p_right, "length": by_length, "oracle": judged.scores}
-    found: dict[str, Any] = {
-        "top_quality": float(judged.scores[:, -1].mean()),
-        "top_cost_usd": float(judged.costs[:, -1].mean()),
+    scores, costs = judged.scores, judged.costs
+
+    def curve_of(estimates: Floats) -> CurveOf:
+        return lambda rows: ladder_curve(estimates[rows], scores[rows], costs[rows], num_settings=_CURVE_SETTINGS)
+
+    curves: dict[str, CurveOf] = {
+        "fixed_mix": lambda rows: fixed_mix_curve(scores[rows], costs[rows]),
+        "router": curve_of(judged.p_right),
+        "length": curve_of(by_length),
+        "oracle": curve_of(scores),
     }
-    found["fixed_mix"] = _held_costs(lambda rows: fixed_mix_curve(judged.scores[rows], judged.costs[rows]), judged)
-    for name, each in estimates.items():
-        found[name] = _held_costs(_curve_of(judged, each), judged)
-    found["router_interval"] = {
-        f"{share:.0%}": bootstrap_interval(
-            _held_cost_of(_curve_of(judged, judged.p_right), judged, share),
-            judged.groups,
-            seed=seed,
-            num_resamples=max(num_resamples // 4, 20),
-        ).as_dict()
-        for share in HELD_SHARES
-    }
+    found: dict[str, Any] = {name: held_costs(curve, scores, costs) for name, curve in curves.items()}
+    found["top_quality"], found["top_cost_usd"] = float(scores[:, -1].mean()), float(costs.mean(axis=0)[-1])
+    intervals = held_intervals(
+        curves["router"], scores, costs, judged.groups, seed=seed, num_resamples=max(num_resamples // 4, 20)
+    )
+    found["router_interval"] = {share: interval.as_dict() for share, interval in intervals.items()}
     return found
 
 
-def _curve_of(judged: JudgedRows, estimates: Floats) -> Callable[[Ints], LadderCurve]:
-    return lambda rows: ladder_curve(
-        estimates[rows], judged.scores[rows], judged.costs[rows], num_settings=_CURVE_SETTINGS
-    )
+CurveOf = Callable[[Ints], LadderCurve]
+"""Given rows, cost and quality of a way of choosing on them."""
 
 
-def _held_cost_of(curve_of: Callable[[Ints], LadderCurve], judged: JudgedRows, share: float) -> Callable[[Ints], float]:
-    def statistic(rows: Ints) -> float:
-        held = curve_of(rows).cost_holding(share * float(judged.scores[rows, -1].mean()))
-        return float("nan") if held is None else held / float(judged.costs[rows, -1].mean())
+def held_costs(curve_of: CurveOf, scores: Floats, costs: Floats) -> dict[str, float]:
+    """Return the share of the top tier's cost at which each of ``HELD_SHARES`` of its quality is held, NaN where none.
 
-    return statistic
+    Parameters
+    ----------
+    scores, costs : float64 (n, num_tiers)
+    """
+    rows = np.arange(len(scores))
+    return {f"{share:.0%}": _held_cost(curve_of, scores, costs, share, rows) for share in HELD_SHARES}
 
 
-def _held_costs(curve_of: Callable[[Ints], LadderCurve], judged: JudgedRows) -> dict[str, float]:
-    rows = np.arange(len(judged.scores))
-    return {f"{share:.0%}": _held_cost_of(curve_of, judged, share)(rows) for share in HELD_SHARES}
+def held_intervals(
+    curve_of: CurveOf, scores: Floats, costs: Floats, groups: Ints, *, seed: int, num_resamples: int
+) -> dict[str, Interval]:
+    """Return the bootstrap intervals of :func:`held_costs` over groups."""
+    return {
+        f"{share:.0%}": bootstrap_interval(
+            partial(_held_cost, curve_of, scores, costs, share), groups, seed=seed, num_resamples=num_resamples
+        )
+        for share in HELD_SHARES
+    }
+
+
+def _held_cost(curve_of: CurveOf, scores: Floats, costs: Floats, share: float, rows: Ints) -> float:
+    held = curve_of(rows).cost_holding(share * float(scores[rows, -1].mean()))
+    return float("nan") if held is None else held / float(costs[rows, -1].mean())

@@ -12,14 +12,10 @@ import re
 import string
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
-import numpy as np
-from numpy.typing import NDArray
-
 from classifier.lexicon import GROUP_NAMES, WORD_GROUPS
-from classifier.text import MAX_WORD_CHARS, clip, words
+from classifier.text import MAX_WORD_CHARS
 from classifier.types import RouterRequest
 
 HISTORY_PRIOR = 8.0
@@ -73,30 +69,23 @@ TEXT_FEATURES: tuple[str, ...] = (
 """Order of the text's features in every vector; part of an artifact's schema."""
 
 
-@dataclass(frozen=True, slots=True)
-class Numbers:
-    """Holds the numbers of a prompt, as written."""
-
-    tokens: tuple[str, ...]
-
-    def features(self) -> tuple[float, ...]:
-        """Return the nine number features, in :data:`TEXT_FEATURES` order (counts as ``log1p``)."""
-        if not self.tokens:
-            return (0.0,) * 9
-        digits = [sum(c.isdecimal() for c in token) for token in self.tokens]
-        ranked = sorted(digits, reverse=True)
-        values = [_magnitude(token) for token in self.tokens]
-        return (
-            math.log1p(len(digits)),
-            float(min(ranked[0], 20)),
-            float(min(ranked[1], 20)) if len(ranked) > 1 else 0.0,
-            math.log1p(sum(digits)),
-            sum(digits) / len(digits),
-            max(values),
-            math.log1p(sum("." in token for token in self.tokens)),
-            math.log1p(sum(len(t) == 4 and t[:2] in ("19", "20") for t in self.tokens)),
-            math.log1p(sum(token[-1] == "0" for token in self.tokens)),
-        )
+def _number_features(tokens: Sequence[str]) -> tuple[float, ...]:
+    """Return the nine features of a prompt's numbers, in :data:`TEXT_FEATURES` order (counts as ``log1p``)."""
+    if not tokens:
+        return (0.0,) * 9
+    digits = [sum(c.isdecimal() for c in token) for token in tokens]
+    ranked = sorted(digits, reverse=True)
+    return (
+        math.log1p(len(digits)),
+        float(min(ranked[0], 20)),
+        float(min(ranked[1], 20)) if len(ranked) > 1 else 0.0,
+        math.log1p(sum(digits)),
+        sum(digits) / len(digits),
+        max(map(_magnitude, tokens)),
+        math.log1p(sum("." in token for token in tokens)),
+        math.log1p(sum(len(token) == 4 and token[:2] in ("19", "20") for token in tokens)),
+        math.log1p(sum(token[-1] == "0" for token in tokens)),
+    )
 
 
 @lru_cache(1 << 15)
@@ -196,7 +185,7 @@ def text_features(request: RouterRequest, text: str, tokens: Sequence[str]) -> l
         math.log1p(own_chars),
         math.log1p(len(tokens)),
         *shape,
-        *Numbers(tuple(numbers)).features(),
+        *_number_features(numbers),
         math.log1p(_quoted_chars(text)),
         _question_depth(groups, punctuation),
         math.log1p(len(request.turns)),
@@ -225,18 +214,6 @@ def history_features(history: Mapping[int, tuple[float, float]], num_tiers: int)
     return odds
 
 
-def history_names(num_tiers: int) -> tuple[str, ...]:
-    """Return the names of :func:`history_features`."""
-    return tuple(f"history_tier_{tier}" for tier in range(1, num_tiers + 1))
-
-
 def feature_names(num_tiers: int) -> tuple[str, ...]:
-    """Return the names of :func:`dense_features`, in order."""
-    return TEXT_FEATURES + history_names(num_tiers)
-
-
-def dense_features(request: RouterRequest, num_tiers: int) -> NDArray[np.float32]:
-    """Return all dense features of one request, float32 (num_features,), finite for every input."""
-    text = clip(request.text)
-    values = text_features(request, text, words(text)) + history_features(request.history, num_tiers)
-    return np.array(values, dtype=np.float32)
+    """Return the names of all dense features: of the text, then of the history."""
+    return TEXT_FEATURES + tuple(f"history_tier_{tier}" for tier in range(1, num_tiers + 1))

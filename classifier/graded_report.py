@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from classifier.curves import LadderCurve, PairCurve, fixed_mix_curve, mean_cost_quality, pair_curve
-from classifier.evaluation import HELD_SHARES, length_estimates
+from classifier.evaluation import CurveOf, held_costs, held_intervals, length_estimates
 from classifier.graded_table import GradedTable
 from classifier.metrics import bootstrap_interval
 from classifier.router_estimates import RouterEstimates
@@ -119,7 +119,7 @@ def report_ladder(
     Every answer's cost must be known, see :meth:`GradedTable.require_costs`.
     """
     scores, costs = table.scores, table.costs_usd
-    mean_costs, all_rows = costs.mean(axis=0), np.arange(len(table))
+    mean_costs = costs.mean(axis=0)
     folds = table.folds if table.folds.min() >= 0 else table.groups % 5
     router = PriceSweep.of(found.p_right, mean_costs)
     sweeps = {
@@ -128,19 +128,18 @@ def report_ladder(
         "length": PriceSweep.of(length_estimates(table.lengths, scores, folds), mean_costs),
         "oracle": PriceSweep.of(scores, mean_costs),
     }
-    curves = {name: each.curve(scores, costs, all_rows) for name, each in sweeps.items()}
-    curves["fixed_mix"] = fixed_mix_curve(scores, costs)
-    rankings = {
-        name: _held(curve, float(scores[:, -1].mean()), float(mean_costs[-1])) for name, curve in curves.items()
-    }
-    for level in HELD_SHARES:
-        interval = bootstrap_interval(
-            partial(_cost_share_at, router, table, level),
-            table.groups,
-            seed=seed,
-            num_resamples=min(num_resamples, _LADDER_RESAMPLES),
-        )
-        rankings["router"][f"cost_share_{level:.0%}_interval"] = [interval.low, interval.high]
+    curves: dict[str, CurveOf] = {name: partial(sweep.curve, scores, costs) for name, sweep in sweeps.items()}
+    curves["fixed_mix"] = lambda rows: fixed_mix_curve(scores[rows], costs[rows])
+    rankings: dict[str, dict[str, Any]] = {}
+    for name, curve in curves.items():
+        held = held_costs(curve, scores, costs)
+        rankings[name] = {f"cost_usd_{level}": share * float(mean_costs[-1]) for level, share in held.items()}
+        rankings[name] |= {f"cost_share_{level}": share for level, share in held.items()}
+    intervals = held_intervals(
+        curves["router"], scores, costs, table.groups, seed=seed, num_resamples=min(num_resamples, _LADDER_RESAMPLES)
+    )
+    for level, interval in intervals.items():
+        rankings["router"][f"cost_share_{level}_interval"] = [interval.low, interval.high]
     return {
         "num_prompts": len(table),
         "quality": scores.mean(axis=0).round(4).tolist(),
@@ -159,18 +158,3 @@ def _against_top(table: GradedTable, found: RouterEstimates, tier: int) -> dict[
         "apgr_length": pair_curve(table.lengths, weak, top).apgr,
         "apgr_oracle": pair_curve(top - weak, weak, top).apgr,
     }
-
-
-def _held(curve: LadderCurve, quality: float, top_cost: float) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for level in HELD_SHARES:
-        cost = curve.cost_holding(level * quality)
-        found[f"cost_usd_{level:.0%}"] = cost
-        found[f"cost_share_{level:.0%}"] = None if cost is None else cost / top_cost
-    return found
-
-
-def _cost_share_at(sweep: PriceSweep, table: GradedTable, level: float, rows: Ints) -> float:
-    quality, top_cost = float(table.scores[rows, -1].mean()), float(table.costs_usd[rows, -1].mean())
-    cost = sweep.curve(table.scores, table.costs_usd, rows).cost_holding(level * quality)
-    return float("nan") if cost is None else cost / top_cost

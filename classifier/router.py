@@ -274,13 +274,8 @@ def _check_source(artifact: RouterArtifact, path: Path | str) -> None:
 
 def _unpack(artifact: RouterArtifact) -> tuple[Estimator, SeenWords, NoveltyScale]:
     a, described = artifact.arrays, artifact.metadata
-    schema = described["hashing"]
-    config = HashConfig(
-        schema["word_bits"],
-        schema["char_bits"],
-        schema["max_word_ngram"],
-        (schema["char_ngrams"][0], schema["char_ngrams"][1]),
-    )
+    schema = dict(described["hashing"])
+    config = HashConfig(**schema | {"char_ngrams": tuple(schema["char_ngrams"])})
     encoder = Encoder(config, a["encoder_idf"], a["encoder_mean"], a["encoder_scale"])
     linear = LinearHead(a["linear_sparse"].astype(np.float32), a["linear_dense"], a["linear_bias"])
     forest = ForestHead(

@@ -7,12 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from classifier.features import dense_features, feature_names, history_features
+from classifier.encoder import read_requests
+from classifier.features import feature_names, history_features
+from classifier.hashing import HashConfig
 from classifier.text import HEAD_CHARS, TAIL_CHARS, clip, words
 from classifier.types import RouterRequest
 from tests.classifier.simulated_ladder import request_of
 
 NAMES = feature_names(4)
+
+
+def dense_features(request: RouterRequest, num_tiers: int) -> np.ndarray:
+    """All dense features of one request, as a router reads them."""
+    return read_requests([request], num_tiers, HashConfig()).dense[0]
 
 
 def named(prompt: str) -> dict[str, float]:
