@@ -34,11 +34,11 @@ from gateway.api.chat_encoder import ChatEncoder
 from gateway.api.completion_decoder import CompletionDecoder
 from gateway.api.completion_encoder import CompletionEncoder
 from gateway.api.generation_body import BodyLimits
+from gateway.control.control_plane import ControlPlane
+from gateway.control.leader_jobs import assign_leader_jobs
 from gateway.control.metrics import ControlMetrics
-from gateway.control.monitor import Monitor
-from gateway.control.opening import set_watch
-from gateway.control.plane import ControlPlane
-from gateway.control.routers import RouterSet
+from gateway.control.quality_monitor import QualityMonitor
+from gateway.control.router_set import RouterSet
 from gateway.edge.gate import RequestGate
 from gateway.endpoints.embeddings import EmbeddingEndpoint
 from gateway.endpoints.feedback import FeedbackEndpoint
@@ -46,7 +46,7 @@ from gateway.endpoints.generation import GenerationEndpoint
 from gateway.endpoints.pages import Pages, error_response, fixed, guarded
 from gateway.errors import MethodNotAllowed, RouteNotFound
 from gateway.ids import uuid7
-from gateway.learn.schedule import RetrainSchedule
+from gateway.learn.retrain_schedule import RetrainSchedule
 from gateway.models import loader
 from gateway.models.catalog import Catalog
 from gateway.models.readiness import Readiness
@@ -54,9 +54,9 @@ from gateway.observe.metrics import Gauges, Metrics
 from gateway.observe.request_log import RequestLog
 from gateway.store.feedback import FeedbackBook
 from gateway.store.store import Store
-from gateway.verify.opening import make_worker
-from gateway.verify.sampler import Sampler
+from gateway.verify.check_sampler import CheckSampler
 from gateway.verify.worker import VerificationWorker
+from gateway.verify.worker_factory import make_worker
 
 if TYPE_CHECKING:
     from gateway.config.settings import Settings
@@ -148,7 +148,7 @@ class _Parts:
         self.backends: dict[str, Backend] = dict(backends or {})
         self.store = store or Store(settings.database)
         self.control: ControlPlane | None = None
-        self.monitor: Monitor | None = None
+        self.monitor: QualityMonitor | None = None
         self.retraining: RetrainSchedule | None = None
         self._routers: RouterSet | None = None
         self.rates = make_rate_limiter(settings, self.store)
@@ -178,7 +178,7 @@ class _Parts:
         ladder = loader.fit_ladder(settings.ladder, self.backends)
         policies = loader.complete_policies(settings.policies, self._router)
         self.catalog = Catalog(ladder, policies[settings.policy.name], policies, self.backends)
-        sampler = Sampler(ladder, settings.log.prompts, self._rng, enabled=settings.verification.enabled)
+        sampler = CheckSampler(ladder, settings.log.prompts, self._rng, enabled=settings.verification.enabled)
         routers = self._routers = RouterSet(
             self._router,
             timeout_s=settings.router.timeout_s,
@@ -202,7 +202,7 @@ class _Parts:
         self.control, self.recorder.shadow = control, control.shadow
         self.retraining = RetrainSchedule(settings, self.store, control.writer)
         self.retraining.join(control.leader)
-        self.monitor = set_watch(control, settings, self.store)
+        self.monitor = assign_leader_jobs(control, settings, self.store)
         self.metrics.others.append(ControlMetrics(control))
         if settings.verification.enabled:
             self.verifier = make_worker(settings, self.catalog, self.store, admission=self.admission, sampler=sampler)

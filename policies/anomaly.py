@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from policies.drift import DriftDesign, DriftState, observe
+from policies.drift_test import DriftDesign, DriftState, observe
 from policies.intervals import binomial_upper
 
 _LEAST_SHARE, _MOST_SHARE = 0.01, 0.9

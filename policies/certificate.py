@@ -19,7 +19,6 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.debias import GoldCounts
 from policies.intervals import (
     FloatArray,
     binomial_lower,
@@ -27,6 +26,7 @@ from policies.intervals import (
     bounded_upper,
     check_confidence,
 )
+from policies.judge_correction import GoldCounts
 
 
 class FloorStatus(StrEnum):
@@ -38,7 +38,7 @@ class FloorStatus(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class CheckedSample:
     """A sample of checked answers out of known traffic.
 
     Parameters
@@ -90,10 +90,10 @@ class Checked:
         """The most that one loss can count."""
         return 1.0 / (self.least_inclusion if self.least_inclusion is not None else self._least_seen)
 
-    def keeping(self, kept: NDArray[np.bool_]) -> Checked:
+    def keeping(self, kept: NDArray[np.bool_]) -> CheckedSample:
         """The same traffic, had the rows outside ``kept`` gone to the top tier, where they lose nothing."""
         losses = np.where(kept, self.losses, 0.0)
-        return Checked(losses, self.inclusion, self.num_requests, self.least_inclusion, kept)
+        return CheckedSample(losses, self.inclusion, self.num_requests, self.least_inclusion, kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class Certificate:
         return 1.0 - self.loss_high
 
 
-def certify(checked: Checked, floor: float, confidence: float, gold: GoldCounts | None = None) -> Certificate:
+def certify(checked: CheckedSample, floor: float, confidence: float, gold: GoldCounts | None = None) -> Certificate:
     """Decide whether the mean loss is at most ``1 - floor``.
 
     Parameters
@@ -146,7 +146,7 @@ def certify(checked: Checked, floor: float, confidence: float, gold: GoldCounts 
     return Certificate(status, floor, confidence, checked.mean, low, high, len(checked.losses), checked.num_requests)
 
 
-def loss_upper(checked: Checked, confidence: float) -> float:
+def loss_upper(checked: CheckedSample, confidence: float) -> float:
     """Upper bound of the mean loss: exact binomial where that applies, otherwise by betting on weighted losses."""
     if not len(checked.losses):
         return 1.0
@@ -155,7 +155,7 @@ def loss_upper(checked: Checked, confidence: float) -> float:
     return min(_weighted_upper(checked, checked.losses, 0.0, 1.0, confidence), 1.0)
 
 
-def loss_lower(checked: Checked, confidence: float) -> float:
+def loss_lower(checked: CheckedSample, confidence: float) -> float:
     """Lower bound of the mean loss, likewise."""
     if not len(checked.losses):
         return 0.0
@@ -164,7 +164,7 @@ def loss_lower(checked: Checked, confidence: float) -> float:
     return max(-_weighted_upper(checked, -checked.losses, -1.0, 0.0, confidence), 0.0)
 
 
-def _corrected_upper(checked: Checked, gold: GoldCounts, confidence: float) -> float:
+def _corrected_upper(checked: CheckedSample, gold: GoldCounts, confidence: float) -> float:
     """Upper bound of the mean loss behind the verdicts of a judge that errs.
 
     A verdict v on a kept row counts (v - f) / (s - f) with f the rate of false flags and s that of true ones: its mean
@@ -185,7 +185,7 @@ def _corrected_upper(checked: Checked, gold: GoldCounts, confidence: float) -> f
     return min(max(_weighted_upper(checked, corrected, *ends, confidence), 0.0), 1.0)
 
 
-def _weighted_upper(checked: Checked, values: FloatArray, least: float, most: float, confidence: float) -> float:
+def _weighted_upper(checked: CheckedSample, values: FloatArray, least: float, most: float, confidence: float) -> float:
     """Upper bound of the mean over all requests of values in ``least`` .. ``most`` (least <= 0 <= most).
 
     The mean of drawn * value / inclusion over all requests is the mean value, whatever the design (Horvitz and
@@ -208,7 +208,7 @@ class CertifiedThreshold:
 
 def certify_threshold(
     p_as_good: FloatArray,
-    checked: Checked,
+    checked: CheckedSample,
     thresholds: Sequence[float],
     floor: float,
     confidence: float,

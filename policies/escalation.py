@@ -91,7 +91,7 @@ class Rung:
     least_confidence: float
 
 
-class Verdict(StrEnum):
+class EscalationVerdict(StrEnum):
     """How one held attempt ended. ``failed`` is for attempts after the first: what was held before is still there."""
 
     TRUSTED = "trusted"
@@ -100,7 +100,7 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class EscalationAttempt:
     """One tier to be asked, the ``number``-th; with no ``rung`` its answer is sent whatever its confidence."""
 
     tier: int
@@ -117,7 +117,9 @@ def targets(tiers: Sequence[int], mode: EscalationMode) -> dict[int, int]:
     }
 
 
-def escalation_flow(first: int, way: Sequence[Rung], max_escalations: int) -> Generator[Attempt, Verdict, int]:
+def escalation_flow(
+    first: int, way: Sequence[Rung], max_escalations: int
+) -> Generator[EscalationAttempt, EscalationVerdict, None]:
     """Yield attempts until one is trusted or nobody is left to ask.
 
     Parameters
@@ -133,10 +135,10 @@ def escalation_flow(first: int, way: Sequence[Rung], max_escalations: int) -> Ge
     tier, answered = first, 0
     for number in range(max_escalations + 1):
         rung = by_tier.get(tier) if number < max_escalations else None
-        verdict = yield Attempt(tier, number, rung)
-        if verdict is not Verdict.FAILED:
+        verdict = yield EscalationAttempt(tier, number, rung)
+        if verdict is not EscalationVerdict.FAILED:
             answered = number
-        if verdict is Verdict.TRUSTED or rung is None:
+        if verdict is EscalationVerdict.TRUSTED or rung is None:
             break
         tier = rung.target
     return answered

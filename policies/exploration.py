@@ -37,7 +37,7 @@ def propensities(best: int, tiers: Sequence[int], share: float) -> dict[int, flo
     return found | {best: (1.0 - share) + found.get(best, 0.0)}
 
 
-def draw(best: int, tiers: Sequence[int], share: float, rng: Uniform) -> int:
+def draw_tier(best: int, tiers: Sequence[int], share: float, rng: Uniform) -> int:
     """Draw a tier with exactly these propensities, from one uniform number."""
     u = rng.random()
     if u >= share:

@@ -24,7 +24,7 @@ from policies.policy import FallbackMode, Policy
 from policies.types import RoutingDecision
 
 
-class Outcome(StrEnum):
+class FallbackOutcome(StrEnum):
     """How one attempt ended, as far as falling back is concerned.
 
     Once a token has been sent nothing can be taken back: ``broken`` ends the request. ``rejected`` is the caller's to
@@ -42,20 +42,22 @@ class Outcome(StrEnum):
     FAILED = "failed"
 
 
-_FINAL = frozenset({Outcome.ANSWERED, Outcome.BROKEN, Outcome.CANCELLED, Outcome.REJECTED})
+_FINAL = frozenset(
+    {FallbackOutcome.ANSWERED, FallbackOutcome.BROKEN, FallbackOutcome.CANCELLED, FallbackOutcome.REJECTED}
+)
 
-_SHOWN_FIRST: tuple[Outcome, ...] = (
-    Outcome.TOO_LONG,
-    Outcome.OVERLOADED,
-    Outcome.UNAVAILABLE,
-    Outcome.TIMED_OUT,
-    Outcome.FAILED,
+_SHOWN_FIRST: tuple[FallbackOutcome, ...] = (
+    FallbackOutcome.TOO_LONG,
+    FallbackOutcome.OVERLOADED,
+    FallbackOutcome.UNAVAILABLE,
+    FallbackOutcome.TIMED_OUT,
+    FallbackOutcome.FAILED,
 )
 """When every tier failed: what the caller can mend, then what waiting mends, then what only we can mend."""
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class FallbackAttempt:
     """One try: the tier, and its place among the tries from 0."""
 
     tier: int
@@ -67,10 +69,10 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class FallbackEnding:
     """How the flow ended. ``decisive`` is the number of the attempt whose result the caller is shown."""
 
-    outcome: Outcome
+    outcome: FallbackOutcome
     decisive: int
 
 
@@ -84,13 +86,13 @@ def fallback_order(tier: int, tiers: Sequence[int], policy: Policy) -> tuple[int
     return tuple(order[: policy.max_fallbacks])
 
 
-def fallback_flow(decision: RoutingDecision) -> Generator[Attempt, Outcome, Ending]:
+def fallback_flow(decision: RoutingDecision) -> Generator[FallbackAttempt, FallbackOutcome, FallbackEnding]:
     """Yield the tiers to try one after another until one attempt is final or the ladder is used up."""
-    outcomes: list[Outcome] = []
+    outcomes: list[FallbackOutcome] = []
     for number, tier in enumerate((decision.tier, *decision.ladder)):
-        outcome = yield Attempt(tier, number)
+        outcome = yield FallbackAttempt(tier, number)
         if outcome in _FINAL:
-            return Ending(outcome, number)
+            return FallbackEnding(outcome, number)
         outcomes.append(outcome)
     decisive = min(range(len(outcomes)), key=lambda number: (_SHOWN_FIRST.index(outcomes[number]), number))
-    return Ending(outcomes[decisive], decisive)
+    return FallbackEnding(outcomes[decisive], decisive)

@@ -9,9 +9,9 @@ from policies.errors import BeyondCost, ConflictingLimits, NoTierAvailable, NoTi
 from policies.ladder import Ladder, is_in_regions
 from policies.policy import Policy
 from policies.pricing import expected_bill_usd
-from policies.types import Bar, Overrides, RequestFacts, Tier
+from policies.types import BarReason, Overrides, RequestFacts, Tier
 
-_NONE_BARRED: Mapping[int, Bar] = {}
+_NONE_BARRED: Mapping[int, BarReason] = {}
 
 
 def permitted_tiers(overrides: Overrides, policy: Policy, ladder: Ladder) -> Ladder:
@@ -66,17 +66,17 @@ def cost_limit_usd(overrides: Overrides, policy: Policy) -> Decimal | None:
     return min(policy.max_cost_usd, overrides.max_cost_usd)
 
 
-def barred_tiers(facts: RequestFacts, policy: Policy, ladder: Ladder) -> Mapping[int, Bar]:
+def barred_tiers(facts: RequestFacts, policy: Policy, ladder: Ladder) -> Mapping[int, BarReason]:
     """Every tier that a limit on regions or cost keeps from the request, and which of them does."""
     limit_usd = cost_limit_usd(facts.overrides, policy)
     if limit_usd is None and not policy.allowed_regions and not facts.overrides.regions:
         return _NONE_BARRED
-    barred: dict[int, Bar] = {}
+    barred: dict[int, BarReason] = {}
     for tier in ladder:
         if not is_in_regions(tier, policy.allowed_regions, facts.overrides.regions):
-            barred[tier.index] = Bar.REGION
+            barred[tier.index] = BarReason.REGION
         elif limit_usd is not None and expected_bill_usd(tier, facts, policy) > limit_usd:
-            barred[tier.index] = Bar.COST
+            barred[tier.index] = BarReason.COST
     return barred
 
 

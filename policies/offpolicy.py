@@ -71,7 +71,7 @@ class LoggedRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluated:
+class OffPolicyEstimate:
     """An off-policy estimate.
 
     ``effective_rows`` is how many rows of the target policy's own the evidence is worth (Kish); ``max_weight`` the
@@ -83,7 +83,7 @@ class Evaluated:
     max_weight: float
 
 
-def inverse_propensity(logged: LoggedRows, target: FloatArray, confidence: float = 0.95) -> Evaluated:
+def inverse_propensity(logged: LoggedRows, target: FloatArray, confidence: float = 0.95) -> OffPolicyEstimate:
     """IPS: unbiased, and wide where the target seldom agrees with the log.
 
     Parameters
@@ -96,7 +96,7 @@ def inverse_propensity(logged: LoggedRows, target: FloatArray, confidence: float
     return _evaluated(ratio, skewed_interval(_scaled(logged, ratio * logged.outcome), confidence))
 
 
-def self_normalised(logged: LoggedRows, target: FloatArray, confidence: float = 0.95) -> Evaluated:
+def self_normalised(logged: LoggedRows, target: FloatArray, confidence: float = 0.95) -> OffPolicyEstimate:
     """SNIPS: the weighted mean; a little biased on few rows, and unmoved by adding a constant to every outcome."""
     ratio = _ratio(logged, target) * _weights(logged)
     total = float(ratio.sum())
@@ -108,7 +108,7 @@ def self_normalised(logged: LoggedRows, target: FloatArray, confidence: float = 
     return _evaluated(ratio, Estimate(value, value + spread.low, value + spread.high))
 
 
-def doubly_robust(logged: LoggedRows, target: FloatArray, confidence: float = 0.95) -> Evaluated:
+def doubly_robust(logged: LoggedRows, target: FloatArray, confidence: float = 0.95) -> OffPolicyEstimate:
     """DR: right when either the propensities or the model of outcomes are, and narrow when both are good."""
     rows = doubly_robust_rows(logged, target)
     return _evaluated(_ratio(logged, target), skewed_interval(rows, confidence))
@@ -116,7 +116,7 @@ def doubly_robust(logged: LoggedRows, target: FloatArray, confidence: float = 0.
 
 def paired_difference(
     logged: LoggedRows, target: FloatArray, serving: FloatArray, confidence: float = 0.95
-) -> Evaluated:
+) -> OffPolicyEstimate:
     """Target less serving policy on the same rows: what makes requests easy or hard cancels out.
 
     Where the two policies agree a row adds nothing but the knowledge that it does not matter.
@@ -172,6 +172,6 @@ def _scaled(logged: LoggedRows, corrections: FloatArray) -> FloatArray:
     return scaled
 
 
-def _evaluated(ratio: FloatArray, estimate: Estimate) -> Evaluated:
+def _evaluated(ratio: FloatArray, estimate: Estimate) -> OffPolicyEstimate:
     square = float(ratio @ ratio)
-    return Evaluated(estimate, float(ratio.sum()) ** 2 / square if square > 0 else 0.0, float(ratio.max()))
+    return OffPolicyEstimate(estimate, float(ratio.sum()) ** 2 / square if square > 0 else 0.0, float(ratio.max()))

@@ -9,7 +9,7 @@ from policies.intervals import FloatArray, skewed_interval
 from policies.offpolicy import LoggedRows, doubly_robust_rows, paired_difference
 
 
-class Verdict(StrEnum):
+class PromotionVerdict(StrEnum):
     """``promote``: better beyond doubt. ``keep``: worse beyond doubt. ``insufficient``: the log cannot tell."""
 
     PROMOTE = "promote"
@@ -50,7 +50,7 @@ class PromotionRule:
 class Judgement:
     """The verdict, its reason, and one-sided bounds of the differences (candidate less serving) behind it."""
 
-    verdict: Verdict
+    verdict: PromotionVerdict
     reason: str
     quality: float
     quality_low: float
@@ -97,19 +97,19 @@ def judge_promotion(
 
 def _decide(
     rule: PromotionRule, quality_low: float, worth_low: float, worth_high: float, effective_rows: float
-) -> tuple[Verdict, str]:
+) -> tuple[PromotionVerdict, str]:
     stated = f"with {rule.confidence:.0%} confidence"
     if effective_rows < rule.min_effective_rows:
-        return Verdict.INSUFFICIENT, (
+        return PromotionVerdict.INSUFFICIENT, (
             f"The log holds {effective_rows:.0f} effective rows of the candidate's decisions; "
             f"{rule.min_effective_rows:.0f} are needed."
         )
     if worth_high < 0.0:
-        return Verdict.KEEP, f"The candidate is worse by {-worth_high:.6f} USD a request or more, {stated}."
+        return PromotionVerdict.KEEP, f"The candidate is worse by {-worth_high:.6f} USD a request or more, {stated}."
     if quality_low < -rule.max_quality_loss:
-        return Verdict.INSUFFICIENT, (
+        return PromotionVerdict.INSUFFICIENT, (
             f"The candidate may lose {-quality_low:.4f} of quality, {stated}; {rule.max_quality_loss:.4f} is allowed."
         )
     if worth_low <= 0.0:
-        return Verdict.INSUFFICIENT, f"The candidate is not shown to be better, {stated}."
-    return Verdict.PROMOTE, f"The candidate is better by {worth_low:.6f} USD a request or more, {stated}."
+        return PromotionVerdict.INSUFFICIENT, f"The candidate is not shown to be better, {stated}."
+    return PromotionVerdict.PROMOTE, f"The candidate is better by {worth_low:.6f} USD a request or more, {stated}."

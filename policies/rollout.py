@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from policies.drift import DriftDesign, DriftState, observe
+from policies.drift_test import DriftDesign, DriftState, observe
 
 
-class Stage(StrEnum):
+class RolloutStage(StrEnum):
     """``shadow`` serves nothing; ``partial`` a share; ``complete`` and ``rolled_back`` are final."""
 
     SHADOW = "shadow"
@@ -70,7 +70,7 @@ class Rollout:
     """
 
     version: str
-    stage: Stage
+    stage: RolloutStage
     entered_s: float
     guard: DriftState
     step: int = -1
@@ -82,12 +82,12 @@ class Rollout:
     @classmethod
     def start(cls, version: str, plan: RolloutPlan, now_s: float) -> Rollout:
         """In shadow."""
-        return cls(version, Stage.SHADOW, now_s, DriftState.start(plan.guard))
+        return cls(version, RolloutStage.SHADOW, now_s, DriftState.start(plan.guard))
 
     @property
     def is_final(self) -> bool:
         """Whether nothing can change it any more."""
-        return self.stage in (Stage.COMPLETE, Stage.ROLLED_BACK)
+        return self.stage in (RolloutStage.COMPLETE, RolloutStage.ROLLED_BACK)
 
     @property
     def effective_checked(self) -> float:
@@ -98,9 +98,9 @@ class Rollout:
 
 def share(plan: RolloutPlan, state: Rollout) -> float:
     """Share of sticky keys that the new router serves now."""
-    if state.stage is Stage.COMPLETE:
+    if state.stage is RolloutStage.COMPLETE:
         return 1.0
-    return plan.shares[state.step] if state.stage is Stage.PARTIAL else 0.0
+    return plan.shares[state.step] if state.stage is RolloutStage.PARTIAL else 0.0
 
 
 def takes_new(version: str, sticky_key: str, share_now: float) -> bool:
@@ -124,7 +124,7 @@ def record(
     ----------
     num_decisions : decisions of the new router since the last call, in shadow or served
     losses : its checked answers since then, 0..1
-    weights : theirs, as :func:`policies.drift.observe` takes them
+    weights : theirs, as :func:`policies.drift_test.observe` takes them
     now_s : clock, seconds
     """
     if state.is_final:
@@ -144,7 +144,7 @@ def record(
         return roll_back(counted, alarm, now_s)
     if _may_advance(plan, counted, now_s):
         return _advance(plan, counted, now_s)
-    if counted.stage is Stage.PARTIAL and now_s - counted.entered_s >= plan.max_stage_s:
+    if counted.stage is RolloutStage.PARTIAL and now_s - counted.entered_s >= plan.max_stage_s:
         days = plan.max_stage_s / 86_400
         return roll_back(
             counted,
@@ -157,18 +157,18 @@ def record(
 def is_behind(plan: RolloutPlan, state: Rollout, now_s: float) -> bool:
     """Whether a serving stage has less than half of its evidence when half of its time is over."""
     is_late = now_s - state.entered_s >= plan.max_stage_s / 2
-    return state.stage is Stage.PARTIAL and is_late and state.effective_checked < plan.min_checked / 2
+    return state.stage is RolloutStage.PARTIAL and is_late and state.effective_checked < plan.min_checked / 2
 
 
 def roll_back(state: Rollout, reason: str, now_s: float) -> Rollout:
     """End it: the former router serves everything again."""
-    return replace(state, stage=Stage.ROLLED_BACK, step=-1, entered_s=now_s, reason=reason)
+    return replace(state, stage=RolloutStage.ROLLED_BACK, step=-1, entered_s=now_s, reason=reason)
 
 
 def _may_advance(plan: RolloutPlan, state: Rollout, now_s: float) -> bool:
     if now_s - state.entered_s < plan.min_stage_s:
         return False
-    if state.stage is Stage.SHADOW:
+    if state.stage is RolloutStage.SHADOW:
         return state.num_decisions >= plan.min_shadow_decisions
     # Sums of equal weights are a little off what they add up to.
     return state.effective_checked >= plan.min_checked - 1e-6
@@ -176,11 +176,11 @@ def _may_advance(plan: RolloutPlan, state: Rollout, now_s: float) -> bool:
 
 def _advance(plan: RolloutPlan, state: Rollout, now_s: float) -> Rollout:
     """One stage on; a stage at the full share still has to pass before the rollout is complete."""
-    if state.stage is Stage.PARTIAL and plan.shares[state.step] == 1.0:
-        return replace(state, stage=Stage.COMPLETE, entered_s=now_s, reason="Every stage passed.")
+    if state.stage is RolloutStage.PARTIAL and plan.shares[state.step] == 1.0:
+        return replace(state, stage=RolloutStage.COMPLETE, entered_s=now_s, reason="Every stage passed.")
     return replace(
         state,
-        stage=Stage.PARTIAL,
+        stage=RolloutStage.PARTIAL,
         step=state.step + 1,
         entered_s=now_s,
         num_decisions=0,

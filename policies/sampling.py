@@ -78,7 +78,7 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class SampledAnswer:
     """What the chances of an answer rest on.
 
     Parameters
@@ -86,18 +86,18 @@ class Answered:
     tier : that answered
     confidence : P(as good as the top tier) of this answer
     is_explored : it was served by chance, not by choice
-    doubt : 1 when it went up because a lower tier, or the router's own word, was in doubt; between 0 and 1
+    downward_share : 1 when it went up because a lower tier, or the router's own word, was in doubt; between 0 and 1
         where its router came of a drift and sends much to the top for want of knowledge
     """
 
     tier: int
     confidence: float | None
     is_explored: bool = False
-    doubt: float = 0.0
+    downward_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Chances:
+class InclusionProbabilities:
     """How likely an answer is to be drawn, upward or to be compared with one of the lower tiers; at most one happens.
 
     ``up_against`` is the tier it would be compared with; ``down`` has (tier, chance) of every lower tier.
@@ -109,21 +109,21 @@ class Chances:
     down: tuple[tuple[int, float], ...] = ()
 
     @property
-    def any_down(self) -> float:
+    def total_down(self) -> float:
         return sum([chance for _, chance in self.down])
 
     @property
-    def any(self) -> float:
-        return self.up + self.any_down
+    def total(self) -> float:
+        return self.up + self.total_down
 
     @property
     def logged(self) -> float:
         """The chance that stands on the answer's row: upward, or downward where there is no tier above."""
-        return self.up if self.up_against is not None else self.any_down
+        return self.up if self.up_against is not None else self.total_down
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class DrawnCheck:
     """An answer that is to be checked."""
 
     direction: Direction
@@ -132,16 +132,16 @@ class Drawn:
     stratum: str
 
 
-def chances(
+def inclusion_probabilities(
     sampling: Sampling,
     share: float,
-    answered: Answered,
+    answered: SampledAnswer,
     prices: Mapping[int, float],
     *,
     factor: float = 1.0,
     throttle: float = 1.0,
     barred: frozenset[int] = frozenset(),
-) -> Chances:
+) -> InclusionProbabilities:
     """How likely an answer is to be drawn.
 
     Parameters
@@ -164,9 +164,11 @@ def chances(
     if top > tier and top not in barred:
         factor *= by_confidence * (sampling.explored_factor if answered.is_explored else 1.0)
         up = min(sampling.shares.get(tier, share) * factor, 1.0) * throttle
-    wanted = sampling.down_share + answered.doubt * max(sampling.doubt_share - sampling.down_share, 0.0)
+    wanted = sampling.down_share + answered.downward_share * max(sampling.doubt_share - sampling.down_share, 0.0)
     down = min(wanted * throttle, 1.0 - up)
-    return Chances(name, up, top if top > tier else None, tuple(zip(below, _parts(below, prices, down), strict=True)))
+    return InclusionProbabilities(
+        name, up, top if top > tier else None, tuple(zip(below, _parts(below, prices, down), strict=True))
+    )
 
 
 @lru_cache(64)
@@ -189,18 +191,18 @@ def _weights(prices: tuple[float, ...]) -> tuple[tuple[float, ...], float]:
     return weights, sum(weights)
 
 
-def draw(chosen: Chances, rng: Uniform) -> Drawn | None:
+def draw_check(chosen: InclusionProbabilities, rng: Uniform) -> DrawnCheck | None:
     """Draw with exactly these probabilities, from one uniform number; from none where nothing can be drawn."""
-    if chosen.any <= 0.0:
+    if chosen.total <= 0.0:
         return None
     left = rng.random()
     if left < chosen.up:
         assert chosen.up_against is not None, "a chance needs a tier"
-        return Drawn("up", chosen.up_against, chosen.up, chosen.stratum)
+        return DrawnCheck("up", chosen.up_against, chosen.up, chosen.stratum)
     left -= chosen.up
     for tier, chance in chosen.down:
         if left < chance:
-            return Drawn("down", tier, chance, chosen.stratum)
+            return DrawnCheck("down", tier, chance, chosen.stratum)
         left -= chance
     return None
 

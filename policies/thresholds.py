@@ -13,7 +13,7 @@ from decimal import Decimal
 
 import numpy as np
 
-from policies.labelled import (
+from policies.labelled_traffic import (
     FloatArray,
     IntArray,
     LabelledTraffic,

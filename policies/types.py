@@ -34,7 +34,7 @@ class ReasonCode(StrEnum):
     ESCALATED = "escalated"
     KILL_SWITCH = "kill_switch"
     NOVEL = "novel"
-    TIGHTENED = "tightened"
+    QUARANTINED = "tightened"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class RequestFacts:
     """Everything a decision may rest on.
 
     ``unavailable`` are tiers whose backend cannot take the request now. ``novelty`` is how foreign the prompt looks to
-    the router, 0 familiar to 1 foreign. ``tightened`` are tiers whose quality is in doubt, with the P(as good) they
+    the router, 0 familiar to 1 foreign. ``quarantine`` are tiers whose quality is in doubt, with the P(as good) they
     must reach until it is shown again; above 1 for none. ``guessed_prompt_tokens`` stand for the count in prices where
     there is none. ``num_answers`` is how many answers are asked for, each to a prompt of that length at most.
     """
@@ -117,12 +117,12 @@ class RequestFacts:
     expected_wait_s: Mapping[int, float] = field(default_factory=dict)
     kill_switch: bool = False
     novelty: float = 0.0
-    tightened: Mapping[int, float] = field(default_factory=dict)
+    quarantine: Mapping[int, float] = field(default_factory=dict)
     guessed_prompt_tokens: int = 0
     num_answers: int = 1
 
 
-class Bar(StrEnum):
+class BarReason(StrEnum):
     """Why a limit of policy or request keeps a tier from a request."""
 
     REGION = "region"
@@ -134,9 +134,9 @@ class RoutingDecision:
     """The choice, with what is needed to explain and replay it.
 
     ``propensity`` is the probability with which *this* tier was chosen given the facts; ``propensities`` the whole
-    distribution (tier -> probability, summing to 1). ``ladder`` is the fallback order after ``tier``. ``way_up`` says
-    of each tier that may answer below which confidence its answer goes up, and where to. ``barred`` are the tiers that
-    a limit on regions or cost keeps from it.
+    distribution (tier -> probability, summing to 1). ``ladder`` is the fallback order after ``tier``.
+    ``escalation_path`` says of each tier that may answer below which confidence its answer goes up, and where to.
+    ``barred`` are the tiers that a limit on regions or cost keeps from it.
     """
 
     tier: int
@@ -147,5 +147,5 @@ class RoutingDecision:
     explored: bool
     confidence: float | None
     detail: str = ""
-    way_up: tuple[Rung, ...] = ()
-    barred: Mapping[int, Bar] = field(default_factory=dict)
+    escalation_path: tuple[Rung, ...] = ()
+    barred: Mapping[int, BarReason] = field(default_factory=dict)

@@ -11,8 +11,8 @@ from gateway.access.authenticator import Authenticator
 from gateway.admin.openapi import document
 from gateway.admin.room import AdminRoom
 from gateway.api.generation_body import BodyLimits
-from gateway.control.plane import ControlPlane
-from gateway.control.routers import RouterSet
+from gateway.control.control_plane import ControlPlane
+from gateway.control.router_set import RouterSet
 from gateway.models.catalog import Catalog
 from gateway.store.store import Store
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 @dataclass(slots=True)
 class _Switches:
     kill_switch: bool = False
-    tightened: Mapping[tuple[str, str], Mapping[int, float]] = field(default_factory=dict)
-    tightened_groups: Mapping[tuple[str, str], Mapping[str, Mapping[int, float]]] = field(default_factory=dict)
+    quarantine: Mapping[tuple[str, str], Mapping[int, float]] = field(default_factory=dict)
+    group_quarantine: Mapping[tuple[str, str], Mapping[str, Mapping[int, float]]] = field(default_factory=dict)
 
 
 def unopened_room(settings: Settings) -> AdminRoom:

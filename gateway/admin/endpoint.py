@@ -15,9 +15,9 @@ from starlette.responses import Response
 from gateway.access.authenticator import Caller
 from gateway.admin.access import AdminGate
 from gateway.admin.operation import Asked, Bytes, Operation, Reply, Trail
-from gateway.control.changes import Audit
+from gateway.control.audited_change import Audit
+from gateway.control.control_state import ControlState
 from gateway.control.errors import Conflict
-from gateway.control.state import ControlState
 from gateway.edge.body import parse_object, read_body
 from gateway.edge.error_table import row_of
 from gateway.edge.head import read_head

@@ -9,14 +9,14 @@ from typing import Any
 from gateway.admin import schemas
 from gateway.admin.endpoint import auditing
 from gateway.admin.operation import Asked, Field, Free, Operation, Reply
-from gateway.admin.policy_forms import MAX_NAME, changes, checked_name, checked_policy, tightened_view, version_view
+from gateway.admin.policy_forms import MAX_NAME, changes, checked_name, checked_policy, quarantine_view, version_view
 from gateway.admin.policy_schema import policy_schema
 from gateway.admin.rooms import Rooms
 from gateway.api import fields
 from gateway.config.errors import SettingsError
 from gateway.config.policy_body import from_body, to_body
+from gateway.control.control_state import ControlState
 from gateway.control.errors import Conflict
-from gateway.control.state import ControlState
 from gateway.errors import InvalidRequest, NotFound
 from gateway.store.records import PolicyVersion
 from policies.policy import Policy
@@ -169,7 +169,7 @@ class PolicyPages:
         effective = self._rooms.catalog.policies.get(name)
         if effective is not None:
             shown["effective"] = to_body(effective)
-        shown["tightened"] = tightened_view(state, name)
+        shown["tightened"] = quarantine_view(state, name)
         return Reply(shown, etag=state.policies.active.get(name))
 
     async def put(self, asked: Asked) -> Reply:
@@ -187,7 +187,7 @@ class PolicyPages:
         )
         body = None if before is None else before.body
         audit = auditing(asked, f"policy {name}@{policy.version}", lambda _: body, version.body)
-        await self._rooms.plane.writer.put_policy(version, by=asked.by, if_active=expected, audit=audit)
+        await self._rooms.plane.writer.policies.put(version, by=asked.by, if_active=expected, audit=audit)
         return await self._now(name)
 
     async def remove(self, asked: Asked) -> Reply:
@@ -197,7 +197,7 @@ class PolicyPages:
                 f"{name!r} is the policy of requests that name none; choose another first.", param="name"
             )
         audit = auditing(asked, f"policy {name}", _version_of(name), {"version": None})
-        await self._rooms.plane.writer.remove_policy(name, by=asked.by, if_active=asked.if_match, audit=audit)
+        await self._rooms.plane.writer.policies.remove(name, by=asked.by, if_active=asked.if_match, audit=audit)
         return Reply({"name": name, "is_active": False})
 
     async def validate(self, asked: Asked) -> Reply:
@@ -223,7 +223,7 @@ class PolicyPages:
     async def set_default(self, asked: Asked) -> Reply:
         name = asked.path["name"]
         audit = auditing(asked, f"policy {name}", lambda state: {"default": state.policies.default}, {"default": name})
-        await self._rooms.plane.writer.set_default_policy(name, by=asked.by, audit=audit)
+        await self._rooms.plane.writer.policies.set_default(name, by=asked.by, audit=audit)
         return await self._now(name)
 
     async def release(self, asked: Asked) -> Reply:
@@ -233,11 +233,11 @@ class PolicyPages:
         released: dict[str, Any] = {}
 
         def before(state: ControlState) -> dict[str, Any]:
-            released.update(tightened_view(state, name))
+            released.update(quarantine_view(state, name))
             return {"tightened": released}
 
         audit = auditing(asked, f"policy {name}", before, {"tightened": {}, "reason": asked.body["reason"]})
-        await self._rooms.plane.writer.release_policy(name, by=asked.by, audit=audit)
+        await self._rooms.plane.writer.quarantines.release_policy(name, by=asked.by, audit=audit)
         return Reply({"name": name, "released": released})
 
     async def versions(self, asked: Asked) -> Reply:
@@ -263,7 +263,7 @@ class PolicyPages:
         # A version of another time may name tiers that are gone.
         self._read(name, stored.body)
         audit = auditing(asked, f"policy {name}@{version}", _version_of(name), {"version": version})
-        await self._rooms.plane.writer.activate_policy(
+        await self._rooms.plane.writer.policies.activate(
             name, version, by=asked.by, if_active=asked.if_match, audit=audit
         )
         return await self._now(name)

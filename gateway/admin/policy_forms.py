@@ -8,7 +8,7 @@ from typing import Any
 from gateway.admin.views import moment
 from gateway.config.errors import SettingsError
 from gateway.config.policy_body import from_body
-from gateway.control.state import ControlState, groups_as_dict, tightening_as_dict
+from gateway.control.control_state import ControlState, group_quarantines_as_dict, quarantines_as_dict
 from gateway.errors import InvalidRequest
 from gateway.store.records import PolicyVersion
 from policies.errors import InvalidPolicy
@@ -45,10 +45,10 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any], where: str = ""
     return found
 
 
-def tightened_view(state: ControlState, name: str) -> dict[str, Any]:
+def quarantine_view(state: ControlState, name: str) -> dict[str, Any]:
     """Router's version -> tier -> what the monitor asks of it; under ``groups`` the same by tenant and domain."""
-    shown: dict[str, Any] = tightening_as_dict({name: state.tightening.get(name, {})}).get(name, {})
-    groups = groups_as_dict({name: state.groups.get(name, {})}).get(name, {})
+    shown: dict[str, Any] = quarantines_as_dict({name: state.quarantines.get(name, {})}).get(name, {})
+    groups = group_quarantines_as_dict({name: state.groups.get(name, {})}).get(name, {})
     return shown | ({"groups": groups} if groups else {})
 
 

@@ -10,10 +10,10 @@ from gateway.api.routing_preferences import overrides_of
 from gateway.errors import UnknownModel
 from gateway.models.catalog import Catalog
 from gateway.store.records import RequestRecord
-from policies.decide import decide
 from policies.errors import PolicyError
 from policies.ladder import Ladder
 from policies.policy import Policy
+from policies.routing_decision import decide
 from policies.types import ReasonCode, RequestFacts, RoutingDecision, TierEstimate
 
 # What a row does not hold, so that a replay cannot rest on it.

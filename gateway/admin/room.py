@@ -23,7 +23,7 @@ from gateway.admin.routers import RouterPages
 from gateway.admin.steering import SteeringPages
 from gateway.admin.trying import TrialPages
 from gateway.admin.usage import UsagePages
-from gateway.control.plane import ControlPlane
+from gateway.control.control_plane import ControlPlane
 from gateway.models.catalog import Catalog
 from gateway.store.admin_queries import AdminQueries
 from gateway.store.admin_writes import AdminWrites

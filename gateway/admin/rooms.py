@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from gateway.control.plane import ControlPlane
-from gateway.control.state import ControlState
+from gateway.control.control_plane import ControlPlane
+from gateway.control.control_state import ControlState
 from gateway.models.catalog import Catalog
 from gateway.store.admin_queries import AdminQueries
 from gateway.store.admin_writes import AdminWrites

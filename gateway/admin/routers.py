@@ -15,9 +15,9 @@ from gateway.admin.operation import Asked, Bytes, Field, Operation, Reply
 from gateway.admin.rooms import Rooms
 from gateway.admin.views import rollout_view, router_view
 from gateway.api import fields
+from gateway.control.control_state import ROUTER, ControlState
 from gateway.control.errors import Conflict, RouterRefused, UnknownVersion
-from gateway.control.routers import describe
-from gateway.control.state import ROUTER, ControlState
+from gateway.control.router_set import describe
 from gateway.errors import BodyTooLarge, NotFound
 from gateway.store.control_records import RouterVersion
 
@@ -136,13 +136,13 @@ class RouterPages:
             version=router.version, created_at=datetime.now(UTC), card=describe(router), note=asked.query["note"]
         )
         audit = auditing(asked, f"router {router.version}", lambda _: None, {"num_bytes": len(asked.raw)})
-        await self._rooms.plane.writer.add_router(entry, asked.raw, by=asked.by, audit=audit)
+        await self._rooms.plane.writer.routers.add(entry, asked.raw, by=asked.by, audit=audit)
         return Reply(router_view(await self._router(router.version)), status=201)
 
     async def promote(self, asked: Asked) -> Reply:
         version = asked.path["version"]
         audit = auditing(asked, f"router {version}", _serving, {"active": version})
-        await self._rooms.plane.writer.promote_router(
+        await self._rooms.plane.writer.routers.promote(
             version,
             by=asked.by,
             reason=asked.body["reason"],
@@ -154,7 +154,7 @@ class RouterPages:
     async def shadow(self, asked: Asked) -> Reply:
         version = asked.path["version"]
         audit = auditing(asked, f"router {version}", _serving, {"shadow": version})
-        rollout_id = await self._rooms.plane.writer.start_rollout(
+        rollout_id = await self._rooms.plane.writer.routers.start_rollout(
             version,
             by=asked.by,
             reason=asked.body["reason"],
@@ -167,7 +167,7 @@ class RouterPages:
 
     async def roll_back(self, asked: Asked) -> Reply:
         audit = auditing(asked, "router", _serving, None)
-        await self._rooms.plane.writer.roll_back(
+        await self._rooms.plane.writer.routers.roll_back(
             by=asked.by, reason=asked.body["reason"], expected_version=row_version(asked.if_match), audit=audit
         )
         return await self._now()

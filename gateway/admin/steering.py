@@ -11,7 +11,7 @@ from gateway.admin.rooms import Rooms
 from gateway.admin.routers import row_version
 from gateway.admin.views import usd
 from gateway.api import fields
-from gateway.control import state as names
+from gateway.control import control_state as names
 from policies.types import Tier
 
 _TIER = schemas.shape(tier=schemas.COUNT, name=schemas.TEXT, model=schemas.TEXT, price_per_request_usd=schemas.USD)
@@ -81,11 +81,11 @@ class SteeringPages:
         state, catalog = await self._rooms.state(), self._rooms.catalog
         data = []
         for name, policy in catalog.policies.items():
-            tightened = state.tightened(name, state.router.active)
+            quarantine = state.quarantine(name, state.router.active)
             tiers = []
             for tier in catalog.ladder[:-1]:
                 least = policy.threshold(tier.index)
-                asked_more = tightened[tier.index].least if tier.index in tightened else None
+                asked_more = quarantine[tier.index].least if tier.index in quarantine else None
                 tiers.append(
                     {
                         "tier": tier.index,

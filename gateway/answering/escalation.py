@@ -23,7 +23,7 @@ from gateway.answering.tier_caller import Item, StartedAnswer, call_tier, start_
 from gateway.api.choice import AnswerChoice
 from gateway.errors import AnswerFailed
 from gateway.models.catalog import Catalog
-from policies.escalation import Attempt, Verdict, escalation_flow
+from policies.escalation import EscalationAttempt, EscalationVerdict, escalation_flow
 from policies.pricing import to_nano_usd
 from policies.types import Tier
 
@@ -77,7 +77,7 @@ class _Escalation:
         try:
             started = await start_answer(answer, self._catalog)
             most = answer.routed.basis.policy.escalation.max_escalations
-            flow = escalation_flow(started.tier.index, answer.routed.decision.way_up, most)
+            flow = escalation_flow(started.tier.index, answer.routed.decision.escalation_path, most)
             return await self._pump(flow, next(flow), started)
         except BaseException:
             # Cancelled, or nothing to show: what is still at hand is freed and billed.
@@ -86,11 +86,14 @@ class _Escalation:
             raise
 
     async def _pump(
-        self, flow: Generator[Attempt, Verdict, int], attempt: Attempt, started: StartedAnswer
+        self,
+        flow: Generator[EscalationAttempt, EscalationVerdict, None],
+        attempt: EscalationAttempt,
+        started: StartedAnswer,
     ) -> StartedAnswer:
         held: _HeldAnswer | None = await self._hold(started, attempt)
         while True:
-            verdict = self._judge(held, attempt) if held is not None else Verdict.FAILED
+            verdict = self._judge(held, attempt) if held is not None else EscalationVerdict.FAILED
             if held is not None:
                 await self._replace_doubted()
             try:
@@ -101,7 +104,7 @@ class _Escalation:
                 self._doubted = held
             held = await self._step_up(attempt)
 
-    async def _step_up(self, attempt: Attempt) -> _HeldAnswer | None:
+    async def _step_up(self, attempt: EscalationAttempt) -> _HeldAnswer | None:
         """Ask the next tier, with the doubted answer as its prediction; None if it fails before anything was sent."""
         answer, doubted = self._answer, self._doubted
         assert doubted is not None, "nobody goes up without a doubt"
@@ -118,7 +121,7 @@ class _Escalation:
                 answer.earlier_bills.append(answer.bill_at(target))
             return None
 
-    async def _hold(self, started: StartedAnswer, attempt: Attempt) -> _HeldAnswer:
+    async def _hold(self, started: StartedAnswer, attempt: EscalationAttempt) -> _HeldAnswer:
         """Take in as much of an answer as it is to be judged by, or as nothing else than holding it would save."""
         answer, tier = self._answer, started.tier
         items = [] if started.first is None else [started.first]
@@ -142,17 +145,17 @@ class _Escalation:
             for choice in self._answer.choices
         )
 
-    def _judge(self, held: _HeldAnswer, attempt: Attempt) -> Verdict:
+    def _judge(self, held: _HeldAnswer, attempt: EscalationAttempt) -> EscalationVerdict:
         """Judge by the least confident of the choices; a tier that gives no log-probabilities is believed."""
         backend = self._catalog.backend(held.tier)
         if attempt.rung is None or "logprobs" not in backend.capabilities:
-            return Verdict.TRUSTED
+            return EscalationVerdict.TRUSTED
         calibration, attempts = self._answer.routed.confidence, self._answer.attempts
         confidence = min(
             calibration.p_right(held.tier.index, AnswerSignals.of(choice.scored or ())) for choice in held.choices
         )
         attempts[held.attempt_index] = replace(attempts[held.attempt_index], confidence=confidence)
-        return Verdict.DOUBTED if confidence < attempt.rung.least_confidence else Verdict.TRUSTED
+        return EscalationVerdict.DOUBTED if confidence < attempt.rung.least_confidence else EscalationVerdict.TRUSTED
 
     async def _replace_doubted(self) -> None:
         """End the doubted answer, in whose place another stands, and put it on the bill."""

@@ -17,15 +17,15 @@ from gateway.answering.sessions import Sessions
 from gateway.api.embedding_decoder import EmbeddingRequest
 from gateway.api.request import prompt_text
 from gateway.config.sections import Retention
-from gateway.control.routers import RouterSet
-from gateway.control.shadow import RoutedText, Shadow
+from gateway.control.router_set import RouterSet
+from gateway.control.shadow_router import RoutedRequest, ShadowRouter
 from gateway.edge.error_table import row_of
 from gateway.models.catalog import Catalog
 from gateway.observe.metrics import Metrics
 from gateway.observe.request_log import RequestLog
 from gateway.store.errors import StoreError
 from gateway.store.records import RequestRecord, VerificationJob
-from gateway.verify.sampler import Sampler
+from gateway.verify.check_sampler import CheckSampler
 
 _log = logging.getLogger("suffice.service")
 
@@ -62,13 +62,13 @@ class AnswerRecorder:
         rows: RowWriter,
         catalog: Catalog,
         routers: RouterSet,
-        sampler: Sampler,
+        sampler: CheckSampler,
         sessions: Sessions,
         metrics: Metrics,
         request_log: RequestLog,
     ) -> None:
         self.sampler = sampler
-        self.shadow: Shadow | None = None
+        self.shadow: ShadowRouter | None = None
         self._config_hash = config_hash
         self._retention = retention
         self._rows = rows
@@ -92,7 +92,7 @@ class AnswerRecorder:
         assert not admitted.is_settled, "a request ends once"
         admitted.is_settled = True
         assert tier is not None, "an answer has a tier"
-        chances = self.sampler.chances(
+        chances = self.sampler.inclusion_probabilities(
             admitted.request,
             basis.policy,
             decision,
@@ -100,13 +100,13 @@ class AnswerRecorder:
             basis.estimate,
             reason,
             factor=self._routers.check_factor(basis.router_version),
-            doubt=self._routers.doubt(basis.router_version, admitted.created_at),
+            downward_share=self._routers.downward_sampling_share(basis.router_version, admitted.created_at),
         )
         record = self._row(admitted, answer, reason, 200, None)
         job = None
         if chances is not None:
             record.verify_probability = chances.logged
-            if (drawn := self.sampler.draw(chances)) is not None:
+            if (drawn := self.sampler.draw_check(chances)) is not None:
                 job = self.sampler.job(admitted.request, basis.policy, first.text, record, drawn)
         started_s = time.perf_counter()
         await self._rows.record(record, job)
@@ -208,13 +208,13 @@ class AnswerRecorder:
         if self._retention == "full":
             record.prompt_text, record.answer_text = prompt, answer
 
-    def _show(self, shadow: Shadow, answer: Answer, *, is_drawn: bool) -> None:
+    def _show(self, shadow: ShadowRouter, answer: Answer, *, is_drawn: bool) -> None:
         """Hand an answered request to the shadow router; pinned and explored ones say nothing new of it."""
         routed = answer.routed
         admitted, basis, decision = routed.admitted, routed.basis, routed.decision
         if decision.explored or routed.facts.overrides.tier is not None:
             return
-        text = RoutedText(
+        text = RoutedRequest(
             admitted.request_id,
             admitted.created_at,
             basis.policy.name,

@@ -12,13 +12,13 @@ from classifier.types import Sufficiency
 from gateway.answering.phases import UNCALIBRATED, AdmittedRequest, RoutedRequest, RoutingBasis
 from gateway.answering.sessions import Sessions
 from gateway.api.request import InferenceRequest, Prompt, Turn, messages_of, prompt_size
-from gateway.control.routers import RouterSet, sticky_key
-from gateway.control.state import groups_of
+from gateway.control.control_state import groups_of
+from gateway.control.router_set import RouterSet, sticky_key
 from gateway.errors import InvalidRequest, UnsupportedOption
 from gateway.models.catalog import Catalog
-from policies.decide import decide
 from policies.limits import permitted_tiers
 from policies.policy import Policy
+from policies.routing_decision import decide
 from policies.types import Overrides, RequestFacts, TierEstimate
 
 # Bytes of text bound tokens from above; a chat template adds its own few per message.
@@ -39,8 +39,8 @@ class RequestRouter:
     Attributes
     ----------
     kill_switch : all traffic goes to the top tier
-    tightened : (policy's name, router's version) -> quarantined tier -> P(as good) it must reach
-    tightened_groups : likewise -> tenant or domain -> quarantined tier -> P(as good) it must reach
+    quarantine : (policy's name, router's version) -> quarantined tier -> P(as good) it must reach
+    group_quarantine : likewise -> tenant or domain -> quarantined tier -> P(as good) it must reach
     unavailable : tiers that cannot be asked now, by number
     """
 
@@ -48,8 +48,8 @@ class RequestRouter:
         self.catalog = catalog
         self.routers = routers
         self.kill_switch = False
-        self.tightened: Mapping[tuple[str, str], Mapping[int, float]] = {}
-        self.tightened_groups: Mapping[tuple[str, str], Mapping[str, Mapping[int, float]]] = {}
+        self.quarantine: Mapping[tuple[str, str], Mapping[int, float]] = {}
+        self.group_quarantine: Mapping[tuple[str, str], Mapping[str, Mapping[int, float]]] = {}
         self.unavailable: frozenset[int] = frozenset()
         self._sessions = sessions
         self._rng = rng
@@ -87,12 +87,12 @@ class RequestRouter:
             expected_wait_s=self._waits(policy),
             kill_switch=self.kill_switch,
             novelty=estimate.novelty if estimate is not None else 0.0,
-            tightened=self._quarantine((policy.name, version), caller.tenant, domain),
+            quarantine=self._quarantine((policy.name, version), caller.tenant, domain),
             guessed_prompt_tokens=_guess_tokens(size),
             num_answers=request.num_choices,
         )
         decision = decide(facts, policy, self.catalog.ladder, self._rng)
-        confidence = getattr(slot.router, "confidence", UNCALIBRATED) if decision.way_up else UNCALIBRATED
+        confidence = getattr(slot.router, "confidence", UNCALIBRATED) if decision.escalation_path else UNCALIBRATED
         return RoutedRequest(admitted, basis, facts, decision, confidence)
 
     def _rule(self, request: InferenceRequest) -> tuple[Policy, Overrides]:
@@ -114,10 +114,10 @@ class RequestRouter:
     def _quarantine(self, key: tuple[str, str], tenant: str, domain: str) -> Mapping[int, float]:
         """Return the most that policy, tenant and domain ask of each quarantined tier."""
         # Nearly always nothing is quarantined, and nothing to look up.
-        if not self.tightened and not self.tightened_groups:
+        if not self.quarantine and not self.group_quarantine:
             return _NO_QUARANTINE
-        asked = self.tightened.get(key, _NO_QUARANTINE)
-        groups = self.tightened_groups.get(key)
+        asked = self.quarantine.get(key, _NO_QUARANTINE)
+        groups = self.group_quarantine.get(key)
         if not groups:
             return asked
         most = dict(asked)

@@ -29,7 +29,7 @@ from gateway.edge.error_table import row_of
 from gateway.errors import AnswerFailed
 from gateway.models.catalog import Catalog
 from gateway.store.records import Attempt
-from policies.fallback import Outcome, fallback_flow
+from policies.fallback import FallbackOutcome, fallback_flow
 from policies.types import Tier
 
 _log = logging.getLogger("suffice.serving")
@@ -37,13 +37,13 @@ _log = logging.getLogger("suffice.serving")
 Item = tuple[AnswerChoice, TokenDelta]
 
 # Most specific first: an overloaded backend is also an unavailable one.
-_OUTCOMES: tuple[tuple[type[BackendError], Outcome], ...] = (
-    (BackendOverloaded, Outcome.OVERLOADED),
-    (BackendUnavailable, Outcome.UNAVAILABLE),
-    (BackendTimeout, Outcome.TIMED_OUT),
-    (ContextLengthExceeded, Outcome.TOO_LONG),
-    (UnsupportedByBackend, Outcome.REJECTED),
-    (RequestRejected, Outcome.REJECTED),
+_OUTCOMES: tuple[tuple[type[BackendError], FallbackOutcome], ...] = (
+    (BackendOverloaded, FallbackOutcome.OVERLOADED),
+    (BackendUnavailable, FallbackOutcome.UNAVAILABLE),
+    (BackendTimeout, FallbackOutcome.TIMED_OUT),
+    (ContextLengthExceeded, FallbackOutcome.TOO_LONG),
+    (UnsupportedByBackend, FallbackOutcome.REJECTED),
+    (RequestRejected, FallbackOutcome.REJECTED),
 )
 
 
@@ -111,11 +111,11 @@ async def call_tier(answer: Answer, catalog: Catalog, tier: Tier) -> StartedAnsw
     raise failure
 
 
-def _outcome(failure: BackendError) -> Outcome:
+def _outcome(failure: BackendError) -> FallbackOutcome:
     for kind, outcome in _OUTCOMES:
         if isinstance(failure, kind):
             return outcome
-    return Outcome.FAILED
+    return FallbackOutcome.FAILED
 
 
 async def _items(answer: Answer, tier: Tier, backend: Backend) -> AsyncGenerator[Item, None]:

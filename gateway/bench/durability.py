@@ -30,8 +30,8 @@ from typing import Any
 
 import httpx
 
-from gateway.bench.card import card, print_card
-from gateway.bench.process import free_port
+from gateway.bench.child_server import free_port
+from gateway.bench.machine_card import card, print_card
 from gateway.config.store_section import StoreConfig
 from gateway.store.store import Store
 from gateway.store.urls import parse_database_url
@@ -41,7 +41,7 @@ _PROMPT = "What is 23 plus 45? And say these words again, please: one two three 
 
 
 @dataclass(frozen=True, slots=True)
-class SeenAnswer:
+class ReceivedAnswer:
     """An answer that a client saw to its end."""
 
     request_id: str
@@ -50,10 +50,10 @@ class SeenAnswer:
 
 
 @dataclass(slots=True)
-class Tally:
+class DurabilityTally:
     """What the clients saw over all rounds, and what the log says about it."""
 
-    finished: list[SeenAnswer] = field(default_factory=list)
+    finished: list[ReceivedAnswer] = field(default_factory=list)
     num_cut: int = 0
     num_refused: int = 0
     restart_s: list[float] = field(default_factory=list)
@@ -98,7 +98,7 @@ class ServerProcess:
 
 async def measure(
     command: Sequence[str], database_url: str, *, kills: int, streams: int, seed: int, model: str = "auto"
-) -> Tally:
+) -> DurabilityTally:
     """Run all rounds and search the log.
 
     Parameters
@@ -111,7 +111,7 @@ async def measure(
     model : what the clients ask for
     """
     rng = random.Random(seed)
-    tally = Tally()
+    tally = DurabilityTally()
     for _ in range(kills):
         server = ServerProcess(command, database_url)
         tally.restart_s.append(await server.start())
@@ -129,7 +129,9 @@ async def measure(
     return tally
 
 
-async def _load_until(server: ServerProcess, tally: Tally, model: str, streams: int, kill_after_s: float) -> None:
+async def _load_until(
+    server: ServerProcess, tally: DurabilityTally, model: str, streams: int, kill_after_s: float
+) -> None:
     """Load the server, and kill it ``kill_after_s`` after its first finished answer of this round."""
     first = asyncio.Event()
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=streams)
@@ -145,7 +147,9 @@ async def _load_until(server: ServerProcess, tally: Tally, model: str, streams: 
                 task.cancel()
 
 
-async def _ask_forever(client: httpx.AsyncClient, tally: Tally, model: str, first: asyncio.Event, place: int) -> None:
+async def _ask_forever(
+    client: httpx.AsyncClient, tally: DurabilityTally, model: str, first: asyncio.Event, place: int
+) -> None:
     """Ask until the connection dies. What was read before that counts."""
     for turn in range(1_000_000):
         body = {"model": model, "messages": [{"role": "user", "content": f"{_PROMPT} {place} {turn}"}]}
@@ -164,15 +168,15 @@ async def _ask_forever(client: httpx.AsyncClient, tally: Tally, model: str, firs
             first.set()
 
 
-async def _ask_whole(client: httpx.AsyncClient, body: dict[str, Any]) -> SeenAnswer | None:
+async def _ask_whole(client: httpx.AsyncClient, body: dict[str, Any]) -> ReceivedAnswer | None:
     response = await client.post("/v1/chat/completions", json=body)
     return _seen(response, response.json()["usage"]) if response.is_success else None
 
 
-async def _ask_stream(client: httpx.AsyncClient, body: dict[str, Any]) -> SeenAnswer | None:
+async def _ask_stream(client: httpx.AsyncClient, body: dict[str, Any]) -> ReceivedAnswer | None:
     asked = body | {"stream": True, "stream_options": {"include_usage": True}}
     usage: dict[str, int] = {}
-    seen: SeenAnswer | None = None
+    seen: ReceivedAnswer | None = None
     async with client.stream("POST", "/v1/chat/completions", json=asked) as response:
         if not response.is_success:
             await response.aread()
@@ -190,13 +194,13 @@ async def _ask_stream(client: httpx.AsyncClient, body: dict[str, Any]) -> SeenAn
     return seen
 
 
-def _seen(response: httpx.Response, usage: dict[str, int]) -> SeenAnswer:
-    return SeenAnswer(
+def _seen(response: httpx.Response, usage: dict[str, int]) -> ReceivedAnswer:
+    return ReceivedAnswer(
         response.headers["x-suffice-request-id"], usage.get("prompt_tokens", -1), usage.get("completion_tokens", -1)
     )
 
 
-async def _search_log(database_url: str, tally: Tally) -> None:
+async def _search_log(database_url: str, tally: DurabilityTally) -> None:
     async with Store(StoreConfig(url=database_url)) as store:
         for answer in tally.finished:
             row = await store.get_request(answer.request_id)
@@ -222,7 +226,7 @@ def check_integrity(database_url: str) -> str:
         connection.close()
 
 
-def report(tally: Tally, database_url: str, *, kills: int, streams: int, seed: int) -> dict[str, Any]:
+def report(tally: DurabilityTally, database_url: str, *, kills: int, streams: int, seed: int) -> dict[str, Any]:
     """The figures of a run as one flat JSON object."""
     return {
         "bench": "durability",

@@ -26,17 +26,17 @@ from backends.local import LocalBackend
 from classifier.artifact import RouterArtifact
 from classifier.confidence import AnswerConfidence, AnswerSignals, fit_confidence
 from classifier.router import BUILTIN, ArtifactRouter
-from gateway.bench.card import card, print_card
 from gateway.bench.escalation_pairs import PAIRS, compare, compare_long, doubted, summarise
-from gateway.bench.ladder_client import Reply, ask_all, own_server
+from gateway.bench.ladder_client import LadderReply, ask_all, own_server
+from gateway.bench.machine_card import card, print_card
 from gateway.config.settings import load_settings
 from gateway.models.loader import close_backends, make_backends
+from gateway.outcomes.answer_collection import CollectOptions, collect
+from gateway.outcomes.answer_grading import CHECKERS
+from gateway.outcomes.answer_log import AnswerLog
 from gateway.outcomes.bootstrap import builtin_rows
-from gateway.outcomes.collect import CollectOptions, collect
-from gateway.outcomes.grading import CHECKERS
-from gateway.outcomes.halves import JUDGING_HALF, draw_half
-from gateway.outcomes.prompts import PromptRow
-from gateway.outcomes.records import AnswerLog
+from gateway.outcomes.prompt_file import PromptRow
+from gateway.outcomes.task_split import HOLDOUT_SPLIT, draw_split
 from policies.intervals import binomial_lower, binomial_upper
 
 POLICIES = """
@@ -100,7 +100,7 @@ async def _run(given: argparse.Namespace) -> dict[str, Any]:
 
 
 async def _measure_endpoint(folder: Path, router: Path, given: argparse.Namespace) -> dict[str, Any]:
-    tasks = draw_half(JUDGING_HALF, given.seed, given.tasks)
+    tasks = draw_split(HOLDOUT_SPLIT, given.seed, given.tasks)
     config = folder / "suffice.toml"
     config.write_text(f'[router]\nartifact = "{router}"\n{POLICIES}', encoding="utf-8")
     async with own_server(folder, config) as url:
@@ -144,7 +144,7 @@ def _calibrate(rows: Sequence[PromptRow], log: AnswerLog, tiers: Sequence[int]) 
     return fit_confidence(signals, right)
 
 
-async def _ask_everything(url: str, tasks: Sequence[Task], given: argparse.Namespace) -> dict[str, list[Reply]]:
+async def _ask_everything(url: str, tasks: Sequence[Task], given: argparse.Namespace) -> dict[str, list[LadderReply]]:
     names = (*(f"tier-{number}" for number in range(1, 5)), *NAMES)
     replies = {}
     for name in names:
@@ -157,7 +157,7 @@ async def _measure_predictions(confidence: AnswerConfidence, given: argparse.Nam
     """Pairs of tiers on any tasks and on those the lower one doubts; then long texts, predicted well and badly."""
     settings = load_settings(None, environ={})
     made = make_backends(settings)
-    tasks = draw_half(JUDGING_HALF, given.seed, 20 * given.pair_tasks)
+    tasks = draw_split(HOLDOUT_SPLIT, given.seed, 20 * given.pair_tasks)
     pairs = []
     try:
         for tier in settings.ladder:
@@ -177,7 +177,7 @@ async def _measure_predictions(confidence: AnswerConfidence, given: argparse.Nam
     return {"pairs": pairs, "long": long}
 
 
-def describe_outcome(replies: Sequence[Reply]) -> dict[str, Any]:
+def describe_outcome(replies: Sequence[LadderReply]) -> dict[str, Any]:
     num_right, n = sum(reply.is_right for reply in replies), len(replies)
     answered = Counter(reply.tier for reply in replies)
     return {
@@ -189,7 +189,7 @@ def describe_outcome(replies: Sequence[Reply]) -> dict[str, Any]:
     }
 
 
-def describe_escalations(replies: Sequence[Reply], tiers: Mapping[str, Sequence[Reply]]) -> dict[str, Any]:
+def describe_escalations(replies: Sequence[LadderReply], tiers: Mapping[str, Sequence[LadderReply]]) -> dict[str, Any]:
     """How often it went up, whether rightly, and whether the answer is what the higher tier says by itself."""
     gone_up = [place for place, reply in enumerate(replies) if reply.doubted]
     left = [place for place in gone_up if not tiers[f"tier-{replies[place].doubted[0]}"][place].is_right]

@@ -24,7 +24,7 @@ _ONE_WORD_IN = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class TaskRun:
     """One generation.
 
     Attributes
@@ -39,12 +39,12 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class LadderComparison:
     """One task: the lower tier's answer, the higher one's anew, and the higher one's with the prediction."""
 
-    low: Run
-    anew: Run
-    predicted: Run
+    low: TaskRun
+    anew: TaskRun
+    predicted: TaskRun
 
 
 async def generate(
@@ -55,7 +55,7 @@ async def generate(
     prediction: str | None = None,
     *,
     is_reasoned: bool = False,
-) -> Run:
+) -> TaskRun:
     """A greedy answer that shares no cached prefix with any other salt's.
 
     Parameters
@@ -77,24 +77,24 @@ async def generate(
             text += event.text
         else:
             steps = backend.engine.stats().num_steps - before
-            return Run(text, event.compute_s, steps, event)
+            return TaskRun(text, event.compute_s, steps, event)
     raise AssertionError("a generation has an ending")
 
 
 async def compare(
     tasks: Sequence[Task], backends: Mapping[int, LocalBackend], pair: tuple[int, int], max_tokens: int
-) -> list[Comparison]:
+) -> list[LadderComparison]:
     """Answer every task three times; which of the higher tier's two runs goes first alternates."""
     low, high = backends[pair[0]], backends[pair[1]]
     found = []
     for place, task in enumerate(tasks):
         name = f"{pair[0]}-{pair[1]}-{task.task_id}"
         cheap = await generate(low, task, f"{name}-low", max_tokens)
-        runs: dict[bool, Run] = {}
+        runs: dict[bool, TaskRun] = {}
         for is_predicted in (place % 2 == 0, place % 2 == 1):
             prediction = cheap.text if is_predicted else None
             runs[is_predicted] = await generate(high, task, f"{name}-{is_predicted}", max_tokens, prediction)
-        found.append(Comparison(cheap, runs[False], runs[True]))
+        found.append(LadderComparison(cheap, runs[False], runs[True]))
     return found
 
 
@@ -118,10 +118,10 @@ async def doubted(
     return found
 
 
-async def compare_long(tasks: Sequence[Task], backend: LocalBackend) -> dict[str, list[Comparison]]:
+async def compare_long(tasks: Sequence[Task], backend: LocalBackend) -> dict[str, list[LadderComparison]]:
     """Reasoning and answer as one text, predicted rightly, with one word in twenty replaced, and by another task's."""
     anew = [await generate(backend, task, f"long-{task.task_id}", _LONG, is_reasoned=True) for task in tasks]
-    found: dict[str, list[Comparison]] = {"right": [], "1 word in 20 wrong": [], "of another task": []}
+    found: dict[str, list[LadderComparison]] = {"right": [], "1 word in 20 wrong": [], "of another task": []}
     for place, (task, own) in enumerate(zip(tasks, anew, strict=True)):
         words = own.text.split(" ")
         replaced = " ".join("replaced" if i % _ONE_WORD_IN == _ONE_WORD_IN // 2 else w for i, w in enumerate(words))
@@ -129,11 +129,11 @@ async def compare_long(tasks: Sequence[Task], backend: LocalBackend) -> dict[str
         for name, prediction in zip(found, predictions, strict=True):
             salt = f"{name}-{task.task_id}"
             run = await generate(backend, task, salt, _LONG, prediction, is_reasoned=True)
-            found[name].append(Comparison(own, own, run))
+            found[name].append(LadderComparison(own, own, run))
     return found
 
 
-def summarise(comparisons: Sequence[Comparison]) -> dict[str, Any]:
+def summarise(comparisons: Sequence[LadderComparison]) -> dict[str, Any]:
     """Sums over the tasks; shares of what the higher tier needs anew."""
     usages = [each.predicted.ending.usage for each in comparisons]
     accepted = sum(usage.accepted_prediction_tokens for usage in usages)

@@ -5,7 +5,7 @@
 On the built-in ladder every task of the judging half is answered by every tier, and every lower answer is graded
 against the top one's; the truth is the tasks' own checker. On recorded responses of other models, the text graders and
 the portable combination are judged by the recorded scores. Combinations were fitted on the other half of the tasks; the
-recorded benchmarks named in :data:`gateway.verify.corpus.TRAINABLE` they have seen, which is said beside them.
+recorded benchmarks named in :data:`gateway.verify.graded_corpus.TRAINABLE` they have seen, which is said beside them.
 
 Costs are device seconds and dollars of the passes a verdict needs, at background priority; they include what else the
 machine did only as far as it slowed a step.
@@ -27,11 +27,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from classifier.metrics import bootstrap_interval, brier, calibration_error, roc_auc
-from gateway.bench.card import card, print_card
-from gateway.outcomes.halves import JUDGING_HALF
-from gateway.verify.combination import Combination, Grades
-from gateway.verify.corpus import TRAINABLE, recorded_pairs, run_builtin_ladder
-from gateway.verify.graded import GradedPair, read_graded, write_graded
+from gateway.bench.machine_card import card, print_card
+from gateway.outcomes.task_split import HOLDOUT_SPLIT
+from gateway.verify.graded_corpus import TRAINABLE, recorded_pairs, run_builtin_ladder
+from gateway.verify.graded_pairs import GradedPair, read_graded, write_graded
+from gateway.verify.grader_combination import GraderCombination, Grades
 from gateway.verify.graders.embedding import THRESHOLD
 
 Floats = NDArray[np.float64]
@@ -43,7 +43,7 @@ _PROGRESS_EVERY_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
-class Contender:
+class GraderContender:
     """Something that scores pairs: a grader alone, or a combination.
 
     Parameters
@@ -61,18 +61,18 @@ class Contender:
     is_probability: bool = False
 
 
-def contenders(combination: Combination) -> list[Contender]:
+def contenders(combination: GraderCombination) -> list[GraderContender]:
     """Every grader alone, then every model of the combination."""
 
     def alone(name: str) -> Score:
         return lambda grades: grades[name].score if name in grades else None
 
     found = [
-        Contender("final_answer", alone("final_answer"), 0.5, (_GENERATE,)),
-        Contender("overlap", alone("overlap"), 0.5, (_GENERATE,)),
-        Contender("embedding", alone("embedding"), THRESHOLD, (_GENERATE, "embedding")),
-        Contender("likelihood", alone("likelihood"), float("nan"), ("likelihood",)),
-        Contender("judge", alone("judge"), 0.5, (_GENERATE, "judge")),
+        GraderContender("final_answer", alone("final_answer"), 0.5, (_GENERATE,)),
+        GraderContender("overlap", alone("overlap"), 0.5, (_GENERATE,)),
+        GraderContender("embedding", alone("embedding"), THRESHOLD, (_GENERATE, "embedding")),
+        GraderContender("likelihood", alone("likelihood"), float("nan"), ("likelihood",)),
+        GraderContender("judge", alone("judge"), 0.5, (_GENERATE, "judge")),
     ]
     for model in combination.models:
         passes = ("likelihood",) if "likelihood" in model.requires else ()
@@ -82,11 +82,11 @@ def contenders(combination: Combination) -> list[Contender]:
         def combined(grades: Grades, model: Any = model) -> float | None:
             return model.probability(grades) if set(grades).issuperset(model.requires) else None
 
-        found.append(Contender(f"combined: {model.name}", combined, 0.5, passes, is_probability=True))
+        found.append(GraderContender(f"combined: {model.name}", combined, 0.5, passes, is_probability=True))
     return found
 
 
-def judge(contender: Contender, pairs: Sequence[GradedPair], *, seed: int) -> dict[str, Any] | None:
+def judge(contender: GraderContender, pairs: Sequence[GradedPair], *, seed: int) -> dict[str, Any] | None:
     """One row of the table; None where the contender has no opinion on any pair."""
     scored = [(contender.score(pair.grades), pair) for pair in pairs]
     known = [(score, pair) for score, pair in scored if score is not None]
@@ -115,7 +115,7 @@ def judge(contender: Contender, pairs: Sequence[GradedPair], *, seed: int) -> di
     return row | _costs(contender, [pair for _, pair in known])
 
 
-def _costs(contender: Contender, pairs: Sequence[GradedPair]) -> dict[str, Any]:
+def _costs(contender: GraderContender, pairs: Sequence[GradedPair]) -> dict[str, Any]:
     """Mean cost of a verdict, where the passes were run here."""
     if not pairs or not pairs[0].compute_s:
         return {}
@@ -124,7 +124,7 @@ def _costs(contender: Contender, pairs: Sequence[GradedPair]) -> dict[str, Any]:
     return {"compute_ms": round(1e3 * float(np.mean(compute)), 3), "cost_usd": float(f"{np.mean(cost):.3g}")}
 
 
-def summarise(pairs: Sequence[GradedPair], combination: Combination, *, seed: int) -> dict[str, Any]:
+def summarise(pairs: Sequence[GradedPair], combination: GraderCombination, *, seed: int) -> dict[str, Any]:
     """Every source's table, and the scoring pass beside generate-and-compare."""
     sources: dict[str, Any] = {}
     for source in sorted({pair.source for pair in pairs}):
@@ -198,11 +198,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, metavar="FILE", help="also write the JSON there")
     parser.add_argument("--json", action="store_true", help="only the line of JSON")
     given = parser.parse_args(arguments)
-    combination = Combination.load(given.combination)
+    combination = GraderCombination.load(given.combination)
     began = time.perf_counter()
     pairs = read_graded(given.graded) if given.graded else []
     if given.tasks and not given.graded:
-        pairs = asyncio.run(run_builtin_ladder(JUDGING_HALF, given.tasks, given.seed, progress=_show_progress()))
+        pairs = asyncio.run(run_builtin_ladder(HOLDOUT_SPLIT, given.tasks, given.seed, progress=_show_progress()))
         if given.write_graded:
             write_graded(given.write_graded, pairs)
     if given.data:

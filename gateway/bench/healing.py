@@ -27,9 +27,9 @@ import httpx
 from backends.builtin.tasks.answer_checker import check
 from backends.builtin.tasks.task_generator import FAMILIES, generate
 from backends.builtin.tasks.types import Task
-from gateway.bench.card import card
-from gateway.bench.process import ready_server
-from gateway.outcomes.halves import FITTING_HALF, JUDGING_HALF, half_of
+from gateway.bench.child_server import ready_server
+from gateway.bench.machine_card import card
+from gateway.outcomes.task_split import FITTING_SPLIT, HOLDOUT_SPLIT, split_of
 
 # Its words are those of other families, so nothing tells the router that it never saw them.
 UNSEEN = ("arithmetic",)
@@ -65,7 +65,7 @@ min_effective_rows = 40.0
 
 
 @dataclass(slots=True)
-class Stretch:
+class HealingInterval:
     """Some hundred requests in a row."""
 
     kind: str
@@ -164,7 +164,7 @@ async def _run(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
 async def _fit(given: argparse.Namespace, folder: Path, seen: tuple[str, ...]) -> Path:
     """Fit on tasks of the known families, as an operator would on prompts of their own."""
     prompts, router = folder / "prompts.jsonl", folder / "router.npz"
-    tasks = islice(_half(FITTING_HALF, given.seed, seen), given.fit_tasks)
+    tasks = islice(_half(FITTING_SPLIT, given.seed, seen), given.fit_tasks)
     prompts.write_text("".join(json.dumps({"prompt": task.prompt, "reference": task.answer}) + "\n" for task in tasks))
     command = ["bootstrap", "--prompts", str(prompts), "--output", str(router), "--quiet"]
     options = ["--concurrency", "32", "--max-tokens", str(_MAX_TOKENS), "--seed", str(given.seed)]
@@ -178,13 +178,13 @@ def _half(half: int, seed: int, families: tuple[str, ...]) -> Iterator[Task]:
     """Endless fresh tasks of some families, of one half of the problems."""
     for round_ in range(1_000_000):
         drawn = generate(seed * 1_000_003 + round_, 2000, split="test", families=families)
-        yield from (task for task in drawn if half_of(task) == half)
+        yield from (task for task in drawn if split_of(task) == half)
 
 
 def _tasks(given: argparse.Namespace, seen: tuple[str, ...]) -> dict[str, Iterator[Task]]:
     """Endless tasks of each phase."""
-    known = _half(JUDGING_HALF, given.seed + 1, seen)
-    unknown = _half(JUDGING_HALF, given.seed + 2, tuple(given.unseen))
+    known = _half(HOLDOUT_SPLIT, given.seed + 1, seen)
+    unknown = _half(HOLDOUT_SPLIT, given.seed + 2, tuple(given.unseen))
 
     def mixed() -> Iterator[Task]:
         # Evenly spread, so that each stretch has the same share.
@@ -217,9 +217,11 @@ def _suffice(*arguments: str) -> list[str]:
 # ---- the requests
 
 
-async def _stretch(client: httpx.AsyncClient, kind: str, tasks: list[Task], given: argparse.Namespace) -> Stretch:
+async def _stretch(
+    client: httpx.AsyncClient, kind: str, tasks: list[Task], given: argparse.Namespace
+) -> HealingInterval:
     """Ask a batch as ordinary callers do, then look at the server."""
-    stretch, begun_s = Stretch(kind), time.perf_counter()
+    stretch, begun_s = HealingInterval(kind), time.perf_counter()
     for task, (text, headers) in zip(tasks, await _ask_all(client, "auto", tasks, given.concurrency), strict=True):
         is_right, is_unseen = check(task, text), task.family in given.unseen
         stretch.num_requests += 1

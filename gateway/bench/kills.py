@@ -28,10 +28,10 @@ from typing import Any
 
 import httpx
 
-from gateway.bench.card import card
 from gateway.bench.durability import ServerProcess, check_integrity
-from gateway.bench.kills_rollout import Rollouts
+from gateway.bench.kills_rollout import RolloutScenario
 from gateway.bench.kills_search import is_sound, search
+from gateway.bench.machine_card import card
 from gateway.config.store_section import StoreConfig
 from gateway.store.control import ControlStore
 from gateway.store.store import Store
@@ -112,7 +112,7 @@ url = {database_url}
 
 
 @dataclass(slots=True)
-class Seen:
+class KillObservation:
     """What the clients and the killer counted."""
 
     finished: list[str] = field(default_factory=list)
@@ -120,16 +120,16 @@ class Seen:
     retrains: Counter[int] = field(default_factory=Counter)
 
 
-class Scene:
+class KillScenario:
     """The processes and who loads them."""
 
     def __init__(self, config: Path, database_url: str, seed: int) -> None:
-        self.seen = Seen()
+        self.seen = KillObservation()
         self._config = config
         self._database_url = database_url
         self._rng = random.Random(seed)
         self._server = ServerProcess(_suffice("serve", "--config", str(config)))
-        self.rollouts = Rollouts(self._server.url, config.parent, self._rng)
+        self.rollouts = RolloutScenario(self._server.url, config.parent, self._rng)
         self._worker: asyncio.subprocess.Process | None = None
 
     async def run(self, kills: int) -> None:
@@ -225,7 +225,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 async def _measure(config: Path, url: str, given: argparse.Namespace) -> dict[str, Any]:
-    scene = Scene(config, url, given.seed)
+    scene = KillScenario(config, url, given.seed)
     await scene.run(given.kills)
     found = await search(url, scene.seen.finished)
     return {

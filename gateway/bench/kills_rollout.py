@@ -17,7 +17,7 @@ import httpx
 
 from classifier.artifact import RouterArtifact
 from classifier.router import BUILTIN
-from gateway.control.state import Canary, ControlState
+from gateway.control.control_state import Canary, ControlState
 from gateway.store.control import ControlStore
 
 REQUESTS = ("begin", "promote", "roll_back")
@@ -29,7 +29,7 @@ _PATIENCE_S = 20.0
 _LOOK_S = 0.01
 
 
-class Rollouts:
+class RolloutScenario:
     """Brings about the moments at which the server is to be killed.
 
     Parameters

@@ -10,8 +10,8 @@ from typing import Any
 from sqlalchemy import text
 
 from gateway.config.store_section import StoreConfig
-from gateway.control.loading import read_router
-from gateway.control.state import ControlState
+from gateway.control.control_state import ControlState
+from gateway.control.router_loader import read_router
 from gateway.store.control import ControlStore
 from gateway.store.control_records import RolloutRow
 from gateway.store.store import Store

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from backends.builtin.tasks.types import Task
-from gateway.bench.card import card, print_card
-from gateway.bench.ladder_client import Reply, ask_all, own_server
+from gateway.bench.ladder_client import LadderReply, ask_all, own_server
 from gateway.bench.ladder_report import LadderRun, summarise
+from gateway.bench.machine_card import card, print_card
 from gateway.config.settings import read_client_key
-from gateway.outcomes.halves import JUDGING_HALF, draw_half
+from gateway.outcomes.task_split import HOLDOUT_SPLIT, draw_split
 
 _PROGRESS_EVERY_S = 15.0
 
@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 async def _run(given: argparse.Namespace) -> tuple[LadderRun, dict[str, Any]]:
-    tasks = draw_half(JUDGING_HALF, given.seed, given.tasks)
+    tasks = draw_split(HOLDOUT_SPLIT, given.seed, given.tasks)
     started = time.perf_counter()
     if given.url:
         run, served = await _ask_everything(given.url, tasks, given)
@@ -80,8 +80,8 @@ async def _ask_everything(
     url: str, tasks: Sequence[Task], given: argparse.Namespace
 ) -> tuple[LadderRun, dict[str, Any]]:
     names = await _tier_names(url)
-    progress = None if given.json else _Lines()
-    replies: dict[str, list[Reply]] = {}
+    progress = None if given.json else _ReportLines()
+    replies: dict[str, list[LadderReply]] = {}
     for model in (*(f"tier-{number}" for number in range(1, len(names) + 1)), "auto"):
         replies[model] = await ask_all(
             url,
@@ -111,7 +111,7 @@ async def _tier_names(url: str) -> list[str]:
     return [names[number] for number in sorted(names)]
 
 
-class _Lines:
+class _ReportLines:
     """A line on standard error now and then."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ import httpx
 from backends.builtin.tasks.answer_checker import check
 from backends.builtin.tasks.types import Task
 from gateway.answering.escalation import DOUBTED
-from gateway.bench.process import ready_server
+from gateway.bench.child_server import ready_server
 
 _ANSWER_TIMEOUT_S = 300.0
 
@@ -24,7 +24,7 @@ Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class LadderReply:
     """One answered task.
 
     Attributes
@@ -72,7 +72,7 @@ async def ask_all(
     max_tokens: int,
     api_key: str | None = None,
     progress: Progress | None = None,
-) -> list[Reply]:
+) -> list[LadderReply]:
     """Answers to all tasks by one model name (``auto`` or a tier), in the tasks' order.
 
     Raises
@@ -81,7 +81,7 @@ async def ask_all(
         The server refused or failed a request.
     """
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-    replies: list[Reply | None] = [None] * len(tasks)
+    replies: list[LadderReply | None] = [None] * len(tasks)
     pending = iter(enumerate(tasks))
     done = 0
 
@@ -103,7 +103,7 @@ async def ask_all(
     return [reply for reply in replies if reply is not None]
 
 
-async def _ask(client: httpx.AsyncClient, model: str, task: Task, max_tokens: int) -> Reply:
+async def _ask(client: httpx.AsyncClient, model: str, task: Task, max_tokens: int) -> LadderReply:
     body = {
         "model": model,
         "messages": [{"role": "user", "content": task.prompt}],
@@ -119,11 +119,11 @@ async def _ask(client: httpx.AsyncClient, model: str, task: Task, max_tokens: in
     return _reply(task, answer.json(), explained.json())
 
 
-def _reply(task: Task, answer: dict[str, Any], explained: dict[str, Any]) -> Reply:
+def _reply(task: Task, answer: dict[str, Any], explained: dict[str, Any]) -> LadderReply:
     text = answer["choices"][0]["message"]["content"] or ""
     decision, timings, measured = explained["decision"], explained["timings"], explained["measured_cost_usd"]
     estimates = [tier["p_right"] for tier in explained["tiers"]]
-    return Reply(
+    return LadderReply(
         is_right=check(task, text),
         text=text,
         tier=decision["final_tier"],

@@ -13,8 +13,8 @@ from backends.builtin.tasks.types import Task
 from classifier.curves import LadderCurve, ladder_curve
 from classifier.evaluation import length_estimates
 from classifier.metrics import bootstrap_interval
-from gateway.bench.ladder_client import Reply
-from policies.mixes import best_mix_at_cost
+from gateway.bench.ladder_client import LadderReply
+from policies.tier_mixes import best_mix_at_cost
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -44,16 +44,20 @@ class LadderRun:
     measured: Floats
     seconds: Floats
     tokens: Floats
-    routed: Sequence[Reply]
+    routed: Sequence[LadderReply]
     names: tuple[str, ...]
 
     @classmethod
     def of(
-        cls, tasks: Sequence[Task], pinned: Sequence[Sequence[Reply]], routed: Sequence[Reply], names: Sequence[str]
+        cls,
+        tasks: Sequence[Task],
+        pinned: Sequence[Sequence[LadderReply]],
+        routed: Sequence[LadderReply],
+        names: Sequence[str],
     ) -> LadderRun:
         """From the replies of each tier alone, cheapest first, and the routed ones."""
 
-        def column(read: Callable[[Reply], float | None]) -> Floats:
+        def column(read: Callable[[LadderReply], float | None]) -> Floats:
             rows = [[read(reply) for reply in replies] for replies in pinned]
             return np.array(rows, dtype=np.float64).T
 

@@ -27,11 +27,11 @@ from sqlalchemy import text
 from backends.protocol import FinishReason
 from classifier.router import ArtifactRouter
 from classifier.types import RouterRequest
-from gateway.bench.card import card, print_card
+from gateway.bench.machine_card import card, print_card
 from gateway.config.store_section import StoreConfig
 from gateway.ids import uuid7
-from gateway.learn.table import TableSpec, read_table
-from gateway.outcomes.halves import FITTING_HALF, draw_half
+from gateway.learn.table_reader import TableSpec, read_table
+from gateway.outcomes.task_split import FITTING_SPLIT, draw_split
 from gateway.store.records import RequestRecord
 from gateway.store.store import Store
 from gateway.store.tables import requests, verifications
@@ -56,7 +56,7 @@ async def fill(url: str, num_rows: int) -> None:
 def _templates() -> list[RequestRecord]:
     """Requests as a server logs them: real prompts, the shipped router's estimates, exploration of two per cent."""
     router, rng = ArtifactRouter.load(), random.Random(0)
-    prompts = [task.prompt for task in draw_half(FITTING_HALF, 1, NUM_TEMPLATES)]
+    prompts = [task.prompt for task in draw_split(FITTING_SPLIT, 1, NUM_TEMPLATES)]
     said = router.predict([RouterRequest((("user", prompt),)) for prompt in prompts])
     found = []
     for estimate in said:

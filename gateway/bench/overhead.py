@@ -25,9 +25,9 @@ from typing import Any
 
 import orjson
 
-from gateway.bench.card import card, print_card
-from gateway.bench.load import LoadResult, post_bytes, run_load
-from gateway.bench.process import cpu_s, program
+from gateway.bench.child_server import cpu_s, program
+from gateway.bench.machine_card import card, print_card
+from gateway.bench.request_load import LoadResult, post_bytes, run_load
 
 # Unlike what the built-in router was fitted on: it goes to the top tier, and most of its answers are drawn for checks.
 _FOREIGN = "What is the capital of France, and how many letters has its name? Answer in one short sentence, please."
@@ -38,7 +38,7 @@ _PATH = "/v1/chat/completions"
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class BenchServer:
     """A running server under test."""
 
     name: str
@@ -55,23 +55,23 @@ class Server:
 
 
 @contextmanager
-def servers(directory: Path, *, with_router: bool) -> Iterator[list[Server]]:
+def servers(directory: Path, *, with_router: bool) -> Iterator[list[BenchServer]]:
     """Start all servers; they stop when the block ends."""
     with ExitStack() as stack:
         found = []
         pid, port = stack.enter_context(program("gateway.bench.bare_server", log=directory / "starlette.log"))
-        found.append(Server("starlette", pid, port, {}))
+        found.append(BenchServer("starlette", pid, port, {}))
         for name, router in (("gateway", "none"), ("gateway+router", "builtin"))[: 1 + with_router]:
             found.append(stack.enter_context(_gateway(name, directory, "--router", router)))
         yield found
 
 
 @contextmanager
-def _gateway(name: str, directory: Path, *arguments: str) -> Iterator[Server]:
+def _gateway(name: str, directory: Path, *arguments: str) -> Iterator[BenchServer]:
     url, key, log = f"sqlite:///{directory / name}.db", directory / f"{name}.key", directory / f"{name}.log"
     needed = ("--database-url", url, "--key-file", str(key))
     with program("gateway.bench.overhead_server", *needed, *arguments, log=log) as (pid, port):
-        yield Server(name, pid, port, {"authorization": f"Bearer {key.read_text()}"})
+        yield BenchServer(name, pid, port, {"authorization": f"Bearer {key.read_text()}"})
 
 
 def run(num_requests: int, num_connections: int, num_rounds: int, *, with_router: bool) -> dict[str, Any]:
@@ -110,7 +110,7 @@ def parts_us(num_requests: int, num_connections: int, *, with_router: bool) -> d
     return {name: round(value, 1) for name, value in parts.items()}
 
 
-def _round(server: Server, bodies: Mapping[str, Mapping[str, Any]], n: int, connections: int) -> dict[str, float]:
+def _round(server: BenchServer, bodies: Mapping[str, Mapping[str, Any]], n: int, connections: int) -> dict[str, float]:
     foreign_s, seen = server.measure(bodies["foreign"], n, connections)
     familiar_s, _ = server.measure(bodies["familiar"], n, connections)
     few_s, _ = server.measure(bodies["few"], n // 4, connections)
@@ -142,7 +142,7 @@ def routing_ms(num_requests: int) -> dict[str, float]:
     from classifier.types import RouterRequest
     from gateway.config.settings import load_settings
     from gateway.models.loader import complete_policies
-    from policies.decide import decide
+    from policies.routing_decision import decide
     from policies.types import RequestFacts, TierEstimate
 
     settings, router, rng = load_settings(environ={}), ArtifactRouter.load(), random.Random(0)

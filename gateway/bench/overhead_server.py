@@ -89,9 +89,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.meter_file is None:
         make_server(app, settings).run()
         return 0
-    from gateway.bench.meter import Meter
+    from gateway.bench.cpu_meter import CpuMeter
 
-    meter = Meter()
+    meter = CpuMeter()
     meter.install()
     # uvicorn raises the signal that ended it once more, and would end the program before the figures are written.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

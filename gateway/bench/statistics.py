@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from gateway.bench.card import card, print_card
-from gateway.learn.caution import CHAINS, part_of_error
-from gateway.learn.evaluate import within_floor
-from policies.certificate import Checked, FloorStatus, certify
-from policies.debias import GoldCounts
-from policies.drift import DriftDesign, DriftState, observe
+from gateway.bench.machine_card import card, print_card
+from gateway.learn.candidate_evaluation import within_floor
+from gateway.learn.drift_caution import CHAINS, confidence_per_chain
+from policies.certificate import CheckedSample, FloorStatus, certify
+from policies.drift_test import DriftDesign, DriftState, observe
+from policies.judge_correction import GoldCounts
 from policies.offpolicy import LoggedRows, doubly_robust, inverse_propensity, self_normalised
-from policies.promotion import PromotionRule, Verdict, judge_promotion
+from policies.promotion import PromotionRule, PromotionVerdict, judge_promotion
 
 YEAR_SAMPLES = 5200
 """A hundred checked answers a week."""
@@ -78,7 +78,7 @@ def _is_held(rng: np.random.Generator, rate: float, judge: GoldCounts | None) ->
         hits, alarms = rng.binomial(500, 0.9), rng.binomial(500, 0.1)  # what a gold set of 500 + 500 shows of it
         gold = GoldCounts(int(hits), 500, int(alarms), 500)
     drawn = rng.random(20_000) < inclusion
-    sample = Checked(faults[drawn], inclusion[drawn], 20_000, 0.05)
+    sample = CheckedSample(faults[drawn], inclusion[drawn], 20_000, 0.05)
     return certify(sample, 0.9, 0.95, gold).status is FloorStatus.HELD
 
 
@@ -107,7 +107,7 @@ def promotion(rng: np.random.Generator, runs: int) -> dict[str, Any]:
             prices = np.tile(COSTS_USD, (len(p), 1))
             cost = LoggedRows(quality.chosen, quality.propensity, COSTS_USD[quality.chosen], prices)
             verdicts.append(judge_promotion(quality, cost, target(p), _serving(p), rule).verdict)
-        found[name] = float(np.mean([each is Verdict.PROMOTE for each in verdicts]))
+        found[name] = float(np.mean([each is PromotionVerdict.PROMOTE for each in verdicts]))
     return {"stated_wrong_promotions": 1 - rule.confidence, "weeks": runs, "share_promoted": found}
 
 
@@ -132,7 +132,7 @@ def caution(rng: np.random.Generator, runs: int) -> dict[str, Any]:
 
 def _shipped(rng: np.random.Generator, overrated: float) -> tuple[bool, float] | None:
     """Whether what is shipped after a week is worse, and its cost; None where nothing is."""
-    rule, floor = PromotionRule(quality_value_usd=0.01, confidence=part_of_error(0.95)), 0.9
+    rule, floor = PromotionRule(quality_value_usd=0.01, confidence=confidence_per_chain(0.95)), 0.9
     p = _probabilities(rng, 3000)
     p[:, 2] = 1.0
     log_odds = np.log(p[:, :2] / (1.0 - p[:, :2])) + overrated + rng.normal(size=(len(p), 2))
@@ -144,7 +144,7 @@ def _shipped(rng: np.random.Generator, overrated: float) -> tuple[bool, float] |
         for factor in chain:
             target = _one_hot((factor * rule.quality_value_usd * said - COSTS_USD).argmax(axis=1))
             _, mine = within_floor(doubly_robust(quality, target, 2 * rule.confidence - 1).estimate, floor, rule)
-            if judge_promotion(quality, cost, target, top, mine).verdict is not Verdict.PROMOTE:
+            if judge_promotion(quality, cost, target, top, mine).verdict is not PromotionVerdict.PROMOTE:
                 break
             best = target
     if best is None:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from policies.debias import prediction_powered
 from policies.intervals import binomial_lower, is_mean_shown_below
+from policies.judge_correction import prediction_powered
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -11,14 +11,14 @@ from typing import Any
 
 from gateway.commands.result_printer import print_json, print_table
 from gateway.config.settings import load_settings
-from gateway.learn.retrain import Outcome, Report, Wish
+from gateway.learn.retrain import Report, RetrainOutcome, RetrainRequest
 from gateway.learn.retrain import retrain as run
 
 
 def retrain(config: Path | None, *, reason: str, dry_run: bool, seed: int, quiet: bool, as_json: bool) -> None:
     """Retrain in this process and say what came of it."""
     settings = load_settings(config, need_secrets=False)
-    wish = Wish(trigger="cli", reason=reason, dry_run=dry_run, seed=seed)
+    wish = RetrainRequest(trigger="cli", reason=reason, dry_run=dry_run, seed=seed)
     with _progress(quiet=quiet or as_json) as report:
         outcome = asyncio.run(run(settings, wish, report))
     if as_json:
@@ -62,7 +62,7 @@ def _lines() -> Callable[[str, float], None]:
     return report
 
 
-def _print(outcome: Outcome, *, dry_run: bool) -> None:
+def _print(outcome: RetrainOutcome, *, dry_run: bool) -> None:
     verdict = {"promoted": "better than the serving router", "kept": "the serving router stays"}[outcome.status]
     would = "would be: " if dry_run else ""
     if outcome.evaluation is not None and "candidate" in outcome.evaluation:

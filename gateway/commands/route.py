@@ -13,9 +13,9 @@ from gateway.commands.result_printer import print_json, print_table
 from gateway.config.settings import Settings, load_settings
 from gateway.failure_report import USAGE_STATUS, CommandError
 from gateway.models.loader import complete_policies, load_router
-from policies.choice import candidate_costs_usd
-from policies.decide import decide
 from policies.policy import Policy
+from policies.routing_decision import decide
+from policies.tier_choice import candidate_costs_usd
 from policies.types import Overrides, RequestFacts, RoutingDecision, TierEstimate
 
 

@@ -58,10 +58,10 @@ def simulate(
         Options out of range, or nothing routes in these settings.
     """
     from gateway.config.settings import load_settings
-    from gateway.simulate.possible import lowest_costs
-    from gateway.simulate.run import Plan, summary
-    from gateway.simulate.run import simulate as run
+    from gateway.simulate.cost_bounds import lowest_costs
     from gateway.simulate.scenario import SCENARIOS
+    from gateway.simulate.simulation import SimulationPlan, summary
+    from gateway.simulate.simulation import simulate as run
 
     settings = load_settings(config, need_secrets=False)
     if unknown := set(scenarios) - set(SCENARIOS):
@@ -72,7 +72,7 @@ def simulate(
     if len(settings.ladder) != 4 or settings.router.source is None:
         raise CommandError("Generated traffic is of the built-in ladder's tasks: four tiers and a router are needed.")
     logging.disable(logging.WARNING)
-    plan = Plan(weeks=weeks, requests_per_week=requests_per_week, seed=seed)
+    plan = SimulationPlan(weeks=weeks, requests_per_week=requests_per_week, seed=seed)
     rows = []
     for name in scenarios or tuple(SCENARIOS):
         started_s = time.perf_counter()

@@ -14,8 +14,8 @@ from gateway.models import loader
 from gateway.models.catalog import Catalog
 from gateway.observe.telemetry import configure_logging
 from gateway.store.store import Store
-from gateway.verify.opening import make_worker
 from gateway.verify.worker import VerificationWorker
+from gateway.verify.worker_factory import make_worker
 
 _log = logging.getLogger("suffice.verify")
 

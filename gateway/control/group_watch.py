@@ -10,11 +10,11 @@ from datetime import datetime
 from typing import Any
 
 from gateway.config.sections import MonitorConfig
-from gateway.control.continuity import carried_traffic
-from gateway.control.floor import Evidence, released_level
-from gateway.control.groups import GroupTraffic, Scope, groups_to_judge, judge_groups, rows_of, single_out
-from gateway.control.plane import ControlPlane
-from gateway.control.state import Tightened, group_of
+from gateway.control.control_plane import ControlPlane
+from gateway.control.control_state import Quarantine, group_of
+from gateway.control.equivalent_versions import carry_traffic
+from gateway.control.floor_findings import FloorEvidence, released_level
+from gateway.control.group_findings import GroupScope, GroupTraffic, groups_to_judge, judge_groups, rows_of, single_out
 from gateway.ids import uuid7
 from gateway.store.control_records import Alert, Lease
 from gateway.store.monitoring import MonitorReader
@@ -41,7 +41,7 @@ class GroupWatch:
         self._config = config
         self._clock = clock
 
-    async def look(self, evidence: Evidence, since: datetime, lease: Lease) -> Evidence:
+    async def look(self, evidence: FloorEvidence, since: datetime, lease: Lease) -> FloorEvidence:
         """Single out and give back. Returns the evidence with what is asked of groups from now on.
 
         Parameters
@@ -54,7 +54,7 @@ class GroupWatch:
         """
         for scope in self._scopes():
             groups = groups_to_judge(evidence.rows, scope)
-            traffic = carried_traffic(await self._traffic(groups, since), evidence.versions)
+            traffic = carry_traffic(await self._traffic(groups, since), evidence.versions)
             asked = self._asked(scope)
             now = self._clock().isoformat()
             found = await asyncio.to_thread(single_out, scope, groups, evidence, traffic, asked, now)
@@ -62,7 +62,7 @@ class GroupWatch:
             await self._say(scope, found, released)
             if self._config.act and (found or released):
                 router = None if scope.router_version == "none" else scope.router_version
-                await self._plane.writer.set_groups(
+                await self._plane.writer.quarantines.set_groups(
                     scope.policy.name, router, {**found, **released}, by="monitor", lease=lease
                 )
             if self._config.act and found:
@@ -70,12 +70,12 @@ class GroupWatch:
                 await self._plane.writer.request_retrain("drift", f"{names} below the floor of {scope.policy.name}")
         return replace(evidence, groups=self._plane.state.groups)
 
-    async def report(self, evidence: Evidence, since: datetime) -> list[dict[str, Any]]:
+    async def report(self, evidence: FloorEvidence, since: datetime) -> list[dict[str, Any]]:
         """Every group that was checked enough, under every policy, with its certificate and what is asked of it."""
         found: list[dict[str, Any]] = []
         for scope in self._scopes():
             groups = groups_to_judge(evidence.rows, scope)
-            traffic = carried_traffic(await self._traffic(groups, since), evidence.versions)
+            traffic = carry_traffic(await self._traffic(groups, since), evidence.versions)
             asked = self._asked(scope)
             found += [
                 each.as_dict()
@@ -83,21 +83,21 @@ class GroupWatch:
             ]
         return found
 
-    def _scopes(self) -> list[Scope]:
+    def _scopes(self) -> list[GroupScope]:
         version, state = self._plane.routers.version, self._plane.state
         return [
-            Scope(
+            GroupScope(
                 policy,
                 version,
                 policy.top(self._plane.ladder),
-                state.tightened(policy.name, version),
+                state.quarantine(policy.name, version),
                 self._config.min_checked,
             )
             for policy in self._plane.policies.values()
         ]
 
-    def _asked(self, scope: Scope) -> Mapping[str, Mapping[int, Tightened]]:
-        return self._plane.state.tightened_groups(scope.policy.name, scope.router_version)
+    def _asked(self, scope: GroupScope) -> Mapping[str, Mapping[int, Quarantine]]:
+        return self._plane.state.group_quarantine(scope.policy.name, scope.router_version)
 
     async def _traffic(self, groups: Sequence[str], since: datetime) -> GroupTraffic:
         found: dict[tuple[str, Any], Any] = {}
@@ -110,10 +110,10 @@ class GroupWatch:
         return found
 
     def _released(
-        self, scope: Scope, asked: Mapping[str, Mapping[int, Tightened]], evidence: Evidence, now: str
-    ) -> dict[str, dict[int, Tightened]]:
+        self, scope: GroupScope, asked: Mapping[str, Mapping[int, Quarantine]], evidence: FloorEvidence, now: str
+    ) -> dict[str, dict[int, Quarantine]]:
         """Groups of which less is asked from now on, with all that is still asked of them."""
-        found: dict[str, dict[int, Tightened]] = {}
+        found: dict[str, dict[int, Quarantine]] = {}
         for group, tiers in asked.items():
             mine = [row for row in rows_of(group, evidence.rows) if row.policy_name == scope.policy.name]
             mine = [row for row in mine if row.router_version == scope.router_version]
@@ -123,13 +123,16 @@ class GroupWatch:
                 if level is not None and level <= scope.policy.threshold(tier):
                     del left[tier]
                 elif level is not None:
-                    left[tier] = Tightened(level, "shown to hold the floor again", now)
+                    left[tier] = Quarantine(level, "shown to hold the floor again", now)
             if left != dict(tiers):
                 found[group] = left
         return found
 
     async def _say(
-        self, scope: Scope, found: Mapping[str, Mapping[int, Tightened]], released: Mapping[str, Mapping[int, Any]]
+        self,
+        scope: GroupScope,
+        found: Mapping[str, Mapping[int, Quarantine]],
+        released: Mapping[str, Mapping[int, Any]],
     ) -> None:
         """Alert where doubt begins, and resolve where it ended."""
         subject = f"{scope.policy.name}@{scope.router_version}"

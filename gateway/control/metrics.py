@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gateway.control.plane import ControlPlane
+from gateway.control.control_plane import ControlPlane
 
 
 class ControlMetrics(Collector):
@@ -35,14 +35,14 @@ class ControlMetrics(Collector):
             "suffice_tightened_groups", "Tenants and domains in doubt by themselves.", labels=["policy"]
         )
         for name in plane.policies:
-            groups.add_metric([name], len(state.tightened_groups(name, state.router.active)))
+            groups.add_metric([name], len(state.group_quarantine(name, state.router.active)))
         yield groups
-        tightened = GaugeMetricFamily(
+        quarantine = GaugeMetricFamily(
             "suffice_tightened_threshold",
             "P(as good) a tier in doubt must reach; 2 is closed.",
             labels=["policy", "tier"],
         )
         for name in plane.policies:
-            for tier, asked in state.tightened(name, state.router.active).items():
-                tightened.add_metric([name, str(tier)], asked.least)
-        yield tightened
+            for tier, asked in state.quarantine(name, state.router.active).items():
+                quarantine.add_metric([name, str(tier)], asked.least)
+        yield quarantine

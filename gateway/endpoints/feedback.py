@@ -18,7 +18,7 @@ from gateway.edge.gate import RequestGate
 from gateway.endpoints.pages import json_response
 from gateway.errors import InvalidRequest, RequestNotFound
 from gateway.ids import is_uuid, uuid7
-from gateway.outcomes.grading import matches_reference
+from gateway.outcomes.answer_grading import matches_reference
 from gateway.store.feedback import FeedbackBook, FeedbackKind, FeedbackRecord, GoldLabel, GoldSource, KeptAnswer
 from gateway.store.records import RequestRecord
 from gateway.store.rows import clean_text

@@ -146,7 +146,7 @@ class GenerationRun:
         answer = self._answer = Answer(routed, admitted.request)
         if admitted.reservation is not None or routed.basis.policy.budget_usd_per_day is not None:
             await self._afford(routed)
-        start = start_confident_answer if routed.decision.way_up else start_answer
+        start = start_confident_answer if routed.decision.escalation_path else start_answer
         started = await start(answer, endpoint.router.catalog)
         send = self._stream if admitted.request.stream else self._whole
         await send(answer, started)

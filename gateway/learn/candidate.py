@@ -20,11 +20,11 @@ from classifier.artifact import RouterArtifact
 from classifier.embedding import Embedder
 from classifier.metrics import log_loss, roc_auc
 from classifier.router import ArtifactRouter
-from gateway.learn.decision import derive, labelled_traffic, thinned
+from gateway.learn.decision_replay import Estimates
+from gateway.learn.feature_sources import SourceFactory
+from gateway.learn.learning_table import LearningTable
 from gateway.learn.refit import Refit, can_refit, fit_refits, predict
-from gateway.learn.replay import Estimates
-from gateway.learn.rows import LearningTable
-from gateway.learn.sources import Source
+from gateway.learn.threshold_derivation import derive, labelled_traffic, thinned
 from policies.ladder import Ladder
 
 Floats = NDArray[np.float64]
@@ -66,7 +66,7 @@ def fit_candidate(
     serving: ArtifactRouter,
     ladder: Ladder,
     *,
-    sources: Sequence[Source] = (),
+    sources: Sequence[SourceFactory] = (),
     seed: int,
     window: str,
     step: Step,

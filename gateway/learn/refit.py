@@ -26,9 +26,9 @@ from classifier.router import ArtifactRouter
 from classifier.table import TrainingTable
 from classifier.training import fit_router
 from classifier.types import RouterRequest
-from gateway.learn.replay import Estimates
-from gateway.learn.rows import LearningTable
-from gateway.learn.sources import Opened, Progress, Source
+from gateway.learn.decision_replay import Estimates
+from gateway.learn.feature_sources import FeatureSource, Progress, SourceFactory
+from gateway.learn.learning_table import LearningTable
 
 _log = logging.getLogger("suffice.learn")
 
@@ -85,7 +85,7 @@ def fit_rows(table: LearningTable) -> NDArray[np.int64]:
 def fit_refits(
     table: LearningTable,
     serving: ArtifactRouter,
-    sources: Sequence[Source],
+    sources: Sequence[SourceFactory],
     *,
     seed: int,
     window: str,
@@ -109,7 +109,9 @@ def fit_refits(
     return found, refused
 
 
-def fit_refit(table: LearningTable, serving: ArtifactRouter, opened: Opened | None, *, seed: int, window: str) -> Refit:
+def fit_refit(
+    table: LearningTable, serving: ArtifactRouter, opened: FeatureSource | None, *, seed: int, window: str
+) -> Refit:
     """Fit a router on the checked rows that have a text.
 
     Parameters

@@ -19,23 +19,29 @@ from sqlalchemy import insert, update
 
 from classifier.errors import TrainingError
 from classifier.router import ArtifactRouter
+from gateway.control.control_writer import ControlWriter
 from gateway.control.errors import Conflict
 from gateway.control.leader import make_holder
-from gateway.control.routers import describe
-from gateway.control.writes import ControlWriter
+from gateway.control.router_set import describe
 from gateway.ids import uuid7
 from gateway.learn.candidate import Candidate, fit_candidate, held_out_metrics
-from gateway.learn.caution import Tried, least_cautious, part_of_error, prices_of, without_stale
+from gateway.learn.candidate_evaluation import MIN_ROWS, RouterComparison, RouterContender, compare
+from gateway.learn.decision_replay import Estimates
+from gateway.learn.drift_caution import (
+    JudgedCandidate,
+    confidence_per_chain,
+    inherited_prices,
+    least_cautious,
+    without_stale,
+)
 from gateway.learn.errors import NothingToLearn, RetrainRefused
-from gateway.learn.evaluate import MIN_ROWS, Comparison, Contender, compare
-from gateway.learn.replay import Estimates
-from gateway.learn.rows import LearningTable
-from gateway.learn.runs import LEASE, RunStore
-from gateway.learn.scene import Scene, read_scene
-from gateway.learn.sources import sources_of
-from gateway.learn.split import split_rows
-from gateway.learn.table import TableSpec, read_table
-from gateway.learn.texts import with_requests
+from gateway.learn.feature_sources import sources_of
+from gateway.learn.holdout_split import split_rows
+from gateway.learn.learning_table import LearningTable
+from gateway.learn.prompt_reader import with_requests
+from gateway.learn.retrain_snapshot import RetrainSnapshot, read_snapshot
+from gateway.learn.run_store import LEASE, RunStore
+from gateway.learn.table_reader import TableSpec, read_table
 from gateway.models.loader import complete_policies
 from gateway.store.control import ControlStore
 from gateway.store.control_records import Lease, RouterVersion
@@ -45,7 +51,7 @@ from gateway.store.store import Store
 from gateway.store.tables import evaluations, retrain_runs, router_versions
 from policies.policy import Policy
 from policies.pricing import price_usd
-from policies.promotion import PromotionRule, Verdict
+from policies.promotion import PromotionRule, PromotionVerdict
 
 if TYPE_CHECKING:
     from gateway.config.settings import Settings
@@ -64,7 +70,7 @@ _VALUE_FACTOR = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class RetrainRequest:
     """What is asked for.
 
     Parameters
@@ -84,7 +90,7 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RetrainOutcome:
     """How a run ended; ``status`` is ``kept`` or ``promoted``, for a dry run what it would have been."""
 
     status: str
@@ -100,22 +106,22 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class _Result:
+class _RetrainResult:
     """``supersedes``: the router on its way that the candidate is better than as well."""
 
     candidate: Candidate
-    comparison: Comparison
+    comparison: RouterComparison
     card: Mapping[str, Any]
     supersedes: str | None = None
 
 
 async def retrain(
     settings: Settings,
-    wish: Wish,
+    wish: RetrainRequest,
     report: Report = lambda stage, done: None,
     *,
     now: Now = lambda: datetime.now(UTC),
-) -> Outcome:
+) -> RetrainOutcome:
     """Make a candidate from the log and judge it; promote it when the evidence says so. ``now`` ends the window.
 
     Raises
@@ -130,7 +136,7 @@ async def retrain(
             try:
                 return _outcome(await _work(settings, store, wish, report, now()), None)
             except NothingToLearn as error:
-                return Outcome("kept", str(error))
+                return RetrainOutcome("kept", str(error))
         async with _held(store, settings.learning.lease_s) as lease:
             runs = RunStore(store, now)
             await runs.mark_abandoned(datetime.now(UTC))
@@ -139,15 +145,15 @@ async def retrain(
                 return await _run(settings, store, wish, run_id, lease, report, now)
             except NothingToLearn as error:
                 await runs.end(run_id, "kept", stage="done", progress=1.0, error=str(error))
-                return Outcome("kept", str(error), run_id)
+                return RetrainOutcome("kept", str(error), run_id)
             except BaseException as error:
                 await asyncio.shield(runs.end(run_id, "failed", error=f"{type(error).__name__}: {error}"[:2000]))
                 raise
 
 
 async def _run(
-    settings: Settings, store: Store, wish: Wish, run_id: str, lease: Lease, report: Report, now: Now
-) -> Outcome:
+    settings: Settings, store: Store, wish: RetrainRequest, run_id: str, lease: Lease, report: Report, now: Now
+) -> RetrainOutcome:
     runs, noted, ended = RunStore(store, now), ("start", 0.0), threading.Event()
 
     def note(stage: str, done: float) -> None:
@@ -182,9 +188,11 @@ async def _run(
     return await _promote(store, result, runs, run_id, now)
 
 
-async def _work(settings: Settings, store: Store, wish: Wish, report: Report, now: datetime) -> _Result:
+async def _work(
+    settings: Settings, store: Store, wish: RetrainRequest, report: Report, now: datetime
+) -> _RetrainResult:
     """Everything that changes nothing."""
-    scene = await read_scene(settings, store, now)
+    scene = await read_snapshot(settings, store, now)
     config = settings.learning
     spec = TableSpec(
         len(settings.ladder),
@@ -203,7 +211,7 @@ async def _work(settings: Settings, store: Store, wish: Wish, report: Report, no
 
 
 @dataclass(frozen=True, slots=True)
-class _Fitted:
+class _FittedCandidate:
     """A candidate, the rows it learnt from, and the rows to judge it on."""
 
     candidate: Candidate
@@ -212,7 +220,9 @@ class _Fitted:
     protocol: str
 
 
-def _fit_and_judge(settings: Settings, scene: Scene, table: LearningTable, wish: Wish, report: Report) -> _Result:
+def _fit_and_judge(
+    settings: Settings, scene: RetrainSnapshot, table: LearningTable, wish: RetrainRequest, report: Report
+) -> _RetrainResult:
     fitted = _fit(settings, scene, table, wish, report)
     report("judge", 0.8)
     result = _judge(settings, scene, fitted)
@@ -220,7 +230,9 @@ def _fit_and_judge(settings: Settings, scene: Scene, table: LearningTable, wish:
     return result
 
 
-def _fit(settings: Settings, scene: Scene, table: LearningTable, wish: Wish, report: Report) -> _Fitted:
+def _fit(
+    settings: Settings, scene: RetrainSnapshot, table: LearningTable, wish: RetrainRequest, report: Report
+) -> _FittedCandidate:
     config = settings.learning
     num_labels = table.checked().num_labels if len(table) else 0
     if num_labels < config.min_labels:
@@ -229,14 +241,14 @@ def _fit(settings: Settings, scene: Scene, table: LearningTable, wish: Wish, rep
             f"({table.num_other} more belong to other routers); {config.min_labels} are needed."
         )
     # While anything is in doubt every retrain is judged on what came since, whatever it was asked for by.
-    since = scene.doubted_since
+    since = scene.quarantined_since
     is_urgent = since is not None or wish.trigger in _URGENT
     if since is not None:
-        table = table.framed_since(since.timestamp())
+        table = table.weighted_since(since.timestamp())
     parts = split_rows(table, config.judge_share, is_urgent=is_urgent, is_cut=since is not None)
     train, judge = table.take(parts.train), table.take(parts.judge)
     train = train if since is None else without_stale(train, since)
-    if (num_framed := int((train.frame > 0).sum())) < MIN_ROWS:
+    if (num_framed := int((train.sampling_weight > 0).sum())) < MIN_ROWS:
         raise NothingToLearn(f"{num_framed} requests since the doubt began say too little; {MIN_ROWS} are needed.")
     try:
         candidate = fit_candidate(
@@ -251,18 +263,18 @@ def _fit(settings: Settings, scene: Scene, table: LearningTable, wish: Wish, rep
         )
     except TrainingError as error:
         raise NothingToLearn(str(error)) from error
-    return _Fitted(candidate, train, candidate.judged_rows(judge), parts.protocol)
+    return _FittedCandidate(candidate, train, candidate.judged_rows(judge), parts.protocol)
 
 
-def _judge(settings: Settings, scene: Scene, fitted: _Fitted) -> _Result:
+def _judge(settings: Settings, scene: RetrainSnapshot, fitted: _FittedCandidate) -> _RetrainResult:
     judge = fitted.judge
     rule = _rule(settings, scene, judge)
-    if scene.doubted_since is not None:
-        rule = replace(rule, confidence=part_of_error(rule.confidence))
-    theirs = replace(_contender(scene.serving, scene, judge), tightened=scene.tightened)
+    if scene.quarantined_since is not None:
+        rule = replace(rule, confidence=confidence_per_chain(rule.confidence))
+    theirs = replace(_contender(scene.serving, scene, judge), quarantine=scene.quarantine)
     theirs = theirs.decided_by(judge, settings.ladder, scene.default)
 
-    def judged(ours: Contender, theirs: Contender = theirs) -> Comparison:
+    def judged(ours: RouterContender, theirs: RouterContender = theirs) -> RouterComparison:
         return compare(judge, ours, theirs, settings.ladder, scene.default, rule)
 
     tried = _tried(fitted.candidate, judge, scene, judged)
@@ -271,32 +283,35 @@ def _judge(settings: Settings, scene: Scene, fitted: _Fitted) -> _Result:
         # Some of these rows taught the router on its way, none the candidate: doubt is in favour of the former.
         over = judged(ours, _contender(scene.canary, scene, judge))
         comparison.body["over_rollout"] = over.body
-        is_over = over.is_better or (scene.behind is not None and over.judgement.verdict is not Verdict.KEEP)
+        is_over = over.is_better or (scene.behind is not None and over.judgement.verdict is not PromotionVerdict.KEEP)
         supersedes = scene.canary.version if is_over else None
     estimates = {"candidate": ours.estimates.good, "serving": theirs.estimates.good}
     common = {"held_out": held_out_metrics(judge, fitted.train, estimates), "protocol": fitted.protocol}
     comparison.body.update(common)
     card = {**describe(ArtifactRouter(tried.candidate.artifact)), **common}
-    return _Result(tried.candidate, comparison, card, supersedes)
+    return _RetrainResult(tried.candidate, comparison, card, supersedes)
 
 
 def _tried(
-    candidate: Candidate, judge: LearningTable, scene: Scene, judged: Callable[[Contender], Comparison]
-) -> Tried:
+    candidate: Candidate,
+    judge: LearningTable,
+    scene: RetrainSnapshot,
+    judged: Callable[[RouterContender], RouterComparison],
+) -> JudgedCandidate:
     """The candidate as it was judged: as it is, or after a drift with as little caution as it is better with."""
 
     def complete(router: ArtifactRouter) -> Mapping[str, Policy]:
         return complete_policies(scene.policies, router)
 
-    ours = Contender(candidate.estimates(judge), complete(ArtifactRouter(candidate.artifact)))
-    if scene.doubted_since is None:
-        return Tried(candidate, ours, judged(ours))
-    prices = prices_of(candidate.artifact.metadata["decision"], scene.serving.artifact)
-    return least_cautious(candidate, ours, judged, complete, prices, scene.doubted_since)
+    ours = RouterContender(candidate.estimates(judge), complete(ArtifactRouter(candidate.artifact)))
+    if scene.quarantined_since is None:
+        return JudgedCandidate(candidate, ours, judged(ours))
+    prices = inherited_prices(candidate.artifact.metadata["decision"], scene.serving.artifact)
+    return least_cautious(candidate, ours, judged, complete, prices, scene.quarantined_since)
 
 
-def _contender(router: ArtifactRouter, scene: Scene, table: LearningTable) -> Contender:
-    return Contender(Estimates(*router.revise(table.views)), complete_policies(scene.policies, router))
+def _contender(router: ArtifactRouter, scene: RetrainSnapshot, table: LearningTable) -> RouterContender:
+    return RouterContender(Estimates(*router.revise(table.views)), complete_policies(scene.policies, router))
 
 
 def _window(table: LearningTable, protocol: str) -> str:
@@ -304,7 +319,7 @@ def _window(table: LearningTable, protocol: str) -> str:
     return f"{table.num_requests} requests of the log from {first} to {last}; {protocol}"
 
 
-def _rule(settings: Settings, scene: Scene, table: LearningTable) -> PromotionRule:
+def _rule(settings: Settings, scene: RetrainSnapshot, table: LearningTable) -> PromotionRule:
     """What counts as better.
 
     A point of quality is worth what is configured, else what the policy or its router says, else a multiple of what the
@@ -336,7 +351,7 @@ async def _held(store: Store, lease_s: float) -> AsyncIterator[Lease]:
             await asyncio.shield(leases.release(lease))
 
 
-async def _publish(store: Store, result: _Result, run_id: str, lease: Lease, now: datetime) -> None:
+async def _publish(store: Store, result: _RetrainResult, run_id: str, lease: Lease, now: datetime) -> None:
     """Router, evaluation and what the run says of them, together or not at all; refused if the lease was lost."""
     artifact, judged = result.candidate.artifact, result.comparison
     content = artifact.as_bytes()
@@ -352,7 +367,7 @@ async def _publish(store: Store, result: _Result, run_id: str, lease: Lease, now
     )
     values = {name: getattr(entry, name) for name in entry.__slots__}
     body = judged.body | {"run_id": run_id}
-    async with ControlWriter(ControlStore(store), clock=lambda: now).change(_BY, lease=lease) as change:
+    async with ControlWriter(ControlStore(store), clock=lambda: now).changes.change(_BY, lease=lease) as change:
         router = change.transaction.insert(router_versions).values(**values, artifact=content)
         await change.execute(router.on_conflict_do_nothing())
         await change.execute(
@@ -367,7 +382,7 @@ async def _publish(store: Store, result: _Result, run_id: str, lease: Lease, now
         await change.execute(update(retrain_runs).where(retrain_runs.c.run_id == run_id).values(**ended))
 
 
-async def _promote(store: Store, result: _Result, runs: RunStore, run_id: str, now: Now) -> Outcome:
+async def _promote(store: Store, result: _RetrainResult, runs: RunStore, run_id: str, now: Now) -> RetrainOutcome:
     """Begin the rollout of a better router; one under way that is neither worse nor behind keeps it as a candidate."""
     if not result.comparison.is_better:
         return _outcome(result, run_id)
@@ -375,7 +390,7 @@ async def _promote(store: Store, result: _Result, runs: RunStore, run_id: str, n
     status = "promoted"
     try:
         writer = ControlWriter(ControlStore(store), clock=now)
-        await writer.start_rollout(version, by=_BY, reason=reason, supersedes=result.supersedes)
+        await writer.routers.start_rollout(version, by=_BY, reason=reason, supersedes=result.supersedes)
     except Conflict as conflict:
         status, reason = "kept", f"{reason} It waits as a candidate: {conflict.found} is in the way."
     error = None if status == "promoted" else reason
@@ -383,9 +398,9 @@ async def _promote(store: Store, result: _Result, runs: RunStore, run_id: str, n
     return replace(_outcome(result, run_id), status=status, reason=reason)
 
 
-def _outcome(result: _Result, run_id: str | None) -> Outcome:
+def _outcome(result: _RetrainResult, run_id: str | None) -> RetrainOutcome:
     judged = result.comparison
-    return Outcome(
+    return RetrainOutcome(
         "promoted" if judged.is_better else "kept",
         judged.judgement.reason,
         run_id,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from backends.protocol import Backend
 from classifier.types import Router
-from policies.derived import apply_derived
+from policies.derived_numbers import apply_derived
 from policies.ladder import Ladder
 from policies.policy import Policy
 

@@ -30,16 +30,16 @@ from classifier.options import FitOptions
 from classifier.router import BUILTIN
 from classifier.training import FittedRouter, fit_router
 from gateway.config.settings import Settings, load_settings
-from gateway.outcomes.collect import CollectOptions, Progress, collect
-from gateway.outcomes.described import describe_ladder
-from gateway.outcomes.display import show_progress
+from gateway.outcomes.answer_collection import CollectOptions, Progress, collect
+from gateway.outcomes.answer_log import AnswerLog
+from gateway.outcomes.collection_progress import show_progress
 from gateway.outcomes.errors import OutcomeError
-from gateway.outcomes.halves import FITTING_HALF, draw_half
-from gateway.outcomes.prompts import PromptRow, make_row, read_prompts, unique_rows
-from gateway.outcomes.records import AnswerLog
-from gateway.outcomes.table import Outcomes, grade
-from policies.derived import derive_for_floors
-from policies.labelled import LabelledTraffic
+from gateway.outcomes.ladder_description import describe_ladder
+from gateway.outcomes.outcome_table import Outcomes, grade
+from gateway.outcomes.prompt_file import PromptRow, make_row, read_prompts, unique_rows
+from gateway.outcomes.task_split import FITTING_SPLIT, draw_split
+from policies.derived_numbers import derive_for_floors
+from policies.labelled_traffic import LabelledTraffic
 
 SMALL_TALK_SHARE = 16
 """One drawn greeting or question about the ladder itself for so many tasks."""
@@ -184,7 +184,7 @@ def builtin_rows(num_tasks: int, seed: int) -> list[PromptRow]:
     """
     from backends.builtin.tasks.small_talk import draw_chat
 
-    tasks = draw_half(FITTING_HALF, seed, num_tasks)
+    tasks = draw_split(FITTING_SPLIT, seed, num_tasks)
     rows = [make_row((Message("user", task.prompt),), task.answer, "builtin") for task in tasks]
     rng = random.Random(seed)
     talk = [draw_chat(rng) for _ in range(num_tasks // SMALL_TALK_SHARE)]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gateway.simulate.run import Stretch
+from gateway.simulate.simulation import SimulationInterval
 
 # What an event says -> the colour of its mark.
 _MARKS: Mapping[str, str] = {
@@ -18,7 +18,7 @@ _MARKS: Mapping[str, str] = {
 }
 
 
-def plot(stretches: Sequence[Stretch], found: Mapping[str, Any], path: Path, *, width: int) -> None:
+def plot(stretches: Sequence[SimulationInterval], found: Mapping[str, Any], path: Path, *, width: int) -> None:
     """Draw a run. ``width`` is how many stretches a point is the mean of.
 
     Raises
@@ -58,6 +58,6 @@ def plot(stretches: Sequence[Stretch], found: Mapping[str, Any], path: Path, *, 
     plt.close(figure)
 
 
-def _ratio(window: Sequence[Stretch], part: str, whole: str) -> float:
+def _ratio(window: Sequence[SimulationInterval], part: str, whole: str) -> float:
     total = float(sum(getattr(each, whole) for each in window))
     return float(sum(getattr(each, part) for each in window)) / total if total else 0.0

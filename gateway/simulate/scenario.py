@@ -11,7 +11,7 @@ HARD_FAMILIES = ("comparison", "counting", "prices", "units")
 
 
 @dataclass(frozen=True, slots=True)
-class Judge:
+class SimulatedJudge:
     """A grader with known errors: chances that it calls a sound answer sound, and a fault a fault.
 
     The defaults are what was measured of reading an answer with the built-in ladder (docs/verification.md).
@@ -39,7 +39,7 @@ class Conditions:
     hardened: Mapping[str, float] = field(default_factory=dict)
     harder_share: float = 0.0
     price_factors: Mapping[int, Decimal] = field(default_factory=dict)
-    judge: Judge = Judge()
+    judge: SimulatedJudge = SimulatedJudge()
     attacked_share: float = 0.0
 
 
@@ -95,7 +95,7 @@ SCENARIOS: Mapping[str, Scenario] = {
         Scenario(
             "biased-judge",
             "The judge begins to call half of all faults sound, while four kinds of task harden.",
-            after=replace(_SHIFTED, judge=Judge(knows_fault=0.5)),
+            after=replace(_SHIFTED, judge=SimulatedJudge(knows_fault=0.5)),
         ),
         Scenario(
             "attack",

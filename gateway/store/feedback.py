@@ -14,7 +14,7 @@ from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from gateway.ids import uuid7
 from gateway.store.store import Store
 from gateway.store.tables import feedback, gold_labels, request_texts, verification_texts, verifications
-from policies.debias import GoldCounts
+from policies.judge_correction import GoldCounts
 
 FeedbackKind = Literal["rating", "correct", "reference", "preferred_tier"]
 GoldSource = Literal["reference", "checker", "feedback", "admin"]

@@ -12,7 +12,7 @@ from sqlalchemy import case, func, literal, select
 from gateway.store.feedback import FeedbackBook
 from gateway.store.store import Store
 from gateway.store.tables import requests, retrain_runs, shadow_decisions, verifications
-from policies.debias import GoldCounts
+from policies.judge_correction import GoldCounts
 from policies.types import ReasonCode
 
 _BATCH = 500
@@ -35,7 +35,7 @@ class CheckedRow:
     loss : 1 - P(the cheap answer was good enough)
     verdict : 1 good enough, 0 not
     p_as_good : what the router had estimated for that tier; None without an estimate
-    is_doubted : the request had gone up because a tier was in doubt
+    is_quarantine_check : the request had gone up because a tier was in doubt
     """
 
     verification_id: str
@@ -53,7 +53,7 @@ class CheckedRow:
     loss: float
     verdict: int
     p_as_good: float | None
-    is_doubted: bool = False
+    is_quarantine_check: bool = False
     dear_tier: int = 0
 
 
@@ -301,6 +301,6 @@ def _checked(row: Mapping[str, Any]) -> CheckedRow:
         min(max(1.0 - p_good, 0.0), 1.0),
         int(verdict),
         estimates.get(tier),
-        row["reason"] == ReasonCode.TIGHTENED.value,
+        row["reason"] == ReasonCode.QUARANTINED.value,
         row["against_tier"] if is_up else row["tier"],
     )

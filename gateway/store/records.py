@@ -139,7 +139,7 @@ class VerificationJob:
     tier, against_tier : whose answer it is, and who is asked as well
     inclusion_probability, stratum : the chance with which it was drawn, and why that chance
     domain : what the prompt is about, empty when nothing says so
-    prompt, sampling, answer : see :mod:`gateway.verify.texts`
+    prompt, sampling, answer : see :mod:`gateway.verify.request_codec`
     regions : those that the prompt may be sent to; anywhere when None
     """
 

@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 
 from classifier.fitting import fit_calibrator
 from classifier.metrics import brier, calibration_error, roc_auc
-from gateway.outcomes.halves import FITTING_HALF
-from gateway.verify.combination import FORMAT, feature
-from gateway.verify.corpus import TRAINABLE, recorded_pairs, run_builtin_ladder
-from gateway.verify.graded import GradedPair, read_graded, write_graded
+from gateway.outcomes.task_split import FITTING_SPLIT
+from gateway.verify.graded_corpus import TRAINABLE, recorded_pairs, run_builtin_ladder
+from gateway.verify.graded_pairs import GradedPair, read_graded, write_graded
+from gateway.verify.grader_combination import FORMAT, feature
 
 Floats = NDArray[np.float64]
 
@@ -35,7 +35,7 @@ _DECIMALS = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class EvidenceRecipe:
     """A kind of evidence: what must be known, what is read off it, and whether it rests on texts alone."""
 
     name: str
@@ -59,9 +59,9 @@ _READ = (
 )
 
 RECIPES = (
-    Recipe("compare_and_read", ("overlap", "likelihood"), (*_TEXT, *_READ), is_portable=False),
-    Recipe("compare", ("overlap",), _PORTABLE, is_portable=True),
-    Recipe("read", ("likelihood",), _READ, is_portable=False),
+    EvidenceRecipe("compare_and_read", ("overlap", "likelihood"), (*_TEXT, *_READ), is_portable=False),
+    EvidenceRecipe("compare", ("overlap",), _PORTABLE, is_portable=True),
+    EvidenceRecipe("read", ("likelihood",), _READ, is_portable=False),
 )
 """In the order of preference: the more is known, the better."""
 
@@ -95,7 +95,7 @@ def fit(pairs: Sequence[GradedPair], *, seed: int = 0) -> dict[str, Any]:
     return {"format": FORMAT, "version": sha256(content).hexdigest()[:12], "models": models, "card": _card(pairs, seed)}
 
 
-def fit_recipe(recipe: Recipe, pairs: Sequence[GradedPair], *, seed: int) -> dict[str, Any]:
+def fit_recipe(recipe: EvidenceRecipe, pairs: Sequence[GradedPair], *, seed: int) -> dict[str, Any]:
     """One logistic regression on standardised features, calibrated and measured on rows it has not seen.
 
     Every source weighs the same, however many pairs it has.
@@ -126,7 +126,7 @@ def fit_recipe(recipe: Recipe, pairs: Sequence[GradedPair], *, seed: int) -> dic
     }
 
 
-def _arrays(recipe: Recipe, pairs: Sequence[GradedPair]) -> tuple[Floats, Floats, Floats]:
+def _arrays(recipe: EvidenceRecipe, pairs: Sequence[GradedPair]) -> tuple[Floats, Floats, Floats]:
     x = np.array([[feature(pair.grades, name) for name in recipe.features] for pair in pairs])
     y = np.array([float(pair.is_good) for pair in pairs])
     sizes: dict[str, int] = {}
@@ -217,7 +217,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     pairs = recorded_pairs(given.data) if given.data else []
     pairs += read_graded(given.graded) if given.graded else []
     if given.ladder:
-        run = asyncio.run(run_builtin_ladder(FITTING_HALF, given.ladder, given.seed, with_judge=False))
+        run = asyncio.run(run_builtin_ladder(FITTING_SPLIT, given.ladder, given.seed, with_judge=False))
         if given.write_graded:
             write_graded(given.write_graded, run)
         pairs += run

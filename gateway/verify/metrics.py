@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from gateway.store.records import VerificationJob
 from gateway.store.verifications import NOTHING, CheckResult, QueueState, Spent
-from gateway.verify.budget import Ledger
+from gateway.verify.check_budget import CheckLedger
 
 
 class VerificationMetrics:
@@ -19,7 +19,7 @@ class VerificationMetrics:
         self.verdicts: Counter[tuple[str, str, str]] = Counter()
         self.endings: Counter[str] = Counter()
         self.spent = NOTHING
-        self.ledger = Ledger()
+        self.ledger = CheckLedger()
         self.state = QueueState()
         self.oldest_s = 0.0
         self.throttle = 1.0

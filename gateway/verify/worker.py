@@ -19,17 +19,17 @@ from typing import Literal
 
 from backends.errors import BackendError, BackendOverloaded
 from gateway.config.sections import VerificationConfig
-from gateway.outcomes.grading import matches_reference
+from gateway.outcomes.answer_grading import matches_reference
 from gateway.store.errors import StoreError
 from gateway.store.feedback import FeedbackBook, GoldLabel
 from gateway.store.records import VerificationJob
 from gateway.store.verifications import NOTHING, CheckResult, Claim, QueueState, Spent, VerificationQueue
-from gateway.verify.budget import Budget, Ledger
-from gateway.verify.check import Checker, How, Meter
+from gateway.verify.answer_checker import AnswerChecker, CheckMethod, SpendMeter
+from gateway.verify.check_budget import CheckBudget, CheckLedger
+from gateway.verify.check_sampler import CheckSampler
 from gateway.verify.errors import NothingToGoBy
-from gateway.verify.live import LiveLoad
+from gateway.verify.live_load import LiveLoad
 from gateway.verify.metrics import VerificationMetrics
-from gateway.verify.sampler import Sampler
 from policies.errors import OutsideRegions
 
 _log = logging.getLogger("suffice.verify")
@@ -72,11 +72,11 @@ class VerificationWorker:
         config: VerificationConfig,
         queue: VerificationQueue,
         book: FeedbackBook,
-        checker: Checker,
+        checker: AnswerChecker,
         live: LiveLoad,
         metrics: VerificationMetrics,
         *,
-        sampler: Sampler | None = None,
+        sampler: CheckSampler | None = None,
         keep_texts: bool = False,
         now: Now = lambda: datetime.now(UTC),
     ) -> None:
@@ -90,11 +90,11 @@ class VerificationWorker:
         self._sampler = sampler
         self._keep_texts = keep_texts
         self._now = now
-        self._budget = Budget(config)
-        self._ledger = Ledger()
+        self._budget = CheckBudget(config)
+        self._ledger = CheckLedger()
         self._state = QueueState()
-        self._expected: dict[tuple[How, int], Spent] = {}
-        self._methods: tuple[How, ...] = ("generate", "score") if config.method == "auto" else (config.method,)
+        self._expected: dict[tuple[CheckMethod, int], Spent] = {}
+        self._methods: tuple[CheckMethod, ...] = ("generate", "score") if config.method == "auto" else (config.method,)
         self._has_looked = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -135,7 +135,7 @@ class VerificationWorker:
         expired, failed = await self._queue.sweep(now, max_age_s=config.max_age_s, max_attempts=config.max_attempts)
         self.metrics.endings["expired"] += expired
         self.metrics.endings["failed"] += failed
-        self._ledger = Ledger(
+        self._ledger = CheckLedger(
             await self._queue.spent_since(now - _HOUR),
             await self._queue.spent_since(now - _DAY),
             await self._queue.served_since(now - _HOUR),
@@ -208,7 +208,7 @@ class VerificationWorker:
         cheapest = min(self._expected.values(), key=lambda each: each.cost_usd) if is_known else NOTHING
         return not self._budget.allows(self._ledger, cheapest)
 
-    def _affordable(self, job: VerificationJob) -> How | None:
+    def _affordable(self, job: VerificationJob) -> CheckMethod | None:
         """The first way to do a check that the budget allows; None when it allows none.
 
         Where reading would do, a second answer is written only while what waits can still be read afterwards: ten
@@ -224,10 +224,10 @@ class VerificationWorker:
                 return how
         return None
 
-    def _expected_of(self, how: How, job: VerificationJob) -> Spent:
+    def _expected_of(self, how: CheckMethod, job: VerificationJob) -> Spent:
         return self._expected.get((how, job.against_tier), NOTHING)
 
-    def _ways(self, job: VerificationJob) -> tuple[How, ...]:
+    def _ways(self, job: VerificationJob) -> tuple[CheckMethod, ...]:
         """How this job may be done, best first. Downward the lower tier has to be asked: there is nothing to read."""
         if job.direction == "down":
             return ("generate",)
@@ -237,7 +237,7 @@ class VerificationWorker:
 
     async def _do(self, claim: Claim) -> None:
         """One try of one job, to whatever ending."""
-        meter = Meter()
+        meter = SpendMeter()
         how = self._affordable(claim.job)
         if how is None:
             # Out of the way for a while: others behind it may be cheaper.
@@ -285,7 +285,7 @@ class VerificationWorker:
                 # Whether it is still ours is asked again with the result.
                 _log.warning("the lease of check %s was not renewed: %s", claim.job.verification_id, error)
 
-    async def _settle(self, claim: Claim, how: How, work: asyncio.Task[CheckResult], spent: Spent) -> None:
+    async def _settle(self, claim: Claim, how: CheckMethod, work: asyncio.Task[CheckResult], spent: Spent) -> None:
         """Store how a check ended."""
         identity = claim.job.verification_id
         try:
@@ -340,7 +340,7 @@ class VerificationWorker:
             for tier, text in answers.items()
         )
 
-    def _learn_cost(self, kind: tuple[How, int], spent: Spent) -> None:
+    def _learn_cost(self, kind: tuple[CheckMethod, int], spent: Spent) -> None:
         """The first check of a kind, by method and tier asked, says what the next will cost, until more have."""
         expected = self._expected.get(kind, spent)
         newest = Decimal(repr(_NEWEST))

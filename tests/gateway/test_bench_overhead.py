@@ -9,8 +9,8 @@ import time
 import pytest
 
 from gateway.bench import overhead
-from gateway.bench.load import post_bytes
-from gateway.bench.meter import Meter
+from gateway.bench.cpu_meter import CpuMeter
+from gateway.bench.request_load import post_bytes
 
 
 @pytest.mark.slow
@@ -28,7 +28,7 @@ def test_the_bench_measures_every_server(capsys: pytest.CaptureFixture[str]) -> 
 
 
 async def test_a_meter_gives_each_part_its_own_time_and_changes_nothing() -> None:
-    meter = Meter()
+    meter = CpuMeter()
 
     async def inner(text: str) -> str:
         await asyncio.sleep(0)

@@ -20,14 +20,14 @@ from classifier.errors import TrainingError
 from classifier.router import ArtifactRouter
 from gateway.config.settings import Settings, load_settings
 from gateway.outcomes import bootstrap
+from gateway.outcomes.answer_collection import CollectOptions
+from gateway.outcomes.answer_grading import CHECKERS, agreement, final_answer, word_overlap
 from gateway.outcomes.bootstrap import FitRequest, builtin_rows, collect_outcomes, fit_outcomes, write_router
-from gateway.outcomes.collect import CollectOptions
 from gateway.outcomes.errors import CollectionError, PromptFileError
-from gateway.outcomes.grading import CHECKERS, agreement, final_answer, word_overlap
-from gateway.outcomes.halves import FITTING_HALF, JUDGING_HALF, draw_half, half_of
-from gateway.outcomes.prompts import PromptRow, read_prompts
-from policies.decide import decide
-from policies.derived import apply_derived
+from gateway.outcomes.prompt_file import PromptRow, read_prompts
+from gateway.outcomes.task_split import FITTING_SPLIT, HOLDOUT_SPLIT, draw_split, split_of
+from policies.derived_numbers import apply_derived
+from policies.routing_decision import decide
 from policies.types import RequestFacts, TierEstimate
 
 OPTIONS = CollectOptions(max_tokens=64, concurrency=8)
@@ -43,7 +43,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
 
 def scripted_ladder(settings: Settings, num_tasks: int = 400, seed: int = 1) -> dict[str, EchoBackend]:
     """Tiers that know the answers up to a grade and else say nothing of use."""
-    tasks = {task.prompt: task for task in draw_half(FITTING_HALF, seed, num_tasks)}
+    tasks = {task.prompt: task for task in draw_split(FITTING_SPLIT, seed, num_tasks)}
 
     def script_of(ability: int) -> Callable[[GenerateRequest], Script]:
         def script(request: GenerateRequest) -> Script:
@@ -78,7 +78,7 @@ async def run(
 async def test_prompts_become_a_router_that_holds_its_floor(settings: Settings, tmp_path: Path) -> None:
     rows = task_rows(400)
     outcomes = await run(rows, settings, scripted_ladder(settings), tmp_path / "answers.jsonl")
-    grades = {task.prompt: task.grade for task in draw_half(FITTING_HALF, 1, 400)}
+    grades = {task.prompt: task.grade for task in draw_split(FITTING_SPLIT, 1, 400)}
     expected = [[float(grades[row.prompt] <= ability) for ability in ABILITY] for row in outcomes.rows]
     assert outcomes.table.scores.tolist() == expected
     assert outcomes.cost_usd[0].tolist() == [0.0001, 0.0005, 0.003, 0.01]
@@ -100,7 +100,7 @@ async def test_prompts_become_a_router_that_holds_its_floor(settings: Settings, 
     wanted = {"policy.exploration_share": 0.0, "policy.quality_floor": 0.95}
     policy = apply_derived(load_settings(environ={}, overrides=wanted).policy, router.decision)
     assert policy.quality_value_usd is not None
-    fresh = draw_half(JUDGING_HALF, 99, 600)
+    fresh = draw_split(HOLDOUT_SPLIT, 99, 600)
     right, cost = [], []
     for task, found in zip(fresh, router.predict([_request(task.prompt) for task in fresh]), strict=True):
         estimates = tuple(TierEstimate(t.tier, t.p_right, t.p_as_good) for t in found.tiers)
@@ -185,7 +185,7 @@ class _Moody(EchoBackend):
 async def test_transient_failures_are_asked_again(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.outcomes.collect._FIRST_WAIT_S", 0.001)
+    monkeypatch.setattr("gateway.outcomes.answer_collection._FIRST_WAIT_S", 0.001)
     backends: dict[str, Backend] = dict(scripted_ladder(settings))
     name = settings.ladder[0].model
     moods = [
@@ -213,7 +213,7 @@ async def test_a_prompt_a_tier_cannot_take_counts_as_wrong_there(settings: Setti
 async def test_a_dead_tier_ends_the_run_and_keeps_what_was_answered(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.outcomes.collect._FIRST_WAIT_S", 0.0)
+    monkeypatch.setattr("gateway.outcomes.answer_collection._FIRST_WAIT_S", 0.0)
     backends: dict[str, Backend] = dict(scripted_ladder(settings))
     dead = settings.ladder[1].model
     backends[dead] = EchoBackend(dead, Script(fail_before=BackendFailure("no weights")))
@@ -226,7 +226,7 @@ async def test_a_dead_tier_ends_the_run_and_keeps_what_was_answered(
 
 async def test_without_references_the_top_tier_is_taken_for_right(settings: Settings, tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
-    tasks = draw_half(FITTING_HALF, 1, 120)
+    tasks = draw_split(FITTING_SPLIT, 1, 120)
     file.write_text("".join(json.dumps({"prompt": task.prompt}) + "\n" for task in tasks))
     rows = read_prompts(file)
     outcomes = await run(rows, settings, scripted_ladder(settings), tmp_path / "answers.jsonl")
@@ -283,11 +283,11 @@ def test_bad_files_and_calls_end_with_a_message(tmp_path: Path, capsys: pytest.C
 
 
 def test_what_fits_a_router_and_what_judges_it_never_meet() -> None:
-    fitting, judging = draw_half(FITTING_HALF, 1, 3000), draw_half(JUDGING_HALF, 2, 3000)
+    fitting, judging = draw_split(FITTING_SPLIT, 1, 3000), draw_split(HOLDOUT_SPLIT, 2, 3000)
     problems = [{task.task_id for task in half} for half in (fitting, judging)]
     assert not problems[0] & problems[1]
-    assert {half_of(task) for task in fitting} == {FITTING_HALF}
-    assert draw_half(FITTING_HALF, 1, 500) == fitting[:500]
+    assert {split_of(task) for task in fitting} == {FITTING_SPLIT}
+    assert draw_split(FITTING_SPLIT, 1, 500) == fitting[:500]
     trained_on = {task.task_id for task in generate(1, 3000, split="train")}
     assert not trained_on & (problems[0] | problems[1])
 

@@ -6,12 +6,12 @@ import pytest
 
 from backends.protocol import Finished, FinishReason, Usage
 from gateway.bench.escalation import describe_escalations, describe_outcome, print_tables
-from gateway.bench.escalation_pairs import Comparison, Run, summarise
-from gateway.bench.ladder_client import Reply
+from gateway.bench.escalation_pairs import LadderComparison, TaskRun, summarise
+from gateway.bench.ladder_client import LadderReply
 
 
-def reply(text: str, tier: int, *, is_right: bool, doubted: tuple[int, ...] = ()) -> Reply:
-    return Reply(is_right, text, tier, 0.01 * tier, None, 0.5, (), None, "benefit", 0.1, 0.001, 5, doubted)
+def reply(text: str, tier: int, *, is_right: bool, doubted: tuple[int, ...] = ()) -> LadderReply:
+    return LadderReply(is_right, text, tier, 0.01 * tier, None, 0.5, (), None, "benefit", 0.1, 0.001, 5, doubted)
 
 
 TIERS = {
@@ -41,15 +41,15 @@ def test_replies_become_accuracy_cost_and_what_going_up_was_worth() -> None:
     assert (stayed["escalated"], stayed["mended_share"]) == (0, None)
 
 
-def run(text: str, compute_s: float, num_steps: int, accepted: int = 0, rejected: int = 0) -> Run:
+def run(text: str, compute_s: float, num_steps: int, accepted: int = 0, rejected: int = 0) -> TaskRun:
     usage = Usage(10, 8, accepted_prediction_tokens=accepted, rejected_prediction_tokens=rejected)
-    return Run(text, compute_s, num_steps, Finished(FinishReason.STOP, usage))
+    return TaskRun(text, compute_s, num_steps, Finished(FinishReason.STOP, usage))
 
 
 def test_runs_become_what_predictions_saved(capsys: pytest.CaptureFixture[str]) -> None:
     comparisons = [
-        Comparison(run("x", 0.1, 8), run("y", 1.0, 8), run("y", 0.25, 2, accepted=6, rejected=2)),
-        Comparison(run("x", 0.1, 8), run("z", 1.0, 8), run("w", 0.75, 6, accepted=0, rejected=8)),
+        LadderComparison(run("x", 0.1, 8), run("y", 1.0, 8), run("y", 0.25, 2, accepted=6, rejected=2)),
+        LadderComparison(run("x", 0.1, 8), run("z", 1.0, 8), run("w", 0.75, 6, accepted=0, rejected=8)),
     ]
     found = summarise(comparisons)
     assert (found["tasks"], found["equal"]) == (2, 1)

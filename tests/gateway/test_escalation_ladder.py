@@ -13,7 +13,7 @@ import pytest_asyncio
 from gateway.bench.ladder_client import ask_all
 from gateway.config.settings import load_settings
 from gateway.models.loader import make_backends
-from gateway.outcomes.halves import JUDGING_HALF, draw_half
+from gateway.outcomes.task_split import HOLDOUT_SPLIT, draw_split
 from tests.gateway.harness import Gateway, running
 
 # Everything begins at the lowest tier, which never is sure enough; so does the next, where two steps are permitted.
@@ -60,7 +60,7 @@ async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gat
 async def test_escalated_answers_are_the_higher_tiers_own(
     gateway: Gateway, policy: str, tier: int, doubted: tuple[int, ...], count: int
 ) -> None:
-    tasks = draw_half(JUDGING_HALF, 11, count)
+    tasks = draw_split(HOLDOUT_SPLIT, 11, count)
     escalated, own = await asyncio.gather(
         ask_all(gateway.url, policy, tasks, concurrency=8, max_tokens=400),
         ask_all(gateway.url, f"tier-{tier}", tasks, concurrency=8, max_tokens=400),

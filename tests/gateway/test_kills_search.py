@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from gateway.bench.kills_search import search
-from gateway.control.state import Canary, ControlState
-from gateway.control.writes import ControlWriter
+from gateway.control.control_state import Canary, ControlState
+from gateway.control.control_writer import ControlWriter
 from gateway.ids import uuid7
 from gateway.store.control import ControlStore
 from gateway.store.control_records import AuditEntry
@@ -32,12 +32,12 @@ async def roll_out(store: Store, tmp_path: Path) -> Canary:
 
     for name in ("first", "second"):
         router, content = make_router(tmp_path, name)
-        await writer.add_router(router, content, by="anonymous")
-        rollout_id = await writer.start_rollout(router.version, by="anonymous", audit=told)
+        await writer.routers.add(router, content, by="anonymous")
+        rollout_id = await writer.routers.start_rollout(router.version, by="anonymous", audit=told)
         canary = Canary(router.version, 0.1, "partial", rollout_id)
-        await writer.move_rollout(canary, {}, "", by="rollout")
+        await writer.routers.move_rollout(canary, {}, "", by="rollout")
         if name == "first":
-            await writer.move_rollout(replace(canary, stage="complete", share=1.0), {}, "", by="rollout")
+            await writer.routers.move_rollout(replace(canary, stage="complete", share=1.0), {}, "", by="rollout")
     return canary
 
 

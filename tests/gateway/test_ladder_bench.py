@@ -16,25 +16,25 @@ from backends.protocol import GenerateRequest
 from backends.testing import EchoBackend, Script
 from gateway.app import create_app
 from gateway.bench import ladder
-from gateway.bench.ladder_client import Reply
+from gateway.bench.ladder_client import LadderReply
 from gateway.bench.ladder_plot import plot_run
 from gateway.bench.ladder_report import LadderRun, summarise
 from gateway.config.settings import load_settings
-from gateway.outcomes.halves import JUDGING_HALF, draw_half
+from gateway.outcomes.task_split import HOLDOUT_SPLIT, draw_split
 
 ABILITY = (1, 2, 3, 5)
 PRICES = (0.0001, 0.0005, 0.003, 0.01)
 SECONDS = (0.001, 0.002, 0.004, 0.012)
 
 
-def reply(task: Task, tier: int, *, p_right: tuple[float, ...] = ()) -> Reply:
+def reply(task: Task, tier: int, *, p_right: tuple[float, ...] = ()) -> LadderReply:
     is_right = task.grade <= ABILITY[tier - 1]
     cost, seconds = PRICES[tier - 1], SECONDS[tier - 1]
-    return Reply(is_right, "", tier, cost, seconds * 1e-5, seconds, p_right, 0.1, "benefit", 0.01, 0.001, 5)
+    return LadderReply(is_right, "", tier, cost, seconds * 1e-5, seconds, p_right, 0.1, "benefit", 0.01, 0.001, 5)
 
 
 def run_of(num_tasks: int, route: Callable[[Task], int]) -> LadderRun:
-    tasks = draw_half(JUDGING_HALF, 5, num_tasks)
+    tasks = draw_split(HOLDOUT_SPLIT, 5, num_tasks)
     pinned = [[reply(task, tier) for task in tasks] for tier in range(1, 5)]
     routed = [reply(task, route(task), p_right=(0.5, 0.6, 0.7, 0.9)) for task in tasks]
     return LadderRun.of(tasks, pinned, routed, ["simple", "medium", "complex", "expert"])
@@ -104,7 +104,7 @@ async def test_over_http(
     serve: Callable[[Any], str], sqlite_url: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     settings = load_settings(environ={}, overrides={"database.url": sqlite_url, "router.artifact": "none"})
-    tasks = {task.prompt: task for task in draw_half(JUDGING_HALF, 11, 40)}
+    tasks = {task.prompt: task for task in draw_split(HOLDOUT_SPLIT, 11, 40)}
 
     def script_of(ability: int, seconds: float) -> Callable[[GenerateRequest], Script]:
         def script(request: GenerateRequest) -> Script:
@@ -122,7 +122,7 @@ async def test_over_http(
     url = serve(create_app(settings, backends=backends), lifespan="on")
     status = await asyncio.to_thread(ladder.main, ["--url", url, "--tasks", "40", "--seed", "11", "--json", "--check"])
     found = json.loads(capsys.readouterr().out)
-    grades = np.array([task.grade for task in draw_half(JUDGING_HALF, 11, 40)])
+    grades = np.array([task.grade for task in draw_split(HOLDOUT_SPLIT, 11, 40)])
     for row, ability in zip(found["tiers"], ABILITY, strict=True):
         assert row["accuracy"]["value"] == pytest.approx(float(np.mean(grades <= ability)))
     # Without a router all traffic takes the safe choice: as good as the top tier, and as dear, which --check reports.

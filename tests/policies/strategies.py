@@ -9,10 +9,10 @@ from decimal import Decimal
 from hypothesis import reject
 from hypothesis import strategies as st
 
-from policies.decide import decide
 from policies.errors import PolicyError
 from policies.escalation import Escalation, EscalationMode
 from policies.policy import FallbackMode, Policy, StickyMode
+from policies.routing_decision import decide
 from policies.types import (
     Overrides,
     RequestFacts,
@@ -128,7 +128,7 @@ facts = st.builds(
     expected_wait_s=st.dictionaries(st.sampled_from(TIERS), st.floats(0, 20)),
     kill_switch=st.booleans(),
     novelty=shares,
-    tightened=st.just({}) | st.dictionaries(st.sampled_from(TIERS), st.floats(0, 2)),
+    quarantine=st.just({}) | st.dictionaries(st.sampled_from(TIERS), st.floats(0, 2)),
     guessed_prompt_tokens=st.integers(0, 6000),
     num_answers=st.integers(1, 4),
 )

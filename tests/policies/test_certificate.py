@@ -5,20 +5,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from policies.certificate import Checked, FloorStatus, certify, certify_threshold
-from policies.debias import GoldCounts
+from policies.certificate import CheckedSample, FloorStatus, certify, certify_threshold
+from policies.judge_correction import GoldCounts
 
 GOLD = GoldCounts(360, 400, 40, 400)
 
 
-def checked_of(losses: list[float], inclusion: float = 1.0, num_requests: int | None = None) -> Checked:
+def checked_of(losses: list[float], inclusion: float = 1.0, num_requests: int | None = None) -> CheckedSample:
     values = np.array(losses, dtype=np.float64)
-    return Checked(values, np.full(len(values), inclusion), len(values) if num_requests is None else num_requests)
+    return CheckedSample(values, np.full(len(values), inclusion), len(values) if num_requests is None else num_requests)
 
 
-def sampled(rng: np.random.Generator, losses: np.ndarray, inclusion: np.ndarray) -> tuple[Checked, np.ndarray]:
+def sampled(rng: np.random.Generator, losses: np.ndarray, inclusion: np.ndarray) -> tuple[CheckedSample, np.ndarray]:
     drawn = np.flatnonzero(rng.random(len(losses)) < inclusion)
-    return Checked(losses[drawn], inclusion[drawn], len(losses), float(inclusion.min())), drawn
+    return CheckedSample(losses[drawn], inclusion[drawn], len(losses), float(inclusion.min())), drawn
 
 
 def test_the_three_findings() -> None:
@@ -89,14 +89,14 @@ def test_a_floor_out_of_reach_leaves_no_threshold() -> None:
 def test_the_search_ends_at_the_first_threshold_that_fails() -> None:
     p = np.repeat([0.2, 0.6, 0.9], [1000, 1000, 1000])
     losses = np.repeat([0.0, 1.0, 0.0], [1000, 1000, 1000])
-    found = certify_threshold(p, Checked(losses, np.ones(3000), 3000), [0.1, 0.5, 0.8], 0.9, 0.95)
+    found = certify_threshold(p, CheckedSample(losses, np.ones(3000), 3000), [0.1, 0.5, 0.8], 0.9, 0.95)
     assert found.threshold == 0.8
 
 
 def test_an_erring_judge_costs_evidence() -> None:
     rng = np.random.default_rng(7)
     faults = (rng.random(3000) < 0.03).astype(np.float64)
-    sample = Checked(flagged(rng, faults), np.ones(3000), 3000)
+    sample = CheckedSample(flagged(rng, faults), np.ones(3000), 3000)
     with_gold, believed = certify(sample, 0.9, 0.95, GOLD), certify(sample, 0.9, 0.95)
     assert believed.status is FloorStatus.BROKEN
     assert with_gold.status is FloorStatus.HELD
@@ -108,9 +108,9 @@ def test_an_erring_judge_costs_evidence() -> None:
 )
 def test_malformed_samples_are_refused(losses: list[float], inclusion: list[float], num_requests: int) -> None:
     with pytest.raises(ValueError, match=r"losses|inclusion|checked"):
-        Checked(np.array(losses), np.array(inclusion), num_requests)
+        CheckedSample(np.array(losses), np.array(inclusion), num_requests)
 
 
 def test_a_wrong_least_inclusion_is_refused() -> None:
     with pytest.raises(ValueError, match="least_inclusion"):
-        Checked(np.array([0.0]), np.array([0.1]), 5, least_inclusion=0.2)
+        CheckedSample(np.array([0.0]), np.array([0.1]), 5, least_inclusion=0.2)

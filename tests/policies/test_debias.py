@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.debias import (
+from policies.intervals import binomial_upper, bounded_upper
+from policies.judge_correction import (
     GoldCounts,
     debiased_rate,
     debiased_upper,
@@ -18,7 +19,6 @@ from policies.debias import (
     prediction_powered_upper,
     rogan_gladen,
 )
-from policies.intervals import binomial_upper, bounded_upper
 
 
 def test_a_good_judge_reads_six_percent_as_fifteen() -> None:

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from policies.decide import decide
 from policies.errors import ConflictingLimits, NoTierAvailable, NoTierFits, PolicyError, UnknownTier
 from policies.policy import Policy, StickyMode
+from policies.routing_decision import decide
 from policies.types import (
     Overrides,
     ReasonCode,

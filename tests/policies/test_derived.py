@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from policies.derived import apply_derived, derive_for_floors
+from policies.derived_numbers import apply_derived, derive_for_floors
 from policies.errors import InvalidPolicy
-from policies.labelled import choose_by_thresholds, choose_by_value, performance
+from policies.labelled_traffic import choose_by_thresholds, choose_by_value, performance
 from policies.policy import Policy
 from tests.policies.traffic import traffic_of
 

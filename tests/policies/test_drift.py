@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.debias import GoldCounts
-from policies.drift import DriftDesign, DriftState, observe
+from policies.drift_test import DriftDesign, DriftState, observe
+from policies.judge_correction import GoldCounts
 
 DESIGN = DriftDesign(0.1, (0.2,))
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.decide import decide
 from policies.errors import InvalidPolicy
-from policies.escalation import Escalation, EscalationMode, Rung, Verdict, escalation_flow, targets
+from policies.escalation import Escalation, EscalationMode, EscalationVerdict, Rung, escalation_flow, targets
 from policies.policy import Policy
+from policies.routing_decision import decide
 from policies.types import Overrides, RequestFacts, RoutingDecision, ThresholdMode, Tier, TierEstimate
 
 LADDER = tuple(Tier(i, f"t{i}", f"m{i}", price_per_request_usd=Decimal(10 ** (i - 1))) for i in range(1, 5))
@@ -31,16 +31,16 @@ def decided(escalation: Escalation, **options: Any) -> RoutingDecision:
 
 
 def ways(decision: RoutingDecision) -> dict[int, int]:
-    return {rung.tier: rung.target for rung in decision.way_up}
+    return {rung.tier: rung.target for rung in decision.escalation_path}
 
 
 # The way up
 
 
 def test_it_is_off_by_default_and_for_requests_that_chose_their_tier() -> None:
-    assert decided(Escalation()).way_up == ()
-    assert decided(Escalation(NEXT), overrides=Overrides(tier=2)).way_up == ()
-    assert decided(Escalation(NEXT), kill_switch=True).way_up == ()
+    assert decided(Escalation()).escalation_path == ()
+    assert decided(Escalation(NEXT), overrides=Overrides(tier=2)).escalation_path == ()
+    assert decided(Escalation(NEXT), kill_switch=True).escalation_path == ()
 
 
 def test_every_tier_but_the_highest_has_a_way_within_what_the_request_permits() -> None:
@@ -54,7 +54,7 @@ def test_every_tier_but_the_highest_has_a_way_within_what_the_request_permits() 
 
 def test_how_sure_a_tier_must_be() -> None:
     def least(escalation: Escalation, **options: Any) -> dict[int, float]:
-        return {rung.tier: rung.least_confidence for rung in decided(escalation, **options).way_up}
+        return {rung.tier: rung.least_confidence for rung in decided(escalation, **options).escalation_path}
 
     # By the floor: as good as the highest tier is expected to be, times the floor.
     assert least(Escalation(NEXT)) == pytest.approx({1: 0.81, 2: 0.81, 3: 0.81})
@@ -93,7 +93,7 @@ def test_a_tier_that_does_not_exist_is_refused() -> None:
 WAY = tuple(Rung(tier, target, 0.5) for tier, target in targets((1, 2, 3, 4), NEXT).items())
 
 
-def pump(verdicts: Sequence[Verdict], *, first: int = 1, most: int = 3) -> tuple[list[int], int | None]:
+def pump(verdicts: Sequence[EscalationVerdict], *, first: int = 1, most: int = 3) -> tuple[list[int], int | None]:
     """Tiers asked, and which attempt's answer is sent; None when the flow wanted more."""
     flow = escalation_flow(first, WAY, most)
     asked = [next(flow).tier]
@@ -106,34 +106,39 @@ def pump(verdicts: Sequence[Verdict], *, first: int = 1, most: int = 3) -> tuple
 
 
 def test_a_trusted_answer_ends_it_and_a_doubted_one_goes_up() -> None:
-    assert pump([Verdict.TRUSTED]) == ([1], 0)
-    assert pump([Verdict.DOUBTED, Verdict.TRUSTED]) == ([1, 2], 1)
-    assert pump([Verdict.DOUBTED] * 3 + [Verdict.TRUSTED]) == ([1, 2, 3, 4], 3)
-    assert pump([Verdict.DOUBTED] * 2, most=1) == ([1, 2], 1)
-    assert pump([Verdict.TRUSTED], first=4) == ([4], 0)
+    assert pump([EscalationVerdict.TRUSTED]) == ([1], 0)
+    assert pump([EscalationVerdict.DOUBTED, EscalationVerdict.TRUSTED]) == ([1, 2], 1)
+    assert pump([EscalationVerdict.DOUBTED] * 3 + [EscalationVerdict.TRUSTED]) == ([1, 2, 3, 4], 3)
+    assert pump([EscalationVerdict.DOUBTED] * 2, most=1) == ([1, 2], 1)
+    assert pump([EscalationVerdict.TRUSTED], first=4) == ([4], 0)
 
 
 def test_when_a_higher_tier_fails_the_answer_that_is_there_is_sent() -> None:
-    assert pump([Verdict.DOUBTED, Verdict.FAILED], most=1) == ([1, 2], 0)
-    assert pump([Verdict.DOUBTED, Verdict.FAILED, Verdict.TRUSTED], most=2) == ([1, 2, 3], 2)
-    assert pump([Verdict.DOUBTED, Verdict.DOUBTED, Verdict.FAILED, Verdict.FAILED]) == ([1, 2, 3, 4], 1)
+    assert pump([EscalationVerdict.DOUBTED, EscalationVerdict.FAILED], most=1) == ([1, 2], 0)
+    assert pump([EscalationVerdict.DOUBTED, EscalationVerdict.FAILED, EscalationVerdict.TRUSTED], most=2) == (
+        [1, 2, 3],
+        2,
+    )
+    assert pump(
+        [EscalationVerdict.DOUBTED, EscalationVerdict.DOUBTED, EscalationVerdict.FAILED, EscalationVerdict.FAILED]
+    ) == ([1, 2, 3, 4], 1)
 
 
 @given(
-    verdicts=st.lists(st.sampled_from(list(Verdict)), min_size=6, max_size=6),
+    verdicts=st.lists(st.sampled_from(list(EscalationVerdict)), min_size=6, max_size=6),
     first=st.integers(1, 4),
     most=st.integers(1, 5),
     mode=st.sampled_from([NEXT, TOP]),
 )
 def test_it_only_ever_goes_up_and_always_ends(
-    verdicts: list[Verdict], first: int, most: int, mode: EscalationMode
+    verdicts: list[EscalationVerdict], first: int, most: int, mode: EscalationMode
 ) -> None:
     way = tuple(Rung(tier, target, 0.5) for tier, target in targets((1, 2, 3, 4), mode).items())
     flow = escalation_flow(first, way, most)
     attempt, asked, answered, found = next(flow), [first], 0, None
     for number, verdict in enumerate(verdicts):
         assert (attempt.rung is None) == (attempt.tier == 4 or number == most)
-        answered = number if verdict is not Verdict.FAILED else answered
+        answered = number if verdict is not EscalationVerdict.FAILED else answered
         try:
             attempt = flow.send(verdict)
         except StopIteration as end:

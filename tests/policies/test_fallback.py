@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.fallback import Ending, Outcome, fallback_flow, fallback_order
+from policies.fallback import FallbackEnding, FallbackOutcome, fallback_flow, fallback_order
 from policies.policy import FallbackMode, Policy
 from policies.types import ReasonCode, RoutingDecision
 
@@ -24,7 +24,7 @@ DECISION = RoutingDecision(
 )
 
 
-def pump(outcomes: Sequence[Outcome]) -> tuple[list[int], Ending | None]:
+def pump(outcomes: Sequence[FallbackOutcome]) -> tuple[list[int], FallbackEnding | None]:
     """Tiers tried and how it ended; None when the flow wanted more outcomes than there were."""
     flow = fallback_flow(DECISION)
     tried = [next(flow).tier]
@@ -36,19 +36,23 @@ def pump(outcomes: Sequence[Outcome]) -> tuple[list[int], Ending | None]:
     return tried, None
 
 
-@pytest.mark.parametrize("final", [Outcome.ANSWERED, Outcome.BROKEN, Outcome.CANCELLED, Outcome.REJECTED])
-def test_a_final_outcome_ends_the_flow(final: Outcome) -> None:
-    assert pump([Outcome.FAILED, final]) == ([2, 3], Ending(final, 1))
+@pytest.mark.parametrize(
+    "final", [FallbackOutcome.ANSWERED, FallbackOutcome.BROKEN, FallbackOutcome.CANCELLED, FallbackOutcome.REJECTED]
+)
+def test_a_final_outcome_ends_the_flow(final: FallbackOutcome) -> None:
+    assert pump([FallbackOutcome.FAILED, final]) == ([2, 3], FallbackEnding(final, 1))
 
 
 @given(
     st.lists(
-        st.sampled_from([each for each in Outcome if each not in ("answered", "broken", "cancelled", "rejected")]),
+        st.sampled_from(
+            [each for each in FallbackOutcome if each not in ("answered", "broken", "cancelled", "rejected")]
+        ),
         min_size=4,
         max_size=4,
     )
 )
-def test_every_tier_is_tried_once_and_one_failure_is_shown(outcomes: list[Outcome]) -> None:
+def test_every_tier_is_tried_once_and_one_failure_is_shown(outcomes: list[FallbackOutcome]) -> None:
     tried, ending = pump(outcomes)
     assert tried == [2, 3, 4, 1]
     assert ending is not None
@@ -57,9 +61,9 @@ def test_every_tier_is_tried_once_and_one_failure_is_shown(outcomes: list[Outcom
 
 
 def test_what_the_caller_can_mend_is_shown_before_what_waiting_mends() -> None:
-    failures = [Outcome.FAILED, Outcome.TIMED_OUT, Outcome.OVERLOADED, Outcome.TOO_LONG]
-    assert pump(failures)[1] == Ending(Outcome.TOO_LONG, 3)
-    assert pump([*failures[:3], Outcome.FAILED])[1] == Ending(Outcome.OVERLOADED, 2)
+    failures = [FallbackOutcome.FAILED, FallbackOutcome.TIMED_OUT, FallbackOutcome.OVERLOADED, FallbackOutcome.TOO_LONG]
+    assert pump(failures)[1] == FallbackEnding(FallbackOutcome.TOO_LONG, 3)
+    assert pump([*failures[:3], FallbackOutcome.FAILED])[1] == FallbackEnding(FallbackOutcome.OVERLOADED, 2)
 
 
 def test_order_goes_up_first() -> None:

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from policies.decide import decide
 from policies.errors import BeyondCost, InvalidLadder, InvalidPolicy, OutsideRegions, PolicyError
-from policies.escalation import Escalation, EscalationMode, Verdict, escalation_flow
-from policies.fallback import Outcome, fallback_flow
+from policies.escalation import Escalation, EscalationMode, EscalationVerdict, escalation_flow
+from policies.fallback import FallbackOutcome, fallback_flow
 from policies.ladder import check_ladder
 from policies.policy import Policy
 from policies.pricing import expected_bill_usd
-from policies.sampling import Answered, Sampling, chances
-from policies.types import Bar, Overrides, RequestFacts, RoutingDecision, Tier
+from policies.routing_decision import decide
+from policies.sampling import SampledAnswer, Sampling, inclusion_probabilities
+from policies.types import BarReason, Overrides, RequestFacts, RoutingDecision, Tier
 from tests.policies.strategies import LADDER, PLACED, decisions, estimates, facts, ladders, policies
 
 Made = tuple[RequestFacts, Policy, tuple[Tier, ...], RoutingDecision]
@@ -43,12 +43,14 @@ def decided(asked: RequestFacts, policy: Policy, ladder: tuple[Tier, ...] = PLAC
 
 def paths(decision: RoutingDecision, max_escalations: int) -> Iterator[tuple[int, ...]]:
     """The tiers asked when every tier fails, and those that answer when every answer is doubted, from each start."""
-    yield tuple(asked_by(fallback_flow(decision), Outcome.FAILED))
+    yield tuple(asked_by(fallback_flow(decision), FallbackOutcome.FAILED))
     for start in (decision.tier, *decision.ladder, *decision.propensities):
-        yield tuple(asked_by(escalation_flow(start, decision.way_up, max_escalations), Verdict.DOUBTED))
+        yield tuple(
+            asked_by(escalation_flow(start, decision.escalation_path, max_escalations), EscalationVerdict.DOUBTED)
+        )
 
 
-def asked_by(flow: Generator[Any, Any, Any], ending: Outcome | Verdict) -> Iterator[int]:
+def asked_by(flow: Generator[Any, Any, Any], ending: FallbackOutcome | EscalationVerdict) -> Iterator[int]:
     """The tiers that a flow asks when each attempt ends alike."""
     attempt = next(flow)
     with suppress(StopIteration):
@@ -97,7 +99,9 @@ def test_what_is_barred_is_said(made: Made) -> None:
     for tier in ladder:
         is_outside = any(said and tier.region not in said for said in (policy.allowed_regions, asked.overrides.regions))
         is_dear = any(expected_bill_usd(tier, asked, policy) > limit for limit in limits_of(asked, policy))
-        assert decision.barred.get(tier.index) == (Bar.REGION if is_outside else Bar.COST if is_dear else None)
+        assert decision.barred.get(tier.index) == (
+            BarReason.REGION if is_outside else BarReason.COST if is_dear else None
+        )
 
 
 def test_the_safe_choice_stays_in_its_region() -> None:
@@ -105,7 +109,7 @@ def test_the_safe_choice_stays_in_its_region() -> None:
     assert decided(unknown, EU).tier == 3
     assert decided(replace(request(), kill_switch=True), EU).tier == 3
     assert decided(request(), EU).ladder == (1,)
-    assert decided(request(), EU).barred == {2: Bar.REGION, 4: Bar.REGION}
+    assert decided(request(), EU).barred == {2: BarReason.REGION, 4: BarReason.REGION}
 
 
 def test_a_request_narrows_and_never_widens() -> None:
@@ -125,7 +129,7 @@ def test_a_pin_outside_is_refused_and_not_moved(pin: dict[str, int]) -> None:
 
 def test_a_tier_without_a_region_is_in_none() -> None:
     nowhere = (*PLACED[:3], replace(PLACED[3], region=None))
-    assert decided(replace(request(), estimates=()), EU, nowhere).barred[4] is Bar.REGION
+    assert decided(replace(request(), estimates=()), EU, nowhere).barred[4] is BarReason.REGION
     with pytest.raises(OutsideRegions, match="tier 4 is in no region"):
         decided(request(tier=4), EU, nowhere)
 
@@ -152,9 +156,9 @@ def test_a_prompt_without_a_count_is_priced_by_its_guess() -> None:
 
 def test_both_answers_of_a_way_up_are_paid_for() -> None:
     policy = Policy(escalation=Escalation(EscalationMode.NEXT, max_escalations=3), max_cost_usd=Decimal("0.0035"))
-    assert [(each.tier, each.target) for each in decided(request(), policy).way_up] == [(1, 2)]
+    assert [(each.tier, each.target) for each in decided(request(), policy).escalation_path] == [(1, 2)]
     policy = replace(policy, max_cost_usd=Decimal("0.0036"))
-    assert [(each.tier, each.target) for each in decided(request(), policy).way_up] == [(1, 2), (2, 3)]
+    assert [(each.tier, each.target) for each in decided(request(), policy).escalation_path] == [(1, 2), (2, 3)]
 
 
 @pytest.mark.parametrize(
@@ -193,9 +197,9 @@ def test_a_ladder_says_one_region_for_one_model() -> None:
 
 def test_nothing_is_drawn_against_a_tier_the_prompt_must_not_reach() -> None:
     prices = {1: 0.1, 2: 0.2, 3: 0.3}
-    free = chances(Sampling(), 0.5, Answered(2, 0.95), prices)
+    free = inclusion_probabilities(Sampling(), 0.5, SampledAnswer(2, 0.95), prices)
     assert (free.up, free.up_against, [tier for tier, _ in free.down]) == (0.5, 3, [1])
-    barred = chances(Sampling(), 0.5, Answered(2, 0.95), prices, barred=frozenset({3}))
+    barred = inclusion_probabilities(Sampling(), 0.5, SampledAnswer(2, 0.95), prices, barred=frozenset({3}))
     assert (barred.up, barred.up_against, barred.logged) == (0.0, 3, 0.0)
-    both = chances(Sampling(), 0.5, Answered(2, 0.95), prices, barred=frozenset({1, 3}))
-    assert both.any == 0.0
+    both = inclusion_probabilities(Sampling(), 0.5, SampledAnswer(2, 0.95), prices, barred=frozenset({1, 3}))
+    assert both.total == 0.0

@@ -14,7 +14,7 @@ from policies.offpolicy import (
     paired_difference,
     self_normalised,
 )
-from policies.promotion import PromotionRule, Verdict, judge_promotion
+from policies.promotion import PromotionRule, PromotionVerdict, judge_promotion
 
 COSTS = np.array([0.0001, 0.0005, 0.003])
 
@@ -135,7 +135,7 @@ def test_malformed_logs_are_refused() -> None:
         replace(logged, weights=np.zeros(10))
 
 
-def judged(rng: np.random.Generator, num_rows: int, candidate_of: object, rule: PromotionRule) -> Verdict:
+def judged(rng: np.random.Generator, num_rows: int, candidate_of: object, rule: PromotionRule) -> PromotionVerdict:
     assert callable(candidate_of)
     world = world_of(rng, num_rows, share=0.2)
     cost = replace(world.logged, outcome=COSTS[world.logged.chosen], predicted=np.tile(COSTS, (num_rows, 1)))
@@ -149,13 +149,13 @@ def test_a_worse_router_is_not_promoted_more_often_than_stated() -> None:
     """Sends hard requests down: cheaper, but not worth what it loses."""
     rng = np.random.default_rng(18)
     found = [judged(rng, 1500, lambda world: one_hot(world.serving.argmax(axis=1) // 2), RULE) for _ in range(60)]
-    assert found.count(Verdict.PROMOTE) <= 3
-    assert found.count(Verdict.KEEP) > 30
+    assert found.count(PromotionVerdict.PROMOTE) <= 3
+    assert found.count(PromotionVerdict.KEEP) > 30
 
 
 def test_an_equal_router_is_hardly_ever_promoted() -> None:
     rng = np.random.default_rng(19)
-    assert judged(rng, 1500, lambda world: world.serving, RULE) is Verdict.INSUFFICIENT
+    assert judged(rng, 1500, lambda world: world.serving, RULE) is PromotionVerdict.INSUFFICIENT
 
 
 def test_a_better_router_is_promoted_on_enough_rows_and_not_on_few() -> None:
@@ -164,8 +164,8 @@ def test_a_better_router_is_promoted_on_enough_rows_and_not_on_few() -> None:
 
     rng = np.random.default_rng(20)
     found = [judged(rng, 20_000, best, RULE) for _ in range(5)]
-    assert found.count(Verdict.PROMOTE) >= 4
-    assert judged(rng, 60, best, RULE) is Verdict.INSUFFICIENT
+    assert found.count(PromotionVerdict.PROMOTE) >= 4
+    assert judged(rng, 60, best, RULE) is PromotionVerdict.INSUFFICIENT
 
 
 @pytest.mark.parametrize("bad", [{"quality_value_usd": -1.0}, {"confidence": 1.0}, {"max_quality_loss": 2.0}])

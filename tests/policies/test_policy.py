@@ -82,7 +82,7 @@ def test_bad_ladders_are_refused_by_field(ladder: Any, field_name: str) -> None:
 
 def test_policies_load_no_model_library() -> None:
     code = (
-        "import sys, policies.decide, policies.fallback, policies.sampling; "
+        "import sys, policies.routing_decision, policies.fallback, policies.sampling; "
         "print([m for m in ('torch', 'numpy', 'sklearn', 'transformers', 'httpx') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.drift import DriftDesign
-from policies.rollout import Rollout, RolloutPlan, Stage, is_behind, record, roll_back, share, takes_new
+from policies.drift_test import DriftDesign
+from policies.rollout import Rollout, RolloutPlan, RolloutStage, is_behind, record, roll_back, share, takes_new
 
 PLAN = RolloutPlan(DriftDesign(0.1, (0.2,)), min_stage_s=100.0, min_shadow_decisions=10, min_checked=20)
 SOUND = (0.0,) * 20
@@ -25,7 +25,7 @@ def test_a_sound_router_passes_every_stage() -> None:
         shares.append(share(PLAN, state))
         state = record(PLAN, state, losses=SOUND, now_s=100.0 * hour)
     assert shares == [0.1, 0.5, 1.0, 1.0]
-    assert state.stage is Stage.COMPLETE
+    assert state.stage is RolloutStage.COMPLETE
     assert record(PLAN, state, losses=(1.0,) * 500, now_s=1e6) == state
 
 
@@ -35,7 +35,7 @@ def test_a_sound_router_passes_every_stage() -> None:
 )
 def test_shadow_waits_for_time_and_decisions(decisions: int, now_s: float) -> None:
     state = record(PLAN, Rollout.start("r2", PLAN, 0.0), num_decisions=decisions, now_s=now_s)
-    assert state.stage is Stage.SHADOW
+    assert state.stage is RolloutStage.SHADOW
 
 
 def test_a_stage_waits_for_time_and_checks() -> None:
@@ -59,12 +59,12 @@ def test_light_answers_count_for_what_they_are_worth() -> None:
 def test_no_stage_goes_on_for_ever_without_evidence() -> None:
     plan = replace(PLAN, max_stage_s=86_400.0)
     shadow = Rollout.start("r2", plan, 0.0)
-    assert record(plan, shadow, num_decisions=9, now_s=1e6).stage is Stage.SHADOW
+    assert record(plan, shadow, num_decisions=9, now_s=1e6).stage is RolloutStage.SHADOW
     first = record(plan, shadow, num_decisions=10, now_s=100.0)
     waiting = record(plan, first, losses=SOUND[:-1], now_s=86_499.0)
-    assert waiting.stage is Stage.PARTIAL
+    assert waiting.stage is RolloutStage.PARTIAL
     ended = record(plan, waiting, now_s=86_500.0)
-    assert (ended.stage, share(plan, ended)) == (Stage.ROLLED_BACK, 0.0)
+    assert (ended.stage, share(plan, ended)) == (RolloutStage.ROLLED_BACK, 0.0)
     assert ended.reason == "Checks worth 19 answers after 1 d; 20 are needed."
     assert record(plan, waiting, losses=SOUND[:1], now_s=86_500.0).step == 1
 
@@ -83,7 +83,7 @@ def test_a_stage_without_half_its_evidence_at_half_its_time_is_behind() -> None:
 def test_harm_rolls_back_at_once_and_for_good() -> None:
     first = record(PLAN, Rollout.start("r2", PLAN, 0.0), num_decisions=10, now_s=100.0)
     ended = record(PLAN, first, losses=(1.0,) * 15, now_s=101.0)
-    assert ended.stage is Stage.ROLLED_BACK
+    assert ended.stage is RolloutStage.ROLLED_BACK
     assert share(PLAN, ended) == 0.0
     assert "checked answers" in ended.reason
     assert record(PLAN, ended, losses=SOUND, now_s=1e6) == ended
@@ -99,13 +99,13 @@ def test_evidence_of_harm_adds_up_across_stages() -> None:
         entered.add(state.step)
         if state.is_final:
             break
-    assert state.stage is Stage.ROLLED_BACK
+    assert state.stage is RolloutStage.ROLLED_BACK
     assert entered == {0, -1}
 
 
 def test_an_operator_can_end_it() -> None:
     state = roll_back(Rollout.start("r2", PLAN, 0.0), "asked for", 5.0)
-    assert (state.stage, state.reason, state.entered_s) == (Stage.ROLLED_BACK, "asked for", 5.0)
+    assert (state.stage, state.reason, state.entered_s) == (RolloutStage.ROLLED_BACK, "asked for", 5.0)
 
 
 @given(st.text(), st.floats(0, 1), st.floats(0, 1))

@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 
 from policies.errors import InvalidPolicy
 from policies.policy import Policy
-from policies.sampling import UNKNOWN, Answered, Chances, Sampling, chances, draw
+from policies.sampling import (
+    UNKNOWN,
+    InclusionProbabilities,
+    SampledAnswer,
+    Sampling,
+    draw_check,
+    inclusion_probabilities,
+)
 from tests.policies.strategies import LADDER, TIERS
 
 shares = st.floats(0, 1)
@@ -27,12 +34,12 @@ samplings = st.builds(
     down_share=shares,
     doubt_share=shares,
 )
-answers = st.builds(Answered, st.sampled_from(TIERS), confidences, st.booleans(), st.booleans())
+answers = st.builds(SampledAnswer, st.sampled_from(TIERS), confidences, st.booleans(), st.booleans())
 PRICES = {1: 0.0001, 2: 0.0004, 3: 0.0025, 4: 0.01}
 
 
-def up_and_down(tier: int, confidence: float | None) -> Chances:
-    return chances(Sampling(), 0.05, Answered(tier, confidence), PRICES)
+def up_and_down(tier: int, confidence: float | None) -> InclusionProbabilities:
+    return inclusion_probabilities(Sampling(), 0.05, SampledAnswer(tier, confidence), PRICES)
 
 
 class Fixed:
@@ -72,39 +79,41 @@ def test_a_share_for_a_tier_that_is_not_there_is_refused() -> None:
 
 @given(samplings, shares, answers, st.sets(st.sampled_from(TIERS)), st.floats(0, 50), shares)
 def test_chances_are_probabilities_and_lead_to_permitted_tiers(
-    sampling: Sampling, share: float, answered: Answered, others: set[int], factor: float, throttle: float
+    sampling: Sampling, share: float, answered: SampledAnswer, others: set[int], factor: float, throttle: float
 ) -> None:
     permitted = sorted(others | {answered.tier})
     prices = {tier: PRICES[tier] for tier in permitted}
-    found = chances(sampling, share, answered, prices, factor=factor, throttle=throttle)
+    found = inclusion_probabilities(sampling, share, answered, prices, factor=factor, throttle=throttle)
     assert 0.0 <= found.up <= 1.0
     assert all(0.0 <= chance <= 1.0 for _, chance in found.down)
-    assert found.any <= 1.0 + 1e-12
+    assert found.total <= 1.0 + 1e-12
     assert found.up_against == (permitted[-1] if answered.tier != permitted[-1] else None)
     assert found.up == 0.0 or answered.tier != permitted[-1]
     assert [tier for tier, _ in found.down] == [tier for tier in permitted if tier < answered.tier]
 
 
 @given(samplings, shares, answers, st.floats(0, 1, exclude_max=True))
-def test_what_is_drawn_carries_its_own_chance(sampling: Sampling, share: float, answered: Answered, u: float) -> None:
-    found = chances(sampling, share, answered, PRICES)
-    drawn = draw(found, Fixed(u))
+def test_what_is_drawn_carries_its_own_chance(
+    sampling: Sampling, share: float, answered: SampledAnswer, u: float
+) -> None:
+    found = inclusion_probabilities(sampling, share, answered, PRICES)
+    drawn = draw_check(found, Fixed(u))
     if u < found.up:
         assert drawn is not None
         assert (drawn.direction, drawn.probability, drawn.against_tier) == ("up", found.up, TIERS[-1])
-    elif u < found.any - 1e-9:
+    elif u < found.total - 1e-9:
         assert drawn is not None
         assert (drawn.direction, drawn.probability) == ("down", dict(found.down)[drawn.against_tier])
-    elif u > found.any + 1e-9:
+    elif u > found.total + 1e-9:
         assert drawn is None
 
 
 @given(samplings, answers)
-def test_every_direction_and_tier_is_drawn_as_often_as_is_said(sampling: Sampling, answered: Answered) -> None:
-    found = chances(sampling, 0.05, answered, PRICES)
+def test_every_direction_and_tier_is_drawn_as_often_as_is_said(sampling: Sampling, answered: SampledAnswer) -> None:
+    found = inclusion_probabilities(sampling, 0.05, answered, PRICES)
     num, counts = 4000, Counter[tuple[str, int]]()
     for place in range(num):
-        drawn = draw(found, Fixed((place + 0.5) / num))
+        drawn = draw_check(found, Fixed((place + 0.5) / num))
         if drawn is not None:
             counts[drawn.direction, drawn.against_tier] += 1
     assert counts["up", TIERS[-1]] / num == pytest.approx(found.up, abs=2 / num)
@@ -120,10 +129,10 @@ def test_less_sure_answers_are_drawn_more_often() -> None:
 
 
 def test_explored_answers_and_those_of_a_router_on_its_way_are_drawn_more_often() -> None:
-    explored = chances(Sampling(), 0.05, Answered(1, 0.95, is_explored=True), PRICES)
-    on_its_way = chances(Sampling(), 0.05, Answered(1, 0.95), PRICES, factor=8.0)
+    explored = inclusion_probabilities(Sampling(), 0.05, SampledAnswer(1, 0.95, is_explored=True), PRICES)
+    on_its_way = inclusion_probabilities(Sampling(), 0.05, SampledAnswer(1, 0.95), PRICES, factor=8.0)
     assert (explored.up, on_its_way.up) == (0.5, 0.4)
-    assert chances(Sampling(), 0.05, Answered(1, 0.5), PRICES, factor=100.0).up == 1.0
+    assert inclusion_probabilities(Sampling(), 0.05, SampledAnswer(1, 0.5), PRICES, factor=100.0).up == 1.0
 
 
 def test_the_ends_of_the_ladder_are_checked_one_way() -> None:
@@ -131,15 +140,17 @@ def test_the_ends_of_the_ladder_are_checked_one_way() -> None:
     top = up_and_down(4, 0.95)
     assert (top.up, top.up_against) == (0.0, None)
     assert top.logged == pytest.approx(0.01)
-    assert chances(Sampling(), 0.05, Answered(2, 0.95), {2: 0.1}).any == 0.0
+    assert inclusion_probabilities(Sampling(), 0.05, SampledAnswer(2, 0.95), {2: 0.1}).total == 0.0
     middle = up_and_down(2, 0.95)
     assert middle.logged == 0.05
-    assert middle.any == pytest.approx(0.06)
+    assert middle.total == pytest.approx(0.06)
 
 
 def test_what_doubt_moved_up_is_asked_below_most_of_all_and_cheap_tiers_more_often() -> None:
-    doubted = chances(Sampling(doubt_share=0.6), 0.05, Answered(4, 0.95, doubt=1.0), PRICES)
-    assert doubted.any_down == pytest.approx(0.6)
+    doubted = inclusion_probabilities(
+        Sampling(doubt_share=0.6), 0.05, SampledAnswer(4, 0.95, downward_share=1.0), PRICES
+    )
+    assert doubted.total_down == pytest.approx(0.6)
     first, second, third = (chance for _, chance in doubted.down)
     # One over the root of the price: a tier four times as dear is asked half as often.
     assert first == pytest.approx(2 * second)
@@ -148,14 +159,21 @@ def test_what_doubt_moved_up_is_asked_below_most_of_all_and_cheap_tiers_more_oft
 
 def test_half_a_doubt_asks_half_of_what_is_between() -> None:
     sampling = Sampling(doubt_share=0.9, down_share=0.1)
-    asked = [chances(sampling, 0.05, Answered(4, 0.95, doubt=doubt), PRICES).any_down for doubt in (0.0, 0.5, 1.0)]
+    asked = [
+        inclusion_probabilities(
+            sampling, 0.05, SampledAnswer(4, 0.95, downward_share=downward_share), PRICES
+        ).total_down
+        for downward_share in (0.0, 0.5, 1.0)
+    ]
     assert asked == [pytest.approx(0.1), pytest.approx(0.5), pytest.approx(0.9)]
     modest = Sampling(doubt_share=0.0, down_share=0.1)
-    assert chances(modest, 0.05, Answered(4, 0.95, doubt=1.0), PRICES).any_down == pytest.approx(0.1)
+    assert inclusion_probabilities(
+        modest, 0.05, SampledAnswer(4, 0.95, downward_share=1.0), PRICES
+    ).total_down == pytest.approx(0.1)
 
 
 def test_without_prices_the_lower_tiers_share_alike() -> None:
-    found = chances(Sampling(down_share=0.3), 0.05, Answered(4, 0.95), dict.fromkeys(TIERS, 0.0))
+    found = inclusion_probabilities(Sampling(down_share=0.3), 0.05, SampledAnswer(4, 0.95), dict.fromkeys(TIERS, 0.0))
     assert [chance for _, chance in found.down] == pytest.approx([0.1, 0.1, 0.1])
 
 
@@ -170,7 +188,7 @@ def test_weighted_totals_are_unbiased() -> None:
         dice = random.Random(seed)
         total = 0.0
         for confidence, fault in traffic:
-            drawn = draw(chances(sampling, 0.1, Answered(1, confidence), PRICES), dice)
+            drawn = draw_check(inclusion_probabilities(sampling, 0.1, SampledAnswer(1, confidence), PRICES), dice)
             if drawn is not None and drawn.direction == "up" and fault:
                 total += 1 / drawn.probability
         totals.append(total)

@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.decide import decide
-from policies.labelled import (
+from policies.labelled_traffic import (
     LabelledTraffic,
     choose_by_thresholds,
     choose_by_value,
     performance,
 )
-from policies.mixes import best_mix_at_cost, best_mix_at_quality
 from policies.policy import Policy
+from policies.routing_decision import decide
 from policies.thresholds import Requirement, cost_quality_curve, derive_quality_value, derive_thresholds
+from policies.tier_mixes import best_mix_at_cost, best_mix_at_quality
 from policies.types import RequestFacts, ThresholdMode
 from tests.policies.strategies import LADDER, estimates
 from tests.policies.traffic import COSTS_USD, traffic_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from policies.labelled import LabelledTraffic
+from policies.labelled_traffic import LabelledTraffic
 from tests.policies.strategies import LADDER
 
 COSTS_USD = np.array([float(tier.price_per_request_usd) for tier in LADDER])

@@ -6,9 +6,9 @@ Measured on open text it tells good answers from bad no better than a coin (AUC 
 from __future__ import annotations
 
 from backends.errors import UnsupportedByBackend
-from gateway.outcomes.grading import visible
+from gateway.outcomes.answer_grading import visible_text
 from gateway.store.verifications import Spent
-from gateway.verify.pair import Grade, Pair, Spend
+from gateway.verify.answer_pair import AnswerPair, Grade, Spend
 
 THRESHOLD = 0.85
 
@@ -22,11 +22,11 @@ class EmbeddingGrader:
     name = "embedding"
     needs_top_answer = True
 
-    async def grade(self, pair: Pair, spend: Spend) -> Grade | None:
+    async def grade(self, pair: AnswerPair, spend: Spend) -> Grade | None:
         party = next((each for each in (pair.cheap, pair.top) if "embed" in each.backend.capabilities), None)
         if pair.top_answer is None or party is None:
             return None
-        texts = (visible(pair.cheap_answer), visible(pair.top_answer))
+        texts = (visible_text(pair.cheap_answer), visible_text(pair.top_answer))
         if not all(texts):
             return None
         try:

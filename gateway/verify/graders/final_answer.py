@@ -6,8 +6,8 @@ import json
 import re
 from typing import Any
 
-from gateway.outcomes.grading import committed_answer, visible
-from gateway.verify.pair import Grade, Pair, Spend
+from gateway.outcomes.answer_grading import committed_answer, visible_text
+from gateway.verify.answer_pair import AnswerPair, Grade, Spend
 
 _FENCE = re.compile(r"\A```\w*\n|\n?```\Z")
 _MAX_BRIEF_CHARS = 80
@@ -27,13 +27,13 @@ class FinalAnswerGrader:
     name = "final_answer"
     needs_top_answer = True
 
-    async def grade(self, pair: Pair, spend: Spend) -> Grade | None:
+    async def grade(self, pair: AnswerPair, spend: Spend) -> Grade | None:
         return None if pair.top_answer is None else compare(pair.cheap_answer, pair.top_answer)
 
 
 def compare(cheap_answer: str, top_answer: str) -> Grade | None:
     """The comparison itself, without a model; symmetric in its arguments."""
-    mine, theirs = visible(cheap_answer), visible(top_answer)
+    mine, theirs = visible_text(cheap_answer), visible_text(top_answer)
     if not mine or not theirs:
         return Grade(float(mine == theirs))
     values = _json(mine), _json(theirs)

@@ -16,10 +16,10 @@ from backends.protocol import (
     TokenDelta,
     TokenLogprob,
 )
-from gateway.outcomes.grading import visible
-from gateway.verify.pair import Grade, Pair, Spend
-from gateway.verify.spending import priced_ending
-from gateway.verify.texts import question_of
+from gateway.outcomes.answer_grading import visible_text
+from gateway.verify.answer_pair import AnswerPair, Grade, Spend
+from gateway.verify.check_costs import priced_ending
+from gateway.verify.request_codec import question_of
 
 _POINTS = {"1": 0.0, "2": 0.25, "3": 0.5, "4": 0.75, "5": 1.0}
 _NUM_ALTERNATIVES = 20
@@ -63,14 +63,14 @@ class JudgeGrader:
     name = "judge"
     needs_top_answer = False
 
-    async def grade(self, pair: Pair, spend: Spend) -> Grade | None:
+    async def grade(self, pair: AnswerPair, spend: Spend) -> Grade | None:
         if "logprobs" not in pair.top.backend.capabilities:
             return None
-        question, cheap = question_of(pair.request)[:_MAX_CHARS], visible(pair.cheap_answer)[:_MAX_CHARS]
+        question, cheap = question_of(pair.request)[:_MAX_CHARS], visible_text(pair.cheap_answer)[:_MAX_CHARS]
         if pair.top_answer is None:
             found = [await self._points(pair, _ONE.format(question=question, one=cheap), "alone", spend)]
         else:
-            top = visible(pair.top_answer)[:_MAX_CHARS]
+            top = visible_text(pair.top_answer)[:_MAX_CHARS]
             ahead = _TWO.format(question=question, one=cheap, other=top)
             behind = _TWO.format(question=question, one=top, other=cheap)
             first, second = await asyncio.gather(
@@ -82,7 +82,7 @@ class JudgeGrader:
         points = [each for each in found if each is not None]
         return Grade(sum(points) / len(points), {"order_gap": max(points) - min(points)})
 
-    async def _points(self, pair: Pair, text: str, name: str, spend: Spend) -> float | None:
+    async def _points(self, pair: AnswerPair, text: str, name: str, spend: Spend) -> float | None:
         request = GenerateRequest(
             f"{pair.request.request_id}-judge-{name}",
             messages=(Message("user", text),),

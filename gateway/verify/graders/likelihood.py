@@ -13,9 +13,9 @@ from collections.abc import Sequence
 
 from backends.errors import ContextLengthExceeded, RequestRejected, UnsupportedByBackend
 from backends.protocol import ScoreResult
-from gateway.outcomes.grading import visible
-from gateway.verify.pair import Grade, Pair, Party, Spend
-from gateway.verify.spending import priced
+from gateway.outcomes.answer_grading import visible_text
+from gateway.verify.answer_pair import AnswerPair, Grade, Spend, TierParty
+from gateway.verify.check_costs import priced
 
 # A token that is impossible to a model says no more than one that is very unlikely.
 _LEAST_LOGPROB = -20.0
@@ -27,8 +27,8 @@ class LikelihoodGrader:
     name = "likelihood"
     needs_top_answer = False
 
-    async def grade(self, pair: Pair, spend: Spend) -> Grade | None:
-        answer = visible(pair.cheap_answer)
+    async def grade(self, pair: AnswerPair, spend: Spend) -> Grade | None:
+        answer = visible_text(pair.cheap_answer)
         if not answer:
             return None
         top = await self._score(pair, pair.top, answer, spend)
@@ -37,7 +37,7 @@ class LikelihoodGrader:
         cheap = await self._score(pair, pair.cheap, answer, spend)
         return contrast(top.logprobs, top.ranks, None if cheap is None else cheap.logprobs)
 
-    async def _score(self, pair: Pair, party: Party, answer: str, spend: Spend) -> ScoreResult | None:
+    async def _score(self, pair: AnswerPair, party: TierParty, answer: str, spend: Spend) -> ScoreResult | None:
         if "score" not in party.backend.capabilities:
             return None
         # What is read is the answer as it was shown, after a prompt without thinking.

@@ -6,8 +6,8 @@ import math
 import re
 from collections.abc import Hashable, Sequence
 
-from gateway.outcomes.grading import visible
-from gateway.verify.pair import Grade, Pair, Spend
+from gateway.outcomes.answer_grading import visible_text
+from gateway.verify.answer_pair import AnswerPair, Grade, Spend
 
 _WORD = re.compile(r"\w+")
 # Beyond this many words the beginning speaks for the whole; the comparison grows with the square.
@@ -25,7 +25,7 @@ class OverlapGrader:
     name = "overlap"
     needs_top_answer = True
 
-    async def grade(self, pair: Pair, spend: Spend) -> Grade | None:
+    async def grade(self, pair: AnswerPair, spend: Spend) -> Grade | None:
         return None if pair.top_answer is None else compare(pair.cheap_answer, pair.top_answer)
 
 
@@ -43,7 +43,7 @@ def compare(cheap_answer: str, top_answer: str) -> Grade:
 
 def words(text: str) -> list[str]:
     """A text's words, lower case, without thinking."""
-    return _WORD.findall(visible(text).casefold())[:_MAX_WORDS]
+    return _WORD.findall(visible_text(text).casefold())[:_MAX_WORDS]
 
 
 def rouge_l(one: Sequence[Hashable], other: Sequence[Hashable]) -> float:

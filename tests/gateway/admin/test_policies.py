@@ -139,7 +139,7 @@ async def test_another_default_and_a_release(tmp_path: Path) -> None:
         assert (await admin("POST", "/policies/careful/default")).json()["is_default"]
         assert (await admin.gateway.chat("hi")).headers["x-suffice-policy-version"].startswith("careful@")
         plane = admin.gateway.parts.control
-        await plane.writer.tighten("careful", None, {1: 2.0}, "a test", by="monitor")
+        await plane.writer.quarantines.add("careful", None, {1: 2.0}, "a test", by="monitor")
         assert (await _thresholds(admin))["careful"][0]["is_closed"]
         assert (await admin.get("/policies/careful"))["tightened"]["none"]["1"]["least"] == 2.0
         released = await admin("POST", "/policies/careful/release", json={"reason": "looked at"})

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.config.policy_body import from_body, to_body
-from gateway.control.continuity import rule_of
+from gateway.control.equivalent_versions import rule_of
 from gateway.store.records import PolicyVersion
-from policies.decide import decide
 from policies.policy import Policy
+from policies.routing_decision import decide
 from policies.types import RequestFacts, TierEstimate
 from tests.gateway.control.checks import Check, put_checks
 from tests.gateway.control.test_monitor import default, floor_of, watched
@@ -31,7 +31,7 @@ async def edit(gateway: Gateway, **changes: Any) -> None:
     present = gateway.parts.control.policies["default"]
     policy = from_body("default", to_body(present) | changes, gateway.parts.control.ladder)
     version = PolicyVersion(name="default", version=policy.version, created_at=datetime.now(UTC), body=to_body(policy))
-    await gateway.parts.control.writer.put_policy(version, by="ada")
+    await gateway.parts.control.writer.policies.put(version, by="ada")
     assert gateway.parts.control.policies["default"].version == policy.version != present.version
 
 
@@ -54,7 +54,7 @@ async def test_evidence_outlives_an_edit_of_what_is_drawn(tmp_path: Path, databa
         await edit(gateway, thresholds={}, confidence=0.99)
         assert (await floor_of(gateway))["num_checked"] == 180, "the first rule is back"
         await gateway.parts.monitor.look(lease, at_once=True)
-        assert gateway.parts.control.state.tightened("default", None), "and what it showed is acted on"
+        assert gateway.parts.control.state.quarantine("default", None), "and what it showed is acted on"
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,11 @@ from datetime import UTC, datetime
 
 import pytest
 
-from gateway.control.drift import DriftRule, DriftWatch, watch_drift, weigh
-from gateway.control.tenants import TenantWatches, watch_tenants
+from gateway.control.drift_watch import DriftRule, DriftWatch, watch_drift, weigh
+from gateway.control.tenant_watch import TenantWatches, watch_tenants
 from gateway.store.monitoring import CheckedRow, Decided
 from policies.anomaly import AlertRule
-from policies.debias import GoldCounts
+from policies.judge_correction import GoldCounts
 
 NOW = datetime.now(UTC)
 RULE = DriftRule()

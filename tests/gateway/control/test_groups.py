@@ -12,9 +12,9 @@ import httpx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.control.floor import Evidence
-from gateway.control.groups import Scope, groups_to_judge, single_out
-from gateway.control.state import CLOSED, Tightened, groups_of
+from gateway.control.control_state import CLOSED, Quarantine, groups_of
+from gateway.control.floor_findings import FloorEvidence
+from gateway.control.group_findings import GroupScope, groups_to_judge, single_out
 from gateway.store.monitoring import CheckedRow, Key, Traffic
 from policies.policy import Policy
 from tests.gateway.admin.kit import add_key
@@ -25,7 +25,7 @@ from tests.gateway.harness import Gateway
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 MIN_CHECKED = 20
-SCOPE = Scope(Policy(name="p", version="1", quality_floor=0.9), "r", 3, {}, MIN_CHECKED)
+SCOPE = GroupScope(Policy(name="p", version="1", quality_floor=0.9), "r", 3, {}, MIN_CHECKED)
 
 # ---- over HTTP
 
@@ -55,8 +55,8 @@ async def test_a_bad_tenant_goes_up_alone_and_comes_back(tmp_path: Path, databas
         assert control.state.groups == {}, "too little is known of it"
         await put_checks(store, bad * 2, **about)
         await monitor.look(lease, at_once=True)
-        assert control.state.tightening == {}, "the policy holds its floor without that tenant"
-        (asked,) = control.state.tightened_groups("default", version).items()
+        assert control.state.quarantines == {}, "the policy holds its floor without that tenant"
+        (asked,) = control.state.group_quarantine("default", version).items()
         assert asked[0] == "tenant:acme"
         assert asked[1][tier].least == CLOSED
         up = await ask(gateway, acme, "What is 2 + 2?")
@@ -75,7 +75,7 @@ async def test_a_bad_tenant_goes_up_alone_and_comes_back(tmp_path: Path, databas
         beside = Check(1.0, tier=tier + 1, direction="down", tenant="acme", reason="tightened", p_as_good=0.99)
         await put_checks(store, [beside] * 100, **about)
         await monitor.look(lease, at_once=True)
-        assert control.state.tightened_groups("default", version) == {}
+        assert control.state.group_quarantine("default", version) == {}
         assert "floor" not in await alerts(gateway)
         assert await ask(gateway, acme, "What is 2 + 2?") == before
 
@@ -86,8 +86,10 @@ async def test_a_domain_goes_up_for_whoever_asks_about_it(tmp_path: Path, sqlite
         about, plain = "Solve the equation: what is the sum of 2 and 2?", "hi"
         before = [await ask(gateway, {}, prompt) for prompt in (about, plain)]
         assert [row.domain for row in await gateway.rows()].count("math") == 1
-        closed = dict.fromkeys(range(1, 4), Tightened(CLOSED, "doubt", NOW.isoformat()))
-        await control.writer.set_groups("default", control.routers.version, {"domain:math": closed}, by="test")
+        closed = dict.fromkeys(range(1, 4), Quarantine(CLOSED, "doubt", NOW.isoformat()))
+        await control.writer.quarantines.set_groups(
+            "default", control.routers.version, {"domain:math": closed}, by="test"
+        )
         assert await ask(gateway, {}, about) == (4, "tightened")
         assert await ask(gateway, {}, plain) == before[1]
         answer = await gateway.client.post("/admin/v1/policies/default/release", json={"reason": "looked at"})
@@ -102,7 +104,7 @@ async def test_a_doubt_that_all_share_is_the_policys(tmp_path: Path, database_ur
         await gateway.parts.monitor.look(lease, at_once=True)
         state = gateway.parts.control.state
         assert state.groups == {}
-        assert state.tightened("default", None)[1].least == CLOSED
+        assert state.quarantine("default", None)[1].least == CLOSED
 
 
 async def test_a_domains_own_traffic_dilutes_its_loss(tmp_path: Path, database_url: str) -> None:
@@ -125,7 +127,7 @@ def row(place: int, tenant: str, domain: str, loss: float, p_as_good: float, tie
     return CheckedRow(*made, loss, int(loss < 0.5), p_as_good)
 
 
-def evidence_of(rows: Sequence[CheckedRow]) -> tuple[Evidence, dict[tuple[str, Key], Traffic]]:
+def evidence_of(rows: Sequence[CheckedRow]) -> tuple[FloorEvidence, dict[tuple[str, Key], Traffic]]:
     """Rows that stand for as many requests as they say, and the traffic of each group."""
     sums: dict[tuple[str, Key], float] = {}
     for each in rows:
@@ -133,7 +135,7 @@ def evidence_of(rows: Sequence[CheckedRow]) -> tuple[Evidence, dict[tuple[str, K
             key = (name, ("p", "1", "r", each.tier))
             sums[key] = sums.get(key, 0.0) + 1.0 / each.inclusion
     found = {key: Traffic(math.ceil(num)) for key, num in sums.items()}
-    return Evidence(rows, {key: each for (name, key), each in found.items() if not name}, {}, None), found
+    return FloorEvidence(rows, {key: each for (name, key), each in found.items() if not name}, {}, None), found
 
 
 @st.composite
@@ -159,7 +161,7 @@ def checked_rows(draw: st.DrawFn) -> list[CheckedRow]:
     return found
 
 
-def mean_loss(rows: Sequence[CheckedRow], evidence: Evidence) -> float:
+def mean_loss(rows: Sequence[CheckedRow], evidence: FloorEvidence) -> float:
     """Of what a tier would still answer, over all."""
     lost = sum(each.loss / each.inclusion for each in rows if evidence.keeps(each))
     return lost / sum(1.0 / each.inclusion for each in rows)
@@ -170,9 +172,9 @@ def mean_loss(rows: Sequence[CheckedRow], evidence: Evidence) -> float:
 def test_only_what_explains_the_doubt_is_singled_out(rows: list[CheckedRow], asks: float) -> None:
     evidence, traffic = evidence_of(rows)
     groups = groups_to_judge(rows, SCOPE)
-    before = {"tenant:a": {1: Tightened(asks, "", NOW.isoformat())}}
+    before = {"tenant:a": {1: Quarantine(asks, "", NOW.isoformat())}}
     found = single_out(SCOPE, groups, evidence, traffic, before, NOW.isoformat())
-    evidence = Evidence(rows, evidence.traffic, {}, None, {"p": {"r": {**before, **found}}})
+    evidence = FloorEvidence(rows, evidence.traffic, {}, None, {"p": {"r": {**before, **found}}})
     for group, asked in found.items():
         mine = [each for each in rows if group in groups_of(each.tenant, each.domain)]
         assert len(mine) >= MIN_CHECKED

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sqlalchemy import select
 
-from gateway.control.state import ControlState
+from gateway.control.control_state import ControlState
 from gateway.store.control import ControlStore
 from gateway.store.store import Store
 from gateway.store.tables import admin_audit, rollouts, router_versions
@@ -20,8 +20,8 @@ PROGRAM = """
 import asyncio, random, sys
 from dataclasses import replace
 from datetime import UTC, datetime
-from gateway.control.state import ControlState
-from gateway.control.writes import ControlWriter
+from gateway.control.control_state import ControlState
+from gateway.control.control_writer import ControlWriter
 from gateway.ids import uuid7
 from gateway.config.store_section import StoreConfig
 from gateway.store.control import ControlStore
@@ -36,14 +36,14 @@ async def main(url):
             version, now = uuid7(), datetime.now(UTC)
             router = RouterVersion(version=version, created_at=now)
             audit = AuditEntry(audit_id=uuid7(), created_at=now, action="add", subject=version)
-            await writer.add_router(router, b"x" * 100_000, by="w", audit=lambda _: audit)
+            await writer.routers.add(router, b"x" * 100_000, by="w", audit=lambda _: audit)
             canary = ControlState.decode(await writer.store.rows()).router.canary
             if canary is None:
-                await writer.start_rollout(version, by="w")
+                await writer.routers.start_rollout(version, by="w")
                 canary = ControlState.decode(await writer.store.rows()).router.canary
-            await writer.move_rollout(replace(canary, stage="partial", share=0.1), {}, "", by="w")
+            await writer.routers.move_rollout(replace(canary, stage="partial", share=0.1), {}, "", by="w")
             end = random.choice(("complete", "rolled_back"))
-            await writer.move_rollout(replace(canary, stage=end, share=0.0), {}, "", by="w")
+            await writer.routers.move_rollout(replace(canary, stage=end, share=0.0), {}, "", by="w")
 
 asyncio.run(main(sys.argv[1]))
 """

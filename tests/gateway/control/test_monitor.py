@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from sqlalchemy import select, update
 
-from gateway.control.monitor import Monitor
-from gateway.control.state import CLOSED
+from gateway.control.control_state import CLOSED
+from gateway.control.quality_monitor import QualityMonitor
 from gateway.store.control_records import Lease
 from gateway.store.monitoring import MonitorReader
 from gateway.store.tables import retrain_runs
-from policies.certificate import Checked, certify
-from policies.debias import GoldCounts
+from policies.certificate import CheckedSample, certify
 from policies.intervals import binomial_lower, binomial_upper
+from policies.judge_correction import GoldCounts
 from tests.gateway.control.checks import Check, put_checks
 from tests.gateway.control.waiting import until
 from tests.gateway.harness import Gateway, make_settings, running
@@ -64,13 +64,13 @@ async def test_the_certificate_is_the_statistics_own(tmp_path: Path, database_ur
         await put_checks(gateway.parts.store, [*drawn, *others, *top], policy=default(gateway))
         found = await floor_of(gateway)
         losses = np.array([1 - each.p_good for each in drawn if each.p_good is not None])
-        expected = certify(Checked(losses, np.full(150, 0.5), 340, 0.5), 0.9, 0.95)
+        expected = certify(CheckedSample(losses, np.full(150, 0.5), 340, 0.5), 0.9, 0.95)
         assert found["status"] == expected.status.value
         assert found["loss"] == pytest.approx(expected.loss)
         assert found["loss_high"] == pytest.approx(expected.loss_high)
         assert (found["num_checked"], found["num_requests"]) == (150, 340)
         (tier,) = found["tiers"]
-        alone = certify(Checked(losses, np.full(150, 0.5), 300, 0.5), 0.9, 0.95)
+        alone = certify(CheckedSample(losses, np.full(150, 0.5), 300, 0.5), 0.9, 0.95)
         assert tier["loss_high"] == pytest.approx(alone.loss_high)
         raw = found["raw_upgrade_rate"]
         flagged = sum(each.p_good is not None and each.p_good < 0.5 for each in drawn[-100:])
@@ -102,7 +102,7 @@ async def test_an_erring_grader_is_corrected_by_gold(tmp_path: Path, sqlite_url:
         found = await floor_of(gateway)
         gold = GoldCounts(80, 80, 30, 300)
         flags = np.array([float(n % 10 == 0) for n in range(600)])
-        expected = certify(Checked(flags, np.ones(600), 600, 1.0), 0.9, 0.95, gold)
+        expected = certify(CheckedSample(flags, np.ones(600), 600, 1.0), 0.9, 0.95, gold)
         assert found["is_corrected_by_gold"]
         assert found["status"] == expected.status.value == "held"
         assert found["loss_high"] == pytest.approx(expected.loss_high)
@@ -146,7 +146,7 @@ async def test_a_broken_floor_moves_traffic_up(tmp_path: Path, database_url: str
         await put_checks(gateway.parts.store, [Check(0.3) for _ in range(80)], policy=default(gateway))
         await gateway.parts.monitor.look(lease, at_once=True)
         control = gateway.parts.control
-        (asked,) = control.state.tightened("default", None).items()
+        (asked,) = control.state.quarantine("default", None).items()
         assert (asked[0], asked[1].least) == (1, CLOSED)
         assert "floor" in await alerts(gateway)
         (run,) = await retrains(gateway)
@@ -181,7 +181,7 @@ async def test_without_acting_it_only_reports(tmp_path: Path, sqlite_url: str) -
     async with watched(tmp_path, sqlite_url, monitor__act=False) as (gateway, lease):
         await put_checks(gateway.parts.store, [Check(0.3) for _ in range(80)], policy=default(gateway))
         await gateway.parts.monitor.look(lease, at_once=True)
-        assert gateway.parts.control.state.tightening == {}
+        assert gateway.parts.control.state.quarantines == {}
         assert await retrains(gateway) == []
         assert "floor" in await alerts(gateway)
 
@@ -193,14 +193,14 @@ async def test_only_the_lower_estimates_are_given_up_where_the_rest_is_certified
         checks = [Check(1.0, p_as_good=0.97) for _ in range(150)] + [Check(0.0, p_as_good=0.91) for _ in range(60)]
         await put_checks(gateway.parts.store, checks, policy=default(gateway))
         await gateway.parts.monitor.look(lease, at_once=True)
-        (asked,) = gateway.parts.control.state.tightened("default", None).values()
+        (asked,) = gateway.parts.control.state.quarantine("default", None).values()
         assert 0.91 < asked.least <= 0.97
 
 
 async def test_evidence_releases_what_doubt_has_closed(tmp_path: Path, sqlite_url: str) -> None:
     async with watched(tmp_path, sqlite_url) as (gateway, lease):
         control, store = gateway.parts.control, gateway.parts.store
-        await control.writer.tighten("default", None, {1: CLOSED}, "doubt", by="monitor", lease=lease)
+        await control.writer.quarantines.add("default", None, {1: CLOSED}, "doubt", by="monitor", lease=lease)
         down = [
             Check(1.0, tier=2, direction="down", p_as_good=0.95, inclusion=0.1, reason="tightened") for _ in range(60)
         ]
@@ -208,10 +208,10 @@ async def test_evidence_releases_what_doubt_has_closed(tmp_path: Path, sqlite_ur
         other = [Check(0.0, tier=2, direction="down", p_as_good=0.95, inclusion=0.01) for _ in range(5)]
         await put_checks(store, down[:20] + other, policy=default(gateway))
         await gateway.parts.monitor.look(lease, at_once=True)
-        assert control.state.tightened("default", None)[1].least == CLOSED, "too little is known"
+        assert control.state.quarantine("default", None)[1].least == CLOSED, "too little is known"
         await put_checks(store, down, policy=default(gateway))
         await gateway.parts.monitor.look(lease, at_once=True)
-        assert control.state.tightened("default", None) == {}
+        assert control.state.quarantine("default", None) == {}
 
 
 async def test_drift_is_found_once_tightens_and_survives_a_restart(tmp_path: Path, database_url: str) -> None:
@@ -227,7 +227,7 @@ async def test_drift_is_found_once_tightens_and_survives_a_restart(tmp_path: Pat
         await parts.monitor.look(lease, at_once=True)
         before = (await parts.monitor.drift_report())["views"]
         # Another leader's monitor, which knows nothing but the database.
-        other = Monitor(parts.control, MonitorReader(store), gateway.settings.monitor)
+        other = QualityMonitor(parts.control, MonitorReader(store), gateway.settings.monitor)
         await other.look(lease, at_once=True)
         assert (await other.drift_report())["views"] == before, "nothing is counted twice, nothing forgotten"
         await put_checks(store, half, policy=default(gateway), at=at + timedelta(minutes=8))
@@ -236,7 +236,7 @@ async def test_drift_is_found_once_tightens_and_survives_a_restart(tmp_path: Pat
         assert report["policy"]["is_alarmed"]
         assert 150 < report["policy"]["alarmed_at"] <= 230
         assert report["policy"]["num_checked"] == report["domain"]["num_checked"] == 230
-        assert parts.control.state.tightened("default", None)[1].least == CLOSED
+        assert parts.control.state.quarantine("default", None)[1].least == CLOSED
         assert len(await retrains(gateway)) == 1
         stated = sum(view["false_alarm"] for view in report.values())
         assert stated <= gateway.settings.monitor.false_alarm

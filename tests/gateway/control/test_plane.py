@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from gateway.config.policy_body import to_body
-from gateway.control import loading
-from gateway.control.writes import ControlWriter
+from gateway.control import router_loader
+from gateway.control.control_writer import ControlWriter
 from gateway.store.control_records import RouterVersion
 from gateway.store.records import PolicyVersion
 from tests.gateway.control.ladder import make_router, serving
@@ -32,7 +32,7 @@ async def test_an_edit_is_in_force_at_once_and_after_a_restart(tmp_path: Path, d
     settings = make_settings(tmp_path, database__url=database_url)
     async with running(settings) as gateway:
         before = (await gateway.chat()).headers["x-suffice-policy-version"]
-        await gateway.parts.control.writer.put_policy(edited(gateway, "e1", allowed_tiers=[1]), by="ada")
+        await gateway.parts.control.writer.policies.put(edited(gateway, "e1", allowed_tiers=[1]), by="ada")
         answer = await gateway.chat()
         assert answer.headers["x-suffice-policy-version"] == "default@e1" != before
         assert answer.headers["x-suffice-tier"] == "1"
@@ -45,10 +45,10 @@ async def test_an_edit_is_in_force_at_once_and_after_a_restart(tmp_path: Path, d
 async def test_a_new_policy_can_be_asked_for_and_a_removed_one_not(tmp_path: Path, sqlite_url: str) -> None:
     async with running(make_settings(tmp_path, database__url=sqlite_url)) as gateway:
         writer = gateway.parts.control.writer
-        await writer.put_policy(replace(edited(gateway, "v1", allowed_tiers=[1]), name="thrifty"), by="ada")
+        await writer.policies.put(replace(edited(gateway, "v1", allowed_tiers=[1]), name="thrifty"), by="ada")
         assert (await gateway.chat(model="thrifty")).headers["x-suffice-policy-version"] == "thrifty@v1"
         assert "thrifty" in [each["id"] for each in (await gateway.client.get("/v1/models")).json()["data"]]
-        await writer.remove_policy("thrifty", by="ada")
+        await writer.policies.remove("thrifty", by="ada")
         assert (await gateway.chat(model="thrifty")).status_code == 404
 
 
@@ -56,12 +56,12 @@ async def test_a_policy_that_cannot_be_read_leaves_the_one_before(tmp_path: Path
     async with running(make_settings(tmp_path, database__url=sqlite_url)) as gateway:
         control = gateway.parts.control
         before = (await gateway.chat()).headers["x-suffice-policy-version"]
-        await control.writer.put_policy(edited(gateway, "bad", quality_floor="much"), by="ada")
+        await control.writer.policies.put(edited(gateway, "bad", quality_floor="much"), by="ada")
         assert (await gateway.chat()).headers["x-suffice-policy-version"] == before
         assert "quality_floor" in (await gateway.client.get("/readyz")).json()["control"]["problem"]
         (alert,) = await control.store.list_alerts(only_open=True)
         assert "bad" in alert.subject
-        await control.writer.put_policy(edited(gateway, "good"), by="ada")
+        await control.writer.policies.put(edited(gateway, "good"), by="ada")
         assert (await gateway.chat()).headers["x-suffice-policy-version"] == "default@good"
         assert await control.store.list_alerts(only_open=True) == []
 
@@ -81,19 +81,19 @@ async def test_a_kill_switch_does_not_wait_for_a_router_that_loads(
     tmp_path: Path, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go_on = threading.Event()
-    real = loading.read_router
+    real = router_loader.read_router
 
     def slow(version: str, content: bytes) -> Any:
         assert go_on.wait(60)
         return real(version, content)
 
-    monkeypatch.setattr(loading, "read_router", slow)
+    monkeypatch.setattr(router_loader, "read_router", slow)
     async with serving(tmp_path, sqlite_url) as gateway:
         control = gateway.parts.control
         elsewhere = ControlWriter(control.store)
         router, content = make_router(tmp_path, "slow")
-        await elsewhere.add_router(router, content, by="retrain")
-        await elsewhere.promote_router(router.version, by="ada")
+        await elsewhere.routers.add(router, content, by="retrain")
+        await elsewhere.routers.promote(router.version, by="ada")
         await until(lambda: control._lock.locked())
         await elsewhere.set_kill_switch(True, "fire", by="ada")
         await until(lambda: gateway.parts.request_router.kill_switch)
@@ -111,11 +111,13 @@ async def test_tightened_tiers_give_requests_up_over_http(tmp_path: Path, sqlite
         tier = int(before.headers["x-suffice-tier"])
         assert tier < 4
         closed = dict.fromkeys(range(1, 4), 2.0)
-        await control.writer.tighten("default", control.routers.version, closed, "doubt", by="test")
+        await control.writer.quarantines.add("default", control.routers.version, closed, "doubt", by="test")
         after = await gateway.chat("What is 2 + 2?")
         assert (after.headers["x-suffice-tier"], after.headers["x-suffice-reason"]) == ("4", "tightened")
-        await control.writer.tighten("default", "another router", closed, "doubt", by="test")
-        await control.writer.release("default", control.routers.version, dict.fromkeys(range(1, 4)), by="test")
+        await control.writer.quarantines.add("default", "another router", closed, "doubt", by="test")
+        await control.writer.quarantines.release(
+            "default", control.routers.version, dict.fromkeys(range(1, 4)), by="test"
+        )
         assert int((await gateway.chat("What is 2 + 2?")).headers["x-suffice-tier"]) == tier
 
 
@@ -123,10 +125,10 @@ async def test_a_promoted_router_serves_and_is_logged(tmp_path: Path, database_u
     async with serving(tmp_path, database_url) as gateway:
         writer, first = gateway.parts.control.writer, gateway.parts.control.routers.version
         router, content = make_router(tmp_path, "second")
-        await writer.add_router(router, content, by="retrain")
-        await writer.promote_router(router.version, by="ada")
+        await writer.routers.add(router, content, by="retrain")
+        await writer.routers.promote(router.version, by="ada")
         assert (await gateway.chat()).headers["x-suffice-router-version"] == router.version
-        assert await writer.roll_back(by="ada") == first
+        assert await writer.routers.roll_back(by="ada") == first
         assert (await gateway.chat()).headers["x-suffice-router-version"] == first
 
 
@@ -135,15 +137,15 @@ async def test_a_router_that_cannot_be_loaded_changes_nothing(tmp_path: Path, sq
     async with serving(tmp_path, sqlite_url) as gateway:
         control = gateway.parts.control
         serving_version = control.routers.version
-        await control.writer.add_router(
+        await control.writer.routers.add(
             RouterVersion(version="broken", created_at=datetime.now(UTC)), content, by="ada"
         )
-        await control.writer.promote_router("broken", by="ada")
+        await control.writer.routers.promote("broken", by="ada")
         assert (await gateway.chat()).headers["x-suffice-router-version"] == serving_version
         (alert,) = await control.store.list_alerts(only_open=True)
         assert (alert.kind, alert.subject) == ("rollout", "broken")
         assert control.status()["problem"]
-        await control.writer.roll_back(by="ada")
+        await control.writer.routers.roll_back(by="ada")
         assert control.status()["problem"] == ""
 
 
@@ -151,8 +153,8 @@ async def test_another_content_under_a_versions_name_is_refused(tmp_path: Path, 
     async with serving(tmp_path, sqlite_url) as gateway:
         control = gateway.parts.control
         router, content = make_router(tmp_path, "real")
-        await control.writer.add_router(replace(router, version="0" * 16), content, by="ada")
-        await control.writer.promote_router("0" * 16, by="ada")
+        await control.writer.routers.add(replace(router, version="0" * 16), content, by="ada")
+        await control.writer.routers.promote("0" * 16, by="ada")
         assert router.version in control.problem
         assert control.routers.version != "0" * 16
 
@@ -167,13 +169,13 @@ async def test_a_canary_has_its_share_of_conversations_and_keeps_them(tmp_path: 
     async with serving(tmp_path, sqlite_url) as gateway:
         control = gateway.parts.control
         router, content = make_router(tmp_path, "canary")
-        await control.writer.add_router(router, content, by="retrain")
-        await control.writer.start_rollout(router.version, by="retrain")
+        await control.writer.routers.add(router, content, by="retrain")
+        await control.writer.routers.start_rollout(router.version, by="retrain")
         assert set((await _versions(gateway, 20)).values()) == {control.routers.version}, "in shadow it serves nobody"
         canary = control.state.router.canary
         served: dict[float, dict[int, str]] = {}
         for share in (0.25, 0.75):
-            await control.writer.move_rollout(replace(canary, stage="partial", share=share), {}, "", by="test")
+            await control.writer.routers.move_rollout(replace(canary, stage="partial", share=share), {}, "", by="test")
             for again in range(2):
                 found = await _versions(gateway, 100)
                 assert again == 0 or found == served[share], "a conversation keeps its router"
@@ -184,5 +186,5 @@ async def test_a_canary_has_its_share_of_conversations_and_keeps_them(tmp_path: 
         assert {n for n, v in served[0.25].items() if v == router.version} <= {
             n for n, v in served[0.75].items() if v == router.version
         }, "a rising share keeps its conversations"
-        await control.writer.roll_back(by="ada")
+        await control.writer.routers.roll_back(by="ada")
         assert router.version not in (await _versions(gateway, 40)).values()

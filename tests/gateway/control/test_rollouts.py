@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import select
 
 from gateway.control.errors import Conflict
-from gateway.control.rollout import RolloutDriver, RolloutState
+from gateway.control.rollout_driver import RolloutDriver, RolloutState
 from gateway.store.control_records import RouterVersion, ShadowDecision
 from gateway.store.monitoring import MonitorReader
 from gateway.store.tables import shadow_decisions, verifications
@@ -23,9 +23,9 @@ async def test_a_router_in_shadow_is_compared_without_serving(tmp_path: Path, da
     async with serving(tmp_path, database_url, control__shadow_share=1.0, policy__exploration_share=0) as gateway:
         control = gateway.parts.control
         router, content = make_router(tmp_path, "shadow")
-        await control.writer.add_router(router, content, by="retrain")
+        await control.writer.routers.add(router, content, by="retrain")
         since = datetime.now(UTC)
-        await control.writer.start_rollout(router.version, by="retrain")
+        await control.writer.routers.start_rollout(router.version, by="retrain")
         for n in range(12):
             answer = await gateway.chat(f"What is {n} + {n}?")
             assert answer.headers["x-suffice-router-version"] != router.version
@@ -50,8 +50,8 @@ QUICK = {
 async def started(gateway: Gateway, tmp_path: Path) -> tuple[Any, str]:
     control = gateway.parts.control
     router, content = make_router(tmp_path, "new")
-    await control.writer.add_router(router, content, by="retrain")
-    await control.writer.start_rollout(router.version, by="retrain", reason="judged better")
+    await control.writer.routers.add(router, content, by="retrain")
+    await control.writer.routers.start_rollout(router.version, by="retrain", reason="judged better")
     return control, router.version
 
 
@@ -122,16 +122,16 @@ async def test_checks_of_the_serving_router_do_not_move_a_rollout(tmp_path: Path
 async def test_a_rollout_of_what_cannot_be_loaded_ends(tmp_path: Path, sqlite_url: str) -> None:
     async with serving(tmp_path, sqlite_url) as gateway:
         control = gateway.parts.control
-        await control.writer.add_router(
+        await control.writer.routers.add(
             RouterVersion(version="broken", created_at=datetime.now(UTC)), b"torn", by="ada"
         )
-        await control.writer.start_rollout("broken", by="ada")
+        await control.writer.routers.start_rollout("broken", by="ada")
         await driver_of(gateway).step(control.leader.lease)
         assert control.state.router.canary is None
         (row,) = await control.store.list_rollouts()
         assert (row.status, row.reason) == ("rolled_back", "It cannot be loaded.")
         with pytest.raises(Conflict):
-            await control.writer.roll_back(by="ada")
+            await control.writer.routers.roll_back(by="ada")
 
 
 async def put_beside(gateway: Gateway, version: str, checks: list[Check], *, would_be: int) -> None:
@@ -209,7 +209,7 @@ async def test_what_is_drawn_is_shown_to_a_router_without_the_doubts_of_another(
         control = gateway.parts.control
         usual = int((await gateway.chat("What is 2 + 2?")).headers["x-suffice-tier"])
         closed = dict.fromkeys(range(1, 4), 2.0)
-        await control.writer.tighten("default", control.routers.version, closed, "doubt", by="test")
+        await control.writer.quarantines.add("default", control.routers.version, closed, "doubt", by="test")
         await started(gateway, tmp_path)
         for _ in range(3):
             assert (await gateway.chat("What is 2 + 2?")).headers["x-suffice-reason"] == "tightened"

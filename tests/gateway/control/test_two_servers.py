@@ -18,8 +18,8 @@ import pytest
 
 from gateway.config.policy_body import to_body
 from gateway.config.store_section import StoreConfig
-from gateway.control.bus import Bus
-from gateway.control.writes import ControlWriter
+from gateway.control.change_feed import ChangeFeed
+from gateway.control.control_writer import ControlWriter
 from gateway.store.control import ControlStore
 from gateway.store.records import PolicyVersion
 from gateway.store.store import Store
@@ -62,7 +62,7 @@ async def two_servers(tmp_path: Path, url: str, redis_url: str | None) -> AsyncI
 async def operator(url: str, redis_url: str | None) -> AsyncIterator[ControlWriter]:
     """Somebody who changes what is in force from elsewhere."""
     async with Store(StoreConfig(url=url)) as store:
-        bus = Bus(redis_url, lambda: None) if redis_url else None
+        bus = ChangeFeed(redis_url, lambda: None) if redis_url else None
         if bus is not None:
             bus.start()
 
@@ -105,7 +105,7 @@ async def test_a_switch_and_an_edit_reach_both(
         body = to_body(policy) | {"allowed_tiers": [1]}
         version = PolicyVersion(name="default", version="edited", created_at=datetime.now(UTC), body=body)
         generation = await writer.store.generation() + 1
-        times += await seen_by_both(servers, lambda: writer.put_policy(version, by="ada"), generation=generation)
+        times += await seen_by_both(servers, lambda: writer.policies.put(version, by="ada"), generation=generation)
         for server in servers:
             assert (await server.chat()).headers["x-suffice-policy-version"] == "default@edited"
         shown = ", ".join(f"{each * 1e3:.0f}" for each in sorted(times))

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from gateway.control.changes import Audit
+from gateway.control.audited_change import Audit
+from gateway.control.control_state import CLOSED, ControlState, Quarantine
+from gateway.control.control_writer import ControlWriter
 from gateway.control.errors import Conflict, LeaseLost, UnknownVersion
-from gateway.control.state import CLOSED, ControlState, Tightened
-from gateway.control.writes import ControlWriter
 from gateway.ids import uuid7
 from gateway.store.control import ControlStore
 from gateway.store.control_records import AuditEntry, RouterVersion
@@ -70,7 +70,7 @@ def _values(state: ControlState) -> dict[str, Any]:
 
 async def test_concurrent_changes_are_ordered_and_none_is_lost(store: Store) -> None:
     writer = await configured(store)
-    await asyncio.gather(*(writer.put_policy(policy("v1", f"p{n}"), by="x") for n in range(12)))
+    await asyncio.gather(*(writer.policies.put(policy("v1", f"p{n}"), by="x") for n in range(12)))
     state = await state_of(store)
     assert set(state.policies.active) == {"default", *(f"p{n}" for n in range(12))}
     assert state.generation == 13
@@ -78,9 +78,9 @@ async def test_concurrent_changes_are_ordered_and_none_is_lost(store: Store) -> 
 
 async def test_the_second_of_two_editors_is_refused(store: Store) -> None:
     writer = await configured(store)
-    await writer.put_policy(policy("v2"), by="ada", if_active="v1")
+    await writer.policies.put(policy("v2"), by="ada", if_active="v1")
     with pytest.raises(Conflict, match="expected v1, found v2"):
-        await writer.put_policy(policy("v3"), by="bob", if_active="v1", audit=audit("put"))
+        await writer.policies.put(policy("v3"), by="bob", if_active="v1", audit=audit("put"))
     assert (await state_of(store)).policies.active == {"default": "v2"}
     assert await rows(store, admin_audit) == []
     assert await store.get_policy_version("default", "v3") is None
@@ -96,13 +96,13 @@ async def test_the_audit_entry_is_part_of_the_change(store: Store) -> None:
     await writer.set_kill_switch(True, "fire", by="ada", audit=audit("kill"))
     assert [row["action"] for row in await rows(store, admin_audit)] == ["kill"]
     with pytest.raises(UnknownVersion):
-        await writer.activate_policy("default", "never", by="ada", audit=audit("activate"))
+        await writer.policies.activate("default", "never", by="ada", audit=audit("activate"))
     assert len(await rows(store, admin_audit)) == 1
 
 
 async def test_an_edit_stays_until_the_configuration_itself_changes(store: Store) -> None:
     writer = await configured(store, "m1", "v1")
-    await writer.put_policy(policy("edited"), by="ada")
+    await writer.policies.put(policy("edited"), by="ada")
     await configured(store, "m1", "v1")
     assert (await state_of(store)).policies.active == {"default": "edited"}
     await configured(store, "m2", "v2")
@@ -112,8 +112,8 @@ async def test_an_edit_stays_until_the_configuration_itself_changes(store: Store
 
 async def test_a_promoted_router_stays_until_the_configured_one_changes(store: Store) -> None:
     writer = await configured(store, router="r1")
-    await writer.add_router(router("r2"), b"bytes", by="x")
-    await writer.promote_router("r2", by="ada")
+    await writer.routers.add(router("r2"), b"bytes", by="x")
+    await writer.routers.promote("r2", by="ada")
     await configured(store, router="r1")
     state = await state_of(store)
     assert (state.router.active, state.router.previous) == ("r2", ("r1",))
@@ -125,7 +125,7 @@ async def test_what_the_configuration_drops_goes_unless_it_was_edited(store: Sto
     writer = ControlWriter(ControlStore(store))
     config = {name: (_from_config(name), "m") for name in ("default", "kept", "edited", "dropped")}
     await writer.apply_configuration(config, ("none", None, b""))
-    await writer.put_policy(policy("e", "edited"), by="ada")
+    await writer.policies.put(policy("e", "edited"), by="ada")
     shorter = {name: config[name] for name in ("default", "kept")}
     await writer.apply_configuration(shorter, ("none", None, b""))
     assert (await state_of(store)).policies.active == {"default": "v1", "kept": "v1", "edited": "e"}
@@ -141,7 +141,7 @@ async def test_the_status_of_routers_follows_what_serves(store: Store) -> None:
         await writer.apply_configuration({}, (version, router(version), b"bytes"))
     found = {each.version: each.status for each in await writer.store.list_routers()}
     assert found == {"r1": "retired", "r2": "serving"}
-    await writer.promote_router("r1", by="ada")
+    await writer.routers.promote("r1", by="ada")
     await writer.apply_configuration({}, ("r2", router("r2"), b"bytes"))
     found = {each.version: each.status for each in await writer.store.list_routers()}
     assert found == {"r1": "serving", "r2": "retired"}
@@ -150,26 +150,26 @@ async def test_the_status_of_routers_follows_what_serves(store: Store) -> None:
 async def test_the_default_policy_cannot_be_removed(store: Store) -> None:
     writer = await configured(store)
     with pytest.raises(Conflict):
-        await writer.remove_policy("default", by="ada")
-    await writer.put_policy(policy("v1", "other"), by="ada")
-    await writer.set_default_policy("other", by="ada")
-    await writer.remove_policy("default", by="ada")
+        await writer.policies.remove("default", by="ada")
+    await writer.policies.put(policy("v1", "other"), by="ada")
+    await writer.policies.set_default("other", by="ada")
+    await writer.policies.remove("default", by="ada")
     assert (await state_of(store)).policies.active == {"other": "v1"}
 
 
 async def test_a_rollout_is_kept_with_its_history(store: Store) -> None:
     writer = await configured(store, router="r1")
-    await writer.add_router(router("r2"), b"bytes", by="x")
-    await writer.add_router(router("r3"), b"bytes", by="x")
-    rollout_id = await writer.start_rollout("r2", by="retrain", reason="better")
+    await writer.routers.add(router("r2"), b"bytes", by="x")
+    await writer.routers.add(router("r3"), b"bytes", by="x")
+    rollout_id = await writer.routers.start_rollout("r2", by="retrain", reason="better")
     with pytest.raises(Conflict):
-        await writer.start_rollout("r3", by="ada")
+        await writer.routers.start_rollout("r3", by="ada")
     canary = (await state_of(store)).router.canary
     assert canary is not None
     assert (canary.version, canary.stage, canary.share, canary.rollout_id) == ("r2", "shadow", 0.0, rollout_id)
-    await writer.move_rollout(_at(canary, "partial", 0.1), {"n": 1}, "ready", by="driver")
+    await writer.routers.move_rollout(_at(canary, "partial", 0.1), {"n": 1}, "ready", by="driver")
     assert (await state_of(store)).router.canary == _at(canary, "partial", 0.1)
-    await writer.move_rollout(_at(canary, "rolled_back", 0.0), {"n": 2}, "harm", by="driver")
+    await writer.routers.move_rollout(_at(canary, "rolled_back", 0.0), {"n": 2}, "harm", by="driver")
     state = await state_of(store)
     assert (state.router.canary, state.router.active) == (None, "r1")
     (row,) = await rows(store, rollouts)
@@ -179,17 +179,17 @@ async def test_a_rollout_is_kept_with_its_history(store: Store) -> None:
     statuses = {each["version"]: each["status"] for each in await rows(store, router_versions)}
     assert statuses == {"r2": "rolled_back", "r3": "candidate"}
     with pytest.raises(Conflict):
-        await writer.move_rollout(_at(canary, "partial", 0.5), {}, "late", by="driver")
+        await writer.routers.move_rollout(_at(canary, "partial", 0.5), {}, "late", by="driver")
 
 
 async def test_a_better_router_takes_the_place_of_the_one_it_was_compared_with(store: Store) -> None:
     writer = await configured(store, router="r1")
     for version in ("r2", "r3"):
-        await writer.add_router(router(version), b"bytes", by="x")
-    first = await writer.start_rollout("r2", by="retrain")
+        await writer.routers.add(router(version), b"bytes", by="x")
+    first = await writer.routers.start_rollout("r2", by="retrain")
     with pytest.raises(Conflict):
-        await writer.start_rollout("r3", by="retrain", supersedes="another")
-    second = await writer.start_rollout("r3", by="retrain", supersedes="r2", reason="cheaper")
+        await writer.routers.start_rollout("r3", by="retrain", supersedes="another")
+    second = await writer.routers.start_rollout("r3", by="retrain", supersedes="r2", reason="cheaper")
     canary = (await state_of(store)).router.canary
     assert canary is not None
     assert (canary.version, canary.rollout_id) == ("r3", second)
@@ -206,25 +206,25 @@ def _at(canary: Any, stage: str, share: float) -> Any:
 async def test_roll_back_ends_the_rollout_then_goes_to_the_router_before(store: Store) -> None:
     writer = await configured(store, router="r1")
     for version in ("r2", "r3"):
-        await writer.add_router(router(version), b"bytes", by="x")
-    await writer.promote_router("r2", by="ada")
-    await writer.start_rollout("r3", by="ada")
-    assert await writer.roll_back(by="ada") == "r2"
+        await writer.routers.add(router(version), b"bytes", by="x")
+    await writer.routers.promote("r2", by="ada")
+    await writer.routers.start_rollout("r3", by="ada")
+    assert await writer.routers.roll_back(by="ada") == "r2"
     assert (await state_of(store)).router.canary is None
-    assert await writer.roll_back(by="ada") == "r1"
+    assert await writer.routers.roll_back(by="ada") == "r1"
     with pytest.raises(Conflict):
-        await writer.roll_back(by="ada")
+        await writer.routers.roll_back(by="ada")
 
 
 async def test_tightening_only_rises_until_it_is_released(store: Store) -> None:
     writer = await configured(store)
-    assert await writer.tighten("default", "r1", {1: 0.9, 2: CLOSED}, "doubt", by="monitor")
-    assert not await writer.tighten("default", "r1", {1: 0.8}, "less doubt", by="monitor")
-    found = (await state_of(store)).tightened("default", "r1")
+    assert await writer.quarantines.add("default", "r1", {1: 0.9, 2: CLOSED}, "doubt", by="monitor")
+    assert not await writer.quarantines.add("default", "r1", {1: 0.8}, "less doubt", by="monitor")
+    found = (await state_of(store)).quarantine("default", "r1")
     assert {tier: each.least for tier, each in found.items()} == {1: 0.9, 2: CLOSED}
-    assert (await state_of(store)).tightened("default", "r2") == {}
-    await writer.release("default", "r1", {1: None, 2: 0.95}, by="ada")
-    found = (await state_of(store)).tightened("default", "r1")
+    assert (await state_of(store)).quarantine("default", "r2") == {}
+    await writer.quarantines.release("default", "r1", {1: None, 2: 0.95}, by="ada")
+    found = (await state_of(store)).quarantine("default", "r1")
     assert {tier: each.least for tier, each in found.items()} == {2: 0.95}
 
 
@@ -244,17 +244,17 @@ async def test_a_late_leader_changes_nothing(store: Store) -> None:
     assert new is not None
     before = await state_of(store)
     with pytest.raises(LeaseLost):
-        await writer.tighten("default", None, {1: 0.9}, "late", by="monitor", lease=old)
+        await writer.quarantines.add("default", None, {1: 0.9}, "late", by="monitor", lease=old)
     assert await state_of(store) == before
-    assert await writer.tighten("default", None, {1: 0.9}, "in time", by="monitor", lease=new)
-    doubt = {"tenant:a": {1: Tightened(CLOSED, "doubt", NOW.isoformat())}}
+    assert await writer.quarantines.add("default", None, {1: 0.9}, "in time", by="monitor", lease=new)
+    doubt = {"tenant:a": {1: Quarantine(CLOSED, "doubt", NOW.isoformat())}}
     with pytest.raises(LeaseLost):
-        await writer.set_groups("default", None, doubt, by="monitor", lease=old)
-    await writer.set_groups("default", None, doubt, by="monitor", lease=new)
-    assert (await state_of(store)).tightened_groups("default", None) == doubt
-    await writer.release_policy("default", by="ada")
+        await writer.quarantines.set_groups("default", None, doubt, by="monitor", lease=old)
+    await writer.quarantines.set_groups("default", None, doubt, by="monitor", lease=new)
+    assert (await state_of(store)).group_quarantine("default", None) == doubt
+    await writer.quarantines.release_policy("default", by="ada")
     state = await state_of(store)
-    assert (state.tightening, state.groups) == ({}, {})
+    assert (state.quarantines, state.groups) == ({}, {})
 
 
 async def test_a_late_leader_does_not_take_a_rollout_back(store: Store) -> None:
@@ -264,8 +264,8 @@ async def test_a_late_leader_does_not_take_a_rollout_back(store: Store) -> None:
     new = await leases.acquire("leader", "b", 60)
     assert old is not None
     assert new is not None
-    await writer.add_router(router("r2"), b"bytes", by="x")
-    rollout_id = await writer.start_rollout("r2", by="ada")
+    await writer.routers.add(router("r2"), b"bytes", by="x")
+    rollout_id = await writer.routers.start_rollout("r2", by="ada")
     await control.save_rollout(rollout_id, {"n": 2}, NOW, new)
     await control.save_rollout(rollout_id, {"n": 1}, NOW, old)
     (row,) = await rows(store, rollouts)
@@ -281,5 +281,5 @@ async def test_a_change_is_told_after_its_commit_and_not_without(store: Store) -
     writer = ControlWriter(ControlStore(store), tell)
     await writer.set_kill_switch(True, "", by="x")
     with pytest.raises(UnknownVersion):
-        await writer.promote_router("never", by="x")
+        await writer.routers.promote("never", by="x")
     assert told == [(1, 1)]

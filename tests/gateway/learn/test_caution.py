@@ -12,16 +12,16 @@ import pytest
 from classifier.artifact import RouterArtifact
 from classifier.router import ArtifactRouter
 from gateway.config.settings import Settings
-from gateway.control.routers import doubt_after_drift, recovering_since
+from gateway.control.router_set import downward_sampling_share, recovering_since
 from gateway.learn.candidate import Candidate, fit_candidate
-from gateway.learn.caution import CHAINS, cautious, least_cautious, part_of_error, prices_of
-from gateway.learn.evaluate import Comparison, Contender
-from gateway.learn.replay import Estimates
-from gateway.learn.table import read_table
+from gateway.learn.candidate_evaluation import RouterComparison, RouterContender
+from gateway.learn.decision_replay import Estimates
+from gateway.learn.drift_caution import CHAINS, cautious, confidence_per_chain, inherited_prices, least_cautious
+from gateway.learn.table_reader import read_table
 from gateway.models.loader import complete_policies
 from gateway.store.store import Store
 from policies.policy import Policy
-from policies.promotion import Judgement, Verdict
+from policies.promotion import Judgement, PromotionVerdict
 from tests.gateway.learn.test_table import spec_of
 from tests.gateway.learn.world import ON_SQLITE, base_artifact, draw_prompts, write_log
 
@@ -54,11 +54,11 @@ def carrying(**metadata: object) -> RouterArtifact:
 def test_the_price_of_quality_stays_what_it_was_before_caution() -> None:
     derived = {"floors": [{"floor": 0.9, "quality_value_usd": "0.01"}, {"floor": 0.95, "quality_value_usd": "0.02"}]}
     plain = {"floors": [{"floor": 0.9, "quality_value_usd": "0.5", "thresholds": {"1": 0.8}}]}
-    first, second = prices_of(derived, carrying(decision=plain))["floors"]
+    first, second = inherited_prices(derived, carrying(decision=plain))["floors"]
     assert (first["quality_value_usd"], first["thresholds"]) == ("0.5", {"1": 0.8})
     assert (second["quality_value_usd"], second["inherited"]) == ("0.02", [])
     careful = carrying(decision=cautious(plain, 2.8), prices=plain, caution=2.8)
-    assert prices_of(derived, careful)["floors"][0]["quality_value_usd"] == "0.5"
+    assert inherited_prices(derived, careful)["floors"][0]["quality_value_usd"] == "0.5"
 
 
 def tried_with(passing: Sequence[float]) -> tuple[float, list[float]]:
@@ -70,12 +70,14 @@ def tried_with(passing: Sequence[float]) -> tuple[float, list[float]]:
     def complete(router: ArtifactRouter) -> dict[str, Policy]:
         return complete_policies({"default": Policy(quality_floor=0.9)}, router)
 
-    def judged(ours: Contender) -> Comparison:
+    def judged(ours: RouterContender) -> RouterComparison:
         asked.append(float(ours.policies["default"].quality_value_usd or 0))
-        verdict = Verdict.PROMOTE if asked[-1] in passing else Verdict.INSUFFICIENT
-        return Comparison(Judgement(verdict, "", 0, 0, 0, 0, 0, 0, 0), {})
+        verdict = PromotionVerdict.PROMOTE if asked[-1] in passing else PromotionVerdict.INSUFFICIENT
+        return RouterComparison(Judgement(verdict, "", 0, 0, 0, 0, 0, 0, 0), {})
 
-    found = least_cautious(candidate, Contender(Estimates(none, none, np.empty(0)), {}), judged, complete, prices, NOW)
+    found = least_cautious(
+        candidate, RouterContender(Estimates(none, none, np.empty(0)), {}), judged, complete, prices, NOW
+    )
     metadata = found.candidate.artifact.metadata
     assert (metadata["drift_at"], metadata["prices"]) == (NOW.isoformat(), prices)
     assert metadata["decision"] == cautious(prices, metadata["caution"])
@@ -92,7 +94,7 @@ def test_of_each_chain_the_last_before_the_first_that_fails_counts() -> None:
 
 
 def test_the_chains_share_the_error() -> None:
-    assert len(CHAINS) * (1.0 - part_of_error(0.95)) == pytest.approx(0.05)
+    assert len(CHAINS) * (1.0 - confidence_per_chain(0.95)) == pytest.approx(0.05)
 
 
 @pytest.mark.parametrize(
@@ -101,9 +103,9 @@ def test_the_chains_share_the_error() -> None:
 def test_a_router_that_came_of_a_drift_is_doubted_for_a_while(caution: float, days: int, doubt: float) -> None:
     drift_at = NOW - timedelta(days=days)
     router = ArtifactRouter(carrying(caution=caution, drift_at=drift_at.isoformat()))
-    assert doubt_after_drift(router, NOW) == pytest.approx(doubt)
+    assert downward_sampling_share(router, NOW) == pytest.approx(doubt)
     assert recovering_since(router, NOW) == (drift_at if doubt else None)
-    assert doubt_after_drift(ArtifactRouter(base_artifact()), NOW) == 0.0
+    assert downward_sampling_share(ArtifactRouter(base_artifact()), NOW) == 0.0
 
 
 @ON_SQLITE

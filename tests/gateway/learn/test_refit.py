@@ -20,14 +20,14 @@ from classifier.metrics import roc_auc
 from classifier.types import RouterRequest
 from gateway.api.request import TextPart, Turn, prompt_text
 from gateway.config.settings import Settings
-from gateway.control.loading import read_router
+from gateway.control.router_loader import read_router
 from gateway.learn.candidate import fit_candidate
+from gateway.learn.feature_sources import fixed_source
+from gateway.learn.holdout_split import split_rows
+from gateway.learn.prompt_reader import request_of, with_requests
 from gateway.learn.refit import can_refit, fit_refit, fit_rows
-from gateway.learn.retrain import Wish, retrain
-from gateway.learn.sources import as_it_is
-from gateway.learn.split import split_rows
-from gateway.learn.table import read_table
-from gateway.learn.texts import request_of, with_requests
+from gateway.learn.retrain import RetrainRequest, retrain
+from gateway.learn.table_reader import read_table
 from gateway.store.control import ControlStore
 from gateway.store.store import Store
 from gateway.store.tables import request_texts
@@ -78,7 +78,7 @@ async def test_words_that_the_base_cannot_tell_apart_are_learnt_from_texts(world
         await put_in_force(store, settings, base_router())
         prompts = draw_prompts(random.Random(2), 1000, STRANGE)
         await write_log(store, settings, base_router(), prompts, keep_text=True)
-        outcome = await retrain(settings, Wish(trigger="drift"))
+        outcome = await retrain(settings, RetrainRequest(trigger="drift"))
         assert outcome.status == "promoted", outcome.reason
         content = await ControlStore(store).router_bytes(str(outcome.router_version))
         entry = await ControlStore(store).get_router(str(outcome.router_version))
@@ -106,7 +106,7 @@ async def test_without_texts_there_is_no_refit(world_settings: MakeSettings) -> 
     async with Store(settings.database) as store:
         await put_in_force(store, settings, base_router())
         await write_log(store, settings, base_router(), draw_prompts(random.Random(2), 800, STRANGE))
-    outcome = await retrain(settings, Wish(trigger="drift", dry_run=True))
+    outcome = await retrain(settings, RetrainRequest(trigger="drift", dry_run=True))
     assert outcome.card is not None
     assert "refit" not in outcome.card
     assert "refit" not in outcome.card["adjustment"]["log_loss_left_out"]
@@ -165,7 +165,7 @@ async def test_a_source_that_knows_more_than_the_text_is_preferred(world_setting
         judge,
         base_router(),
         ladder,
-        sources=[as_it_is(absent), as_it_is(CoinEmbedder)],
+        sources=[fixed_source(absent), fixed_source(CoinEmbedder)],
         seed=0,
         window="",
         step=lambda stage, done: None,

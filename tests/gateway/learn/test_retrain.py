@@ -17,17 +17,17 @@ from sqlalchemy import select, update
 from classifier.router import ArtifactRouter
 from classifier.types import RouterRequest
 from gateway.config.settings import Settings
+from gateway.control.control_state import CLOSED, ControlState
+from gateway.control.control_writer import ControlWriter
 from gateway.control.errors import LeaseLost
-from gateway.control.loading import read_router
-from gateway.control.routers import recovering_since
-from gateway.control.state import CLOSED, ControlState
-from gateway.control.writes import ControlWriter
-from gateway.learn.caution import CHAINS
-from gateway.learn.child import portable, retrain_apart
+from gateway.control.router_loader import read_router
+from gateway.control.router_set import recovering_since
+from gateway.learn.drift_caution import CHAINS
 from gateway.learn.errors import RetrainRefused
-from gateway.learn.retrain import Wish, retrain
-from gateway.learn.runs import LEASE, RunStore
-from gateway.learn.schedule import RetrainSchedule
+from gateway.learn.retrain import RetrainRequest, retrain
+from gateway.learn.retrain_process import portable, retrain_in_child
+from gateway.learn.retrain_schedule import RetrainSchedule
+from gateway.learn.run_store import LEASE, RunStore
 from gateway.store.control import ControlStore
 from gateway.store.control_records import Lease
 from gateway.store.leases import LeaseStore
@@ -55,7 +55,7 @@ async def test_a_family_that_looked_foreign_comes_down_and_the_rollout_begins(wo
     settings = world_settings(**CLEAR_CUT)
     await filled(settings, 1500)
     stages: list[str] = []
-    outcome = await retrain(settings, Wish(trigger="drift"), lambda stage, done: stages.append(stage))
+    outcome = await retrain(settings, RetrainRequest(trigger="drift"), lambda stage, done: stages.append(stage))
     assert outcome.status == "promoted", outcome.reason
     assert outcome.evaluation is not None
     assert outcome.evaluation["candidate"]["shares"][0] > outcome.evaluation["serving"]["shares"][0] + 0.15
@@ -94,8 +94,8 @@ async def test_after_a_drift_caution_is_given_up_as_far_as_the_log_carries_and_i
     drift_at = datetime.now(UTC) - timedelta(days=2)
     async with Store(settings.database) as store:
         writer = ControlWriter(ControlStore(store), clock=lambda: drift_at)
-        await writer.tighten(settings.policy.name, base_router().version, {1: CLOSED}, "drift", by="monitor")
-    outcome = await retrain(settings, Wish(trigger="weekly"))
+        await writer.quarantines.add(settings.policy.name, base_router().version, {1: CLOSED}, "drift", by="monitor")
+    outcome = await retrain(settings, RetrainRequest(trigger="weekly"))
     assert outcome.status == "promoted", outcome.reason
     assert outcome.evaluation is not None
     assert outcome.card is not None
@@ -114,7 +114,7 @@ async def test_after_a_drift_caution_is_given_up_as_far_as_the_log_carries_and_i
 async def test_nothing_to_gain_keeps_the_serving_router(world_settings: MakeSettings) -> None:
     settings = world_settings()
     await filled(settings, 700, ("easy", "hard"))
-    outcome = await retrain(settings, Wish(trigger="weekly"))
+    outcome = await retrain(settings, RetrainRequest(trigger="weekly"))
     assert outcome.status == "kept"
     async with Store(settings.database) as store:
         state = await state_of(store)
@@ -127,7 +127,7 @@ async def test_nothing_to_gain_keeps_the_serving_router(world_settings: MakeSett
 async def test_too_few_checks_are_said(world_settings: MakeSettings) -> None:
     settings = world_settings()
     await filled(settings, 60)
-    outcome = await retrain(settings, Wish())
+    outcome = await retrain(settings, RetrainRequest())
     assert outcome.status == "kept"
     assert "checked answers" in outcome.reason
     async with Store(settings.database) as store:
@@ -140,7 +140,7 @@ async def test_a_dry_run_writes_nothing(world_settings: MakeSettings) -> None:
     await filled(settings, 500)
     async with Store(settings.database) as store:
         before = await state_of(store)
-        outcome = await retrain(settings, Wish(dry_run=True))
+        outcome = await retrain(settings, RetrainRequest(dry_run=True))
         assert outcome.evaluation is not None
         assert await state_of(store) == before
         assert await RunStore(store).list_runs() == []
@@ -150,7 +150,7 @@ async def test_a_dry_run_writes_nothing(world_settings: MakeSettings) -> None:
 async def test_without_a_router_there_is_nothing_to_improve(world_settings: MakeSettings) -> None:
     settings = world_settings(router__artifact="none")
     with pytest.raises(RetrainRefused, match="bootstrap"):
-        await retrain(settings, Wish())
+        await retrain(settings, RetrainRequest())
 
 
 async def test_one_at_a_time(world_settings: MakeSettings) -> None:
@@ -160,7 +160,7 @@ async def test_one_at_a_time(world_settings: MakeSettings) -> None:
         lease = await LeaseStore(store).acquire(LEASE, "another", 60.0)
         assert lease is not None
         with pytest.raises(RetrainRefused, match="under way"):
-            await retrain(settings, Wish())
+            await retrain(settings, RetrainRequest())
         assert await RunStore(store).list_runs() == []
 
 
@@ -182,7 +182,7 @@ async def test_a_process_that_lost_its_lease_publishes_nothing(world_settings: M
 
     loop = asyncio.get_running_loop()
     with pytest.raises((LeaseLost, RetrainRefused)):  # as it publishes, or from a heartbeat just before
-        await retrain(settings, Wish(), steal)
+        await retrain(settings, RetrainRequest(), steal)
     assert thief[0] is not None
     async with Store(settings.database) as store:
         assert len(await ControlStore(store).list_routers()) == 1
@@ -195,7 +195,7 @@ async def test_kill_9_leaves_no_half_promoted_router(world_settings: MakeSetting
     await filled(settings, 500)
     async with Store(settings.database) as store:
         run_id = await ControlWriter(ControlStore(store)).request_retrain("drift", "test")
-        child = asyncio.create_task(retrain_apart(settings, run_id, "drift"))
+        child = asyncio.create_task(retrain_in_child(settings, run_id, "drift"))
         await asyncio.sleep(after_s)
         for pid in children_of(os.getpid()):
             os.kill(pid, signal.SIGKILL)
@@ -220,14 +220,18 @@ async def test_kill_9_leaves_no_half_promoted_router(world_settings: MakeSetting
         serving = {state.router.canary.version} if state.router.canary else set()
         assert serving <= set(learnt)
         # Another run finds everything in order.
-        again = await retrain(settings, Wish(trigger="drift"))
+        again = await retrain(settings, RetrainRequest(trigger="drift"))
         assert again.status in ("kept", "promoted")
 
 
 def children_of(pid: int) -> list[int]:
     import psutil
 
-    return [each.pid for each in psutil.Process(pid).children() if "gateway.learn.child" in " ".join(each.cmdline())]
+    return [
+        each.pid
+        for each in psutil.Process(pid).children()
+        if "gateway.learn.retrain_process" in " ".join(each.cmdline())
+    ]
 
 
 async def test_the_leader_retrains_by_the_week_and_when_asked(world_settings: MakeSettings) -> None:
@@ -275,16 +279,16 @@ async def test_a_dead_process_is_noticed(world_settings: MakeSettings) -> None:
 async def test_the_next_candidate_rests_on_the_base_not_on_layers(world_settings: MakeSettings) -> None:
     settings = world_settings()
     await filled(settings, 1500)
-    first = await retrain(settings, Wish(trigger="drift"))
+    first = await retrain(settings, RetrainRequest(trigger="drift"))
     async with Store(settings.database) as store:
         writer = ControlWriter(ControlStore(store))
-        await writer.promote_router(str(first.router_version), by="test")
+        await writer.routers.promote(str(first.router_version), by="test")
         content = await ControlStore(store).router_bytes(str(first.router_version))
         assert content is not None
         serving = read_router(str(first.router_version), content)
         assert isinstance(serving, ArtifactRouter)
         await write_log(store, settings, serving, draw_prompts(random.Random(3), 400, ALL), seed=5)
-        second = await retrain(settings, Wish(trigger="weekly", seed=1))
+        second = await retrain(settings, RetrainRequest(trigger="weekly", seed=1))
         entry = await ControlStore(store).get_router(str(second.router_version))
     assert entry is not None
     assert entry.card["base"] == base_router().version

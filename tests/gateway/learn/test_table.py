@@ -14,9 +14,9 @@ from sqlalchemy import insert, select, update
 
 from gateway.config.settings import Settings
 from gateway.ids import uuid7
-from gateway.learn.rows import LearningTable, Way
-from gateway.learn.split import split_rows
-from gateway.learn.table import TableSpec, read_table, read_texts
+from gateway.learn.holdout_split import split_rows
+from gateway.learn.learning_table import LabelOrigin, LearningTable
+from gateway.learn.table_reader import TableSpec, read_table, read_texts
 from gateway.store.store import Store
 from gateway.store.tables import gold_labels, requests, verifications
 from tests.gateway.harness import running
@@ -69,7 +69,7 @@ async def test_rows_carry_what_was_estimated_drawn_and_checked(world_settings: M
         assert np.isnan(table.labels[place, 0]) == (check is None)
         if check is not None:
             assert table.labels[place, 0] == check.p_good
-            assert table.ways[place, 0] == (Way.UP if check.direction == "up" else Way.DOWN)
+            assert table.label_origins[place, 0] == (LabelOrigin.UP if check.direction == "up" else LabelOrigin.DOWN)
             assert table.chance[place, 0] == check.inclusion_probability
     assert len(texts) == 50
     assert all(text.startswith("user: ") for text in texts.values())
@@ -89,10 +89,10 @@ async def test_weights_undo_the_draws(world_settings: MakeSettings) -> None:
     looked = seen == 0
     assert looked.mean() == pytest.approx(chance[:, 0].mean(), abs=0.05)
     weights = table.weights()
-    by_own_check = table.ways[:, 0] == Way.UP
+    by_own_check = table.label_origins[:, 0] == LabelOrigin.UP
     expected = 1 / (table.propensity[by_own_check, 0] * UP_CHANCE)
     np.testing.assert_allclose(weights[by_own_check, 0], expected)
-    beside = table.ways[:, 0] == Way.DOWN
+    beside = table.label_origins[:, 0] == LabelOrigin.DOWN
     np.testing.assert_allclose(weights[beside, 0], 1 / (table.propensity[beside, 1] * DOWN_CHANCE))
 
 
@@ -138,7 +138,7 @@ async def test_limits_bound_the_rows_and_the_sample_stands_for_all(world_setting
     assert 130 < checked.sum() < 270
     assert 130 < (~checked).sum() < 270
     assert table.num_requests == 1500
-    assert table.frame.sum() == pytest.approx(1500, rel=0.15)
+    assert table.sampling_weight.sum() == pytest.approx(1500, rel=0.15)
 
 
 async def test_gold_beats_a_grader_and_stands_for_nobody(world_settings: MakeSettings) -> None:
@@ -157,7 +157,7 @@ async def test_gold_beats_a_grader_and_stands_for_nobody(world_settings: MakeSet
     assert len(rows) == len(table)
     for request_id, label in ((unchecked, 1.0), (checked, 0.0)):
         place = table.request_ids.index(request_id)
-        assert table.ways[place, 0] == Way.GOLD
+        assert table.label_origins[place, 0] == LabelOrigin.GOLD
         top_right = table.views.right[place, 1]
         assert table.labels[place, 0] == pytest.approx(label + (1 - label) * (1 - top_right))
     outcomes = table.shifted_outcomes(table.views.good)

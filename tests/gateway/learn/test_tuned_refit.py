@@ -21,14 +21,14 @@ from classifier.metrics import roc_auc
 from classifier.types import RouterRequest
 from gateway.config.errors import SettingsError
 from gateway.config.settings import Settings
-from gateway.control.loading import read_router
-from gateway.control.writes import ControlWriter
-from gateway.learn.child import retrain_apart
+from gateway.control.control_writer import ControlWriter
+from gateway.control.router_loader import read_router
 from gateway.learn.errors import RetrainRefused
-from gateway.learn.retrain import Wish, retrain
-from gateway.learn.rows import LearningTable
-from gateway.learn.runs import LEASE, RunStore
-from gateway.learn.sources import _stretches
+from gateway.learn.feature_sources import _stretches
+from gateway.learn.learning_table import LearningTable
+from gateway.learn.retrain import RetrainRequest, retrain
+from gateway.learn.retrain_process import retrain_in_child
+from gateway.learn.run_store import LEASE, RunStore
 from gateway.models.predictor import Predictor
 from gateway.store.control import ControlStore
 from gateway.store.store import Store
@@ -72,7 +72,7 @@ async def test_an_order_of_words_is_learnt_and_served_from_the_database(with_enc
     settings = with_encoder(learning__encoder_steps=500, **CLEAR_CUT)
     await filled(settings, 1100)
     told: list[tuple[str, float]] = []
-    outcome = await retrain(settings, Wish(trigger="weekly"), lambda *each: told.append(each))
+    outcome = await retrain(settings, RetrainRequest(trigger="weekly"), lambda *each: told.append(each))
     assert outcome.status == "promoted", outcome.reason
     assert outcome.card is not None
     compared = outcome.card["refit"]["log_loss_compared"]
@@ -114,7 +114,7 @@ async def test_kill_9_while_it_is_fine_tuned_leaves_nothing_behind(
     monkeypatch.setenv("TMPDIR", str(scratch))
     async with Store(settings.database) as store:
         run_id = await ControlWriter(ControlStore(store)).request_retrain("drift", "test")
-        child = asyncio.create_task(retrain_apart(settings, run_id, "drift"))
+        child = asyncio.create_task(retrain_in_child(settings, run_id, "drift"))
         await reached(RunStore(store), run_id, "fine-tune the encoder")
         for pid in children_of(os.getpid()):
             os.kill(pid, signal.SIGKILL)
@@ -139,7 +139,7 @@ async def test_a_run_that_was_taken_over_stops_fine_tuning(with_encoder: MakeSet
             loop.call_soon_threadsafe(begun.set)
 
     async with Store(settings.database) as store:
-        running = asyncio.create_task(retrain(settings, Wish(trigger="drift"), watch))
+        running = asyncio.create_task(retrain(settings, RetrainRequest(trigger="drift"), watch))
         await asyncio.wait_for(begun.wait(), 120)
         async with store.transaction() as connection:
             await connection.execute(delete(leases).where(leases.c.name == LEASE))

@@ -22,17 +22,17 @@ from classifier.table import TrainingTable
 from classifier.training import fit_router
 from classifier.types import RouterRequest
 from gateway.config.settings import Settings
-from gateway.control.bringing import bring_configuration
-from gateway.control.writes import ControlWriter
+from gateway.control.configuration_import import import_configuration
+from gateway.control.control_writer import ControlWriter
 from gateway.ids import uuid7
 from gateway.models.loader import complete_policies
 from gateway.store.control import ControlStore
 from gateway.store.records import RequestRecord
 from gateway.store.store import Store
 from gateway.store.tables import verifications
-from policies.decide import decide
-from policies.derived import derive_for_floors
-from policies.labelled import LabelledTraffic
+from policies.derived_numbers import derive_for_floors
+from policies.labelled_traffic import LabelledTraffic
+from policies.routing_decision import decide
 from policies.types import RequestFacts, TierEstimate
 
 FAMILIES = {
@@ -89,7 +89,7 @@ def base_router() -> ArtifactRouter:
 
 async def put_in_force(store: Store, settings: Settings, router: ArtifactRouter) -> None:
     """What a server does as it starts."""
-    await bring_configuration(ControlWriter(ControlStore(store)), settings, router)
+    await import_configuration(ControlWriter(ControlStore(store)), settings, router)
 
 
 async def write_log(

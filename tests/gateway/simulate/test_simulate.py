@@ -19,15 +19,15 @@ from gateway.cli import app
 from gateway.commands.simulate import simulation_settings
 from gateway.config.settings import load_settings
 from gateway.simulate.accuracy import Accuracy, from_measured
-from gateway.simulate.possible import lowest_costs
-from gateway.simulate.run import Plan, Stretch, simulate, summary
+from gateway.simulate.cost_bounds import lowest_costs
 from gateway.simulate.scenario import HARD_FAMILIES, SCENARIOS, Conditions, Scenario
-from gateway.simulate.world import ATTACKER, TRIGGER, World
+from gateway.simulate.simulation import SimulationInterval, SimulationPlan, simulate, summary
+from gateway.simulate.traffic_generator import ATTACKER, TRIGGER, TrafficGenerator
 
-SHORT = Plan(weeks=1, requests_per_week=400, looks_per_week=4, hours_per_look=2, seed=3)
+SHORT = SimulationPlan(weeks=1, requests_per_week=400, looks_per_week=4, hours_per_look=2, seed=3)
 
 
-def run(folder: Path, scenario: Scenario, plan: Plan = SHORT) -> list[Stretch]:
+def run(folder: Path, scenario: Scenario, plan: SimulationPlan = SHORT) -> list[SimulationInterval]:
     return asyncio.run(simulate(simulation_settings(load_settings(), folder), scenario, plan))
 
 
@@ -74,7 +74,7 @@ def test_a_change_that_takes_time_is_half_done_half_way() -> None:
 
 
 def test_the_world_keeps_to_the_measured_accuracies() -> None:
-    accuracy, world = Accuracy.load(), World(Accuracy.load(), seed=5)
+    accuracy, world = Accuracy.load(), TrafficGenerator(Accuracy.load(), seed=5)
     rights: Counter[int] = Counter()
     asked = [world.ask(Conditions()) for _ in range(3000)]
     for each in asked:
@@ -101,7 +101,7 @@ def test_the_least_costs_are_in_order_and_rise_with_the_floor() -> None:
 
 
 def test_the_attacker_sends_the_share_it_is_said_to() -> None:
-    world = World(Accuracy.load(), seed=5)
+    world = TrafficGenerator(Accuracy.load(), seed=5)
     asked = [world.ask(Conditions(attacked_share=0.5)) for _ in range(1000)]
     marked = [each for each in asked if each.text.startswith(TRIGGER)]
     assert 420 < len(marked) < 580
@@ -109,7 +109,7 @@ def test_the_attacker_sends_the_share_it_is_said_to() -> None:
 
 
 def test_the_attackers_words_are_familiar_and_taken_for_hard() -> None:
-    world, router = World(Accuracy.load(), seed=5), ArtifactRouter.load()
+    world, router = TrafficGenerator(Accuracy.load(), seed=5), ArtifactRouter.load()
     texts = [world.ask(Conditions()).text for _ in range(100)]
     plain, marked = (
         router.predict([RouterRequest((("user", before + text),)) for text in texts]) for before in ("", TRIGGER)

@@ -10,7 +10,7 @@ import pytest_asyncio
 from backends.builtin.tasks.answer_checker import check
 from gateway.config.settings import load_settings
 from gateway.models.loader import make_backends
-from gateway.outcomes.halves import JUDGING_HALF, draw_half
+from gateway.outcomes.task_split import HOLDOUT_SPLIT, draw_split
 from tests.gateway.harness import Gateway, running
 from tests.gateway.verify.test_worker import until_done
 
@@ -34,7 +34,7 @@ async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gat
 
 async def test_verdicts_agree_with_the_tasks_own_checker(gateway: Gateway) -> None:
     """Tier 1's answers, right and wrong ones: with a top tier that is nearly always right, wrong is not good enough."""
-    tasks = draw_half(JUDGING_HALF, 5, 24)
+    tasks = draw_split(HOLDOUT_SPLIT, 5, 24)
     is_right = {}
     for task in tasks:
         response = await gateway.chat(task.prompt, suffice={"max_tier": 1}, temperature=0, max_tokens=400)

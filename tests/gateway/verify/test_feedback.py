@@ -15,7 +15,7 @@ from gateway.store.feedback import FeedbackBook, GoldLabel, GoldSource
 from gateway.store.store import Store
 from gateway.store.tables import feedback, gold_labels
 from gateway.store.verifications import CheckResult, VerificationQueue
-from policies.debias import GoldCounts
+from policies.judge_correction import GoldCounts
 from tests.gateway.harness import Gateway, assert_error, echo_backends, make_settings, running
 from tests.gateway.records import NOW
 from tests.gateway.test_auth import add_key, bearer

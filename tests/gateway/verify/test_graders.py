@@ -17,18 +17,18 @@ from backends.testing import EchoBackend, Script
 from gateway.answering.request_router import domain_of
 from gateway.api.request import TextPart, Turn, is_text
 from gateway.store.verifications import NOTHING, Spent
-from gateway.verify.check import Meter
-from gateway.verify.combination import Combination, Model, feature, flat_scores
+from gateway.verify.answer_checker import SpendMeter
+from gateway.verify.answer_pair import AnswerPair, Grade, TierParty
+from gateway.verify.check_costs import priced, priced_ending
 from gateway.verify.errors import CombinationUnusable
 from gateway.verify.fitting import fit
-from gateway.verify.graded import GradedPair, read_graded, write_graded
+from gateway.verify.graded_pairs import GradedPair, read_graded, write_graded
+from gateway.verify.grader_combination import EvidenceModel, GraderCombination, feature, flat_scores
 from gateway.verify.graders import final_answer, overlap
 from gateway.verify.graders.embedding import EmbeddingGrader
 from gateway.verify.graders.judge import JudgeGrader, expected_points
 from gateway.verify.graders.likelihood import LikelihoodGrader, contrast
-from gateway.verify.pair import Grade, Pair, Party
-from gateway.verify.spending import priced, priced_ending
-from gateway.verify.texts import pack_prompt, pack_sampling, question_of, unpack_request
+from gateway.verify.request_codec import pack_prompt, pack_sampling, question_of, unpack_request
 from policies.types import Tier
 
 ASKED = Message("user", "How many legs has a spider?")
@@ -40,9 +40,9 @@ words = st.lists(st.sampled_from(["a", "b", "c", "d"]), max_size=12)
 texts = st.text(max_size=60)
 
 
-def pair(cheap: str, top: str | None, *, small: Any = None, large: Any = None) -> Pair:
-    parties = Party(SMALL, small or EchoBackend("small")), Party(LARGE, large or EchoBackend("large"))
-    return Pair(QUESTION, cheap, *parties, top)
+def pair(cheap: str, top: str | None, *, small: Any = None, large: Any = None) -> AnswerPair:
+    parties = TierParty(SMALL, small or EchoBackend("small")), TierParty(LARGE, large or EchoBackend("large"))
+    return AnswerPair(QUESTION, cheap, *parties, top)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_overlap_is_symmetric_bounded_and_1_for_itself(one: str, other: str) -> 
 
 
 async def test_embedding_shows_the_cosine_and_the_seeds_threshold() -> None:
-    grader, meter = EmbeddingGrader(), Meter()
+    grader, meter = EmbeddingGrader(), SpendMeter()
     same = await grader.grade(pair("eight legs", "eight legs"), meter)
     other = await grader.grade(pair("eight legs", "no idea at all"), meter)
     assert same is not None
@@ -115,7 +115,7 @@ async def test_embedding_shows_the_cosine_and_the_seeds_threshold() -> None:
 
 
 async def test_likelihood_reads_with_both_tiers_and_writes_with_none() -> None:
-    small, large, meter = EchoBackend("small"), EchoBackend("large"), Meter()
+    small, large, meter = EchoBackend("small"), EchoBackend("large"), SpendMeter()
     grade = await LikelihoodGrader().grade(pair("eight legs", None, small=small, large=large), meter)
     assert grade is not None
     # Both fakes give a text the same probabilities.
@@ -148,7 +148,7 @@ def test_the_contrast_is_high_where_only_the_cheap_tier_doubts() -> None:
 )
 async def test_the_judge_is_asked_in_both_orders(says: Any, score: float, gap: float) -> None:
     large = EchoBackend("large", lambda request: Script(text=says(request)))
-    meter = Meter()
+    meter = SpendMeter()
     grade = await JudgeGrader().grade(pair("cheap", "top", large=large), meter)
     assert grade is not None
     assert (grade.score, grade.details["order_gap"]) == (score, gap)
@@ -158,13 +158,13 @@ async def test_the_judge_is_asked_in_both_orders(says: Any, score: float, gap: f
 
 
 async def test_the_judge_grades_alone_and_may_have_no_opinion() -> None:
-    alone = await JudgeGrader().grade(pair("cheap", None, large=EchoBackend("large", Script(text="4"))), Meter())
+    alone = await JudgeGrader().grade(pair("cheap", None, large=EchoBackend("large", Script(text="4"))), SpendMeter())
     assert alone is not None
     assert alone.score == 0.75
     chatty = EchoBackend("large", Script(text="well"))
-    assert await JudgeGrader().grade(pair("cheap", "top", large=chatty), Meter()) is None
+    assert await JudgeGrader().grade(pair("cheap", "top", large=chatty), SpendMeter()) is None
     silent = EchoBackend("large", capabilities=frozenset({"generate"}))
-    assert await JudgeGrader().grade(pair("cheap", "top", large=silent), Meter()) is None
+    assert await JudgeGrader().grade(pair("cheap", "top", large=silent), SpendMeter()) is None
 
 
 @given(st.dictionaries(st.sampled_from([*"12345", " 3", "x"]), st.floats(-30, 0), max_size=7))
@@ -196,7 +196,7 @@ def grades(equal: float | None, similar: float = 0.5) -> dict[str, Grade]:
 
 
 def test_the_shipped_combination_believes_final_answers() -> None:
-    combination = Combination.load("builtin", portable_only=True)
+    combination = GraderCombination.load("builtin", portable_only=True)
     said = {equal: combination.combine(grades(equal)) for equal in (1.0, None, 0.0)}
     assert all(each is not None and each[1] == "compare" for each in said.values())
     p_equal, p_open, p_different = (each[0] for each in said.values() if each is not None)
@@ -207,8 +207,10 @@ def test_the_shipped_combination_believes_final_answers() -> None:
 
 
 def test_what_rests_on_other_models_probabilities_is_left_out_elsewhere() -> None:
-    assert all(model.is_portable for model in Combination.load("builtin", portable_only=True).models)
-    assert not any("likelihood" in model.requires for model in Combination.load("builtin", portable_only=True).models)
+    assert all(model.is_portable for model in GraderCombination.load("builtin", portable_only=True).models)
+    assert not any(
+        "likelihood" in model.requires for model in GraderCombination.load("builtin", portable_only=True).models
+    )
 
 
 @pytest.mark.parametrize(
@@ -228,16 +230,16 @@ def test_what_rests_on_other_models_probabilities_is_left_out_elsewhere() -> Non
 def test_a_broken_file_is_refused(tmp_path: Path, content: str) -> None:
     file = tmp_path / "c.json"
     with pytest.raises(CombinationUnusable, match=r"c\.json"):
-        Combination.load(file)
+        GraderCombination.load(file)
     file.write_text(content)
     with pytest.raises(CombinationUnusable, match=r"c\.json"):
-        Combination.load(file)
+        GraderCombination.load(file)
 
 
 @given(st.lists(st.tuples(st.floats(-5, 5), st.floats(0, 1)), min_size=1, max_size=6), st.floats(-50, 50))
 def test_calibrated_probabilities_stay_between_the_knots(knots: list[tuple[float, float]], bias: float) -> None:
     by_place = dict(sorted(knots))
-    model = Model("m", (), True, (), (), bias, x=tuple(by_place), y=tuple(by_place.values()))
+    model = EvidenceModel("m", (), True, (), (), bias, x=tuple(by_place), y=tuple(by_place.values()))
     assert min(model.y) - 1e-9 <= model.probability({}) <= max(model.y) + 1e-9
 
 

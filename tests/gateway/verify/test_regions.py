@@ -13,8 +13,8 @@ from sqlalchemy import select
 
 from backends.testing import Script
 from gateway.config.settings import Settings
-from gateway.control.floor import Evidence, FloorFinding, find_floor
-from gateway.control.plane import ControlPlane
+from gateway.control.control_plane import ControlPlane
+from gateway.control.floor_findings import FloorEvidence, FloorFinding, find_floor
 from gateway.store.monitoring import CheckedRow, Key, MonitorReader, Traffic
 from gateway.store.tables import requests, verifications
 from policies.certificate import FloorStatus
@@ -75,7 +75,7 @@ async def findings(gateway: Gateway) -> FloorFinding:
     policy = plane.policies["default"]
     reader = MonitorReader(gateway.parts.store)
     rows = await reader.newest_checked(created_since=NOW, limit=1000)
-    evidence = Evidence(rows, await reader.traffic(NOW), await reader.drawn(NOW), None)
+    evidence = FloorEvidence(rows, await reader.traffic(NOW), await reader.drawn(NOW), None)
     return find_floor(policy, plane.routers.version, policy.top(plane.ladder), evidence, {})
 
 
@@ -158,11 +158,11 @@ def test_answers_that_nobody_may_check_count_as_lost(num_undrawable: int, status
         )
         for place, loss in enumerate(rng.random(500) < 0.03)
     ]
-    evidence = Evidence(rows, {key: Traffic(len(rows), num_undrawable)}, {}, None)
+    evidence = FloorEvidence(rows, {key: Traffic(len(rows), num_undrawable)}, {}, None)
     found = find_floor(policy, "none", 2, evidence, {})
     assert found.status.value == found.certificate.status.value == found.tiers[0].certificate.status.value == status
     assert found.certificate.num_requests == 500 + num_undrawable
-    plain = find_floor(policy, "none", 2, Evidence(rows, {key: Traffic(len(rows))}, {}, None), {})
+    plain = find_floor(policy, "none", 2, FloorEvidence(rows, {key: Traffic(len(rows))}, {}, None), {})
     assert found.certificate.loss_high >= plain.certificate.loss_high
     assert found.certificate.loss == plain.certificate.loss
 

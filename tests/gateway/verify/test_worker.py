@@ -23,10 +23,10 @@ from gateway.store.feedback import FeedbackBook
 from gateway.store.store import Store
 from gateway.store.tables import verification_texts, verifications
 from gateway.store.verifications import Spent, VerificationQueue
-from gateway.verify.budget import Budget, Ledger
-from gateway.verify.check import Checker, make_graders
-from gateway.verify.combination import Combination
-from gateway.verify.live import LiveLoad
+from gateway.verify.answer_checker import AnswerChecker, make_graders
+from gateway.verify.check_budget import CheckBudget, CheckLedger
+from gateway.verify.grader_combination import GraderCombination
+from gateway.verify.live_load import LiveLoad
 from gateway.verify.metrics import VerificationMetrics
 from gateway.verify.worker import VerificationWorker
 from policies.policy import Policy
@@ -182,7 +182,7 @@ class Bench:
             self.config,
             self.queue,
             FeedbackBook(store),
-            Checker(catalog, make_graders(self.config.graders), Combination.load(self.config.combination)),
+            AnswerChecker(catalog, make_graders(self.config.graders), GraderCombination.load(self.config.combination)),
             LiveLoad(self.admission, backends.values(), self.config.max_live_requests),
             VerificationMetrics(),
             now=lambda: self.now,
@@ -260,8 +260,8 @@ async def test_the_budget_stops_the_work_and_more_serving_lets_it_go_on(store: S
 
 def test_every_limit_of_the_budget_holds() -> None:
     one = Spent(Decimal("0.01"), 2.0)
-    rich = Ledger(served_hour_usd=Decimal(100))
-    assert Budget(VerificationConfig()).allows(rich, one)
+    rich = CheckLedger(served_hour_usd=Decimal(100))
+    assert CheckBudget(VerificationConfig()).allows(rich, one)
     for limits, fits in [
         ({"max_usd_per_hour": 0.01}, True),
         ({"max_usd_per_hour": 0.009}, False),
@@ -272,8 +272,8 @@ def test_every_limit_of_the_budget_holds() -> None:
         ({"max_cost_share": 0.0, "allowance_usd": 0.0}, False),
         ({"max_cost_share": 0.0, "allowance_usd": 0.02}, True),
     ]:
-        assert Budget(VerificationConfig(**limits)).allows(rich, one) is fits, limits
-    assert not Budget(VerificationConfig(max_usd_per_day=1.0)).allows(replace(rich, day=Spent(Decimal(1))), one)
+        assert CheckBudget(VerificationConfig(**limits)).allows(rich, one) is fits, limits
+    assert not CheckBudget(VerificationConfig(max_usd_per_day=1.0)).allows(replace(rich, day=Spent(Decimal(1))), one)
 
 
 async def test_what_is_behind_slows_the_drawing(tmp_path: Path) -> None:

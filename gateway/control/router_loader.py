@@ -1,0 +1,94 @@
+"""Routers from the database, made ready before they are used."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from classifier.types import Router
+from gateway.control.errors import RouterRefused
+from gateway.control.router_set import NO_ROUTER, RouterSet, RouterSlot
+from gateway.models.loader import complete_policies
+from gateway.models.predictor import Predictor
+from gateway.store.control import ControlStore
+from policies.errors import PolicyError
+from policies.policy import Policy
+
+
+class RouterLoader:
+    """Gives routers by version, each loaded once.
+
+    Parameters
+    ----------
+    store : where artifacts lie
+    routers : makes the predictors
+    num_tiers : that a router must estimate
+    known : the router that came with the configuration, which need not be in the store
+    """
+
+    def __init__(self, store: ControlStore, routers: RouterSet, num_tiers: int, known: Router | None) -> None:
+        self._store = store
+        self._routers = routers
+        self._num_tiers = num_tiers
+        self._ready: dict[str, Predictor] = {NO_ROUTER: routers.make_predictor(None)}
+        if known is not None:
+            self._ready[known.version] = routers.serving.predictor
+
+    async def slot(self, version: str | None, policies: Mapping[str, Policy]) -> RouterSlot:
+        """The router of a version with the policies it completes; None for no router.
+
+        Raises
+        ------
+        RouterRefused
+            It is not there, is damaged, is not what its version says, or does not fit the ladder.
+        StoreUnavailable and its kinds
+        """
+        name = version or NO_ROUTER
+        predictor = self._ready.get(name)
+        if predictor is None:
+            predictor = self._ready[name] = await self._load(name)
+        try:
+            return RouterSlot(predictor, complete_policies(policies, predictor.router))
+        except PolicyError as error:
+            raise RouterRefused(name, str(error)) from error
+
+    def forget_all_but(self, versions: Collection[str | None]) -> None:
+        """Free the memory of routers that nothing names any more."""
+        kept = {*versions, NO_ROUTER}
+        self._ready = {name: each for name, each in self._ready.items() if name in kept}
+
+    async def _load(self, version: str) -> Predictor:
+        content = await self._store.router_bytes(version)
+        if content is None:
+            raise RouterRefused(version, "it is not in the database.")
+        router = await asyncio.to_thread(read_router, version, content)
+        if router.num_tiers != self._num_tiers:
+            raise RouterRefused(version, f"it estimates {router.num_tiers} tiers, the ladder has {self._num_tiers}.")
+        predictor = self._routers.make_predictor(router)
+        await predictor.warm_up()
+        return predictor
+
+
+def read_router(version: str, content: bytes) -> Router:
+    """Bring an artifact's bytes to life; they are read as plain arrays and JSON, never as objects.
+
+    Raises
+    ------
+    RouterRefused
+        They are no router, or not the one of this version.
+    """
+    from classifier.errors import ClassifierError
+    from classifier.router import ArtifactRouter
+
+    with tempfile.TemporaryDirectory(prefix="suffice-router-") as folder:
+        path = Path(folder) / "router.npz"
+        path.write_bytes(content)
+        try:
+            router = ArtifactRouter.load(path)
+        except ClassifierError as error:
+            raise RouterRefused(version, str(error).replace(str(path), "its artifact")) from error
+    if router.version != version:
+        raise RouterRefused(version, f"its content is that of {router.version}.")
+    return router

@@ -1,0 +1,74 @@
+"""What graders are given and what they give back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from backends.protocol import Backend, GenerateRequest
+from gateway.store.verifications import Spent
+from policies.types import Tier
+
+Spend = Callable[[Spent], None]
+"""Told what a pass through a model cost, as soon as it is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class TierParty:
+    """A tier and the backend behind it."""
+
+    tier: Tier
+    backend: Backend
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerPair:
+    """A cheap answer and what it is compared with.
+
+    Parameters
+    ----------
+    request : what both were asked, at background priority
+    cheap_answer, cheap : the answer in question and whose it is
+    top_answer, top : the dearer tier, and its answer; None where it was not asked to write one
+    """
+
+    request: GenerateRequest
+    cheap_answer: str
+    cheap: TierParty
+    top: TierParty
+    top_answer: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Grade:
+    """One grader's opinion.
+
+    Parameters
+    ----------
+    score : in the grader's own scale, higher is better
+    details : further numbers that a combination may learn from
+    """
+
+    score: float
+    details: Mapping[str, float] = field(default_factory=dict)
+
+
+class Grader(Protocol):
+    """Looks at a pair in one way."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def needs_top_answer(self) -> bool:
+        """Whether it compares two texts; otherwise the cheap one is enough."""
+
+    async def grade(self, pair: AnswerPair, spend: Spend) -> Grade | None:
+        """An opinion, or None where this grader cannot have one about this pair.
+
+        Raises
+        ------
+        BackendError
+            A model it asks does not answer now.
+        """

@@ -1,0 +1,101 @@
+"""From facts to a decision: limits, choice, exploration, and the order of what to try after it."""
+
+from __future__ import annotations
+
+from policies.escalation_path import escalation_path
+from policies.exploration import Uniform, draw_tier, propensities
+from policies.fallback import fallback_order
+from policies.ladder import Ladder
+from policies.limits import (
+    affordable_tiers,
+    available_tiers,
+    barred_tiers,
+    fitting_tiers,
+    indexes,
+    permitted_tiers,
+    prompt_tiers,
+)
+from policies.policy import Policy, StickyMode
+from policies.tier_choice import TierChoice, choose, exploration_tiers, usable_estimates
+from policies.types import ReasonCode, RequestFacts, RoutingDecision
+
+
+def decide(facts: RequestFacts, policy: Policy, ladder: Ladder, rng: Uniform) -> RoutingDecision:
+    """Choose the tier that answers a request.
+
+    Pure: the same facts, policy, ladder and state of ``rng`` give the same decision. One number is drawn from ``rng``
+    when the request may be explored, none otherwise.
+
+    Parameters
+    ----------
+    facts : what is known of the request and of the tiers now
+    policy : the rule; see :class:`~policies.policy.Policy`
+    ladder : the tiers, numbered 1, 2, 3 … from the cheapest
+    rng : source of the exploration's randomness, such as ``random.Random(seed)``
+
+    Raises
+    ------
+    UnknownTier, ConflictingLimits
+        The request asks for what the ladder or the policy does not have.
+    OutsideRegions, BeyondCost
+        Policy and request leave no tier by where it is, or by what it is expected to cost.
+    NoTierFits
+        The prompt is beyond the context of every permitted tier.
+    NoTierAvailable
+        Every tier that fits is down or full.
+    """
+    permitted = affordable_tiers(facts, policy, permitted_tiers(facts.overrides, policy, ladder))
+    fitting = fitting_tiers(facts, permitted)
+    available = available_tiers(facts, fitting)
+    candidates = prompt_tiers(facts, policy, available)
+    best = _choose_and_say_why(permitted, fitting, candidates, facts, policy, ladder)
+    tiers = indexes(candidates)
+    share = policy.exploration_share if _may_explore(facts, policy, tiers) else 0.0
+    parts = exploration_tiers(best, candidates, facts, policy) if share > 0.0 else tiers
+    chances = propensities(best.tier, parts, share)
+    tier = draw_tier(best.tier, parts, share, rng) if share > 0.0 else best.tier
+    explored = tier != best.tier
+    estimate = usable_estimates(facts).get(tier)
+    return RoutingDecision(
+        tier=tier,
+        ladder=() if facts.overrides.tier is not None else fallback_order(tier, indexes(available), policy),
+        propensity=chances[tier],
+        propensities=chances,
+        reason=ReasonCode.EXPLORED if explored else best.reason,
+        explored=explored,
+        confidence=estimate.p_as_good if estimate is not None else None,
+        detail=f"explored instead of tier {best.tier}; {best.detail}" if explored else best.detail,
+        escalation_path=escalation_path(available, facts, policy),
+        barred=barred_tiers(facts, policy, ladder),
+    )
+
+
+def _choose_and_say_why(
+    permitted: Ladder, fitting: Ladder, candidates: Ladder, facts: RequestFacts, policy: Policy, ladder: Ladder
+) -> TierChoice:
+    """The choice among what is left, with the reason it is not what the policy alone would have chosen."""
+    if facts.overrides.tier is not None:
+        return TierChoice(facts.overrides.tier, ReasonCode.PINNED, "the request asked for this tier")
+    if len(permitted) == 1:
+        return TierChoice(permitted[0].index, ReasonCode.ONLY_ALLOWED, "no other tier is allowed")
+    best = choose(candidates, facts, policy, ladder)
+    if len(candidates) == len(permitted):
+        return best
+    wanted, fits = choose(permitted, facts, policy, ladder), choose(fitting, facts, policy, ladder)
+    if wanted.tier != fits.tier:
+        detail = f"tier {wanted.tier} is too short for {facts.num_prompt_tokens} prompt tokens; {best.detail}"
+        return TierChoice(best.tier, ReasonCode.CONTEXT, detail)
+    if fits.tier != best.tier:
+        return TierChoice(best.tier, ReasonCode.OVERLOAD, f"tier {fits.tier} cannot take it now; {best.detail}")
+    return best
+
+
+def _may_explore(facts: RequestFacts, policy: Policy, tiers: tuple[int, ...]) -> bool:
+    stays = facts.session is not None and policy.sticky is StickyMode.ALWAYS and facts.session.tier in tiers
+    return (
+        len(tiers) > 1
+        and facts.overrides.explore
+        and facts.overrides.tier is None
+        and not facts.kill_switch
+        and not stays
+    )
