@@ -119,7 +119,7 @@ class VerificationConfig:
         "`auto`: generates while the budget allows, else reads.",
     )
     graders: tuple[GraderName, ...] = option(
-        ("final_answer", "overlap", "embedding", "likelihood"), "What looks at a pair of answers."
+        ("final_answer", "overlap", "likelihood"), "What looks at a pair of answers."
     )
     combination: str = option("builtin", "What makes one probability of the graders' scores: `builtin`, or a file.")
     max_cost_share: float = option(

@@ -46,4 +46,4 @@ async def test_verdicts_agree_with_the_tasks_own_checker(gateway: Gateway) -> No
     assert sum(agreed) >= 22
     assert all(row["compute_s"] > 0 and row["cost_nano_usd"] > 0 for row in rows)
     assert {row["grader"] for row in rows} <= {"compare_and_read", "compare"}
-    assert all("likelihood" in row["scores"] and "embedding" in row["scores"] for row in rows)
+    assert all("likelihood" in row["scores"] and "overlap" in row["scores"] for row in rows)
