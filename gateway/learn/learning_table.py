@@ -18,11 +18,27 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 LEAST_CHANCE = 1e-6
-"""A check less likely than this is taken for one as likely: no row stands for more than a million."""
+"""Least inclusion probability that is counted: no row weighs more than a million."""
+
+
+_ARRAYS = (
+    "created_s",
+    "served",
+    "propensity",
+    "labels",
+    "chance",
+    "label_origins",
+    "sampling_weight",
+    "cost_usd",
+    "prompt_tokens",
+    "completion_tokens",
+    "groups",
+)
+"""Columns of a table that are arrays with one row a request."""
 
 
 class LabelOrigin(IntEnum):
-    """How a label came about. Only drawn ones compared with the top tier have a say in estimates of value.
+    """Names a label's origin. Only drawn checks against the top tier count in estimates of value.
 
     ``UP``: the answer was compared with the top tier's. ``DOWN``: the tier was asked beside the top one, which had
     answered. ``DERIVED``: compared with a tier between, and reckoned on. ``GOLD``: known from outside the draw.
@@ -89,18 +105,18 @@ class LearningTable:
 
     @property
     def is_checked(self) -> NDArray[np.bool_]:
-        """Rows with at least one label, bool (n,)."""
+        """Return rows with at least one label, bool (n,)."""
         return np.asarray((~np.isnan(self.labels)).any(axis=1), dtype=np.bool_)
 
     @property
     def has_text(self) -> NDArray[np.bool_]:
-        """Rows whose prompt is known, bool (n,)."""
+        """Return rows whose prompt is known, bool (n,)."""
         if self.requests is None:
             return np.zeros(len(self), dtype=np.bool_)
         return np.array([each is not None for each in self.requests], dtype=np.bool_)
 
     def prompts(self) -> tuple[RouterRequest, ...]:
-        """The prompts of a table whose rows all have one."""
+        """Return the prompts of a table whose rows all have one."""
         assert self.requests is not None
         found = tuple(each for each in self.requests if each is not None)
         assert len(found) == len(self)
@@ -113,30 +129,20 @@ class LearningTable:
         return found
 
     def weighted_since(self, since_s: float) -> LearningTable:
-        """The same rows, of which only those since a moment stand for traffic; earlier ones carry their labels only."""
+        """Return the rows with sampling weight 0 before a moment; earlier ones carry their labels only."""
         return replace(self, sampling_weight=np.where(self.created_s >= since_s, self.sampling_weight, 0.0))
 
     def take(self, rows: Ints) -> LearningTable:
-        """Some of the rows, in the given order."""
-        return LearningTable(
-            tuple(self.request_ids[i] for i in rows),
-            self.created_s[rows],
-            self.views.take(rows),
-            self.served[rows],
-            self.propensity[rows],
-            self.labels[rows],
-            self.chance[rows],
-            self.label_origins[rows],
-            self.sampling_weight[rows],
-            self.cost_usd[rows],
-            self.prompt_tokens[rows],
-            self.completion_tokens[rows],
-            self.groups[rows],
-            tuple(self.policies[i] for i in rows),
-            tuple(self.overrides[i] for i in rows),
-            self.num_requests,
-            self.num_other,
-            None if self.requests is None else tuple(self.requests[i] for i in rows),
+        """Return some of the rows, in the given order."""
+        arrays = {name: getattr(self, name)[rows] for name in _ARRAYS}
+        return replace(
+            self,
+            request_ids=tuple(self.request_ids[i] for i in rows),
+            views=self.views.take(rows),
+            policies=tuple(self.policies[i] for i in rows),
+            overrides=tuple(self.overrides[i] for i in rows),
+            requests=None if self.requests is None else tuple(self.requests[i] for i in rows),
+            **arrays,
         )
 
     def weights(self) -> Floats:
@@ -154,7 +160,7 @@ class LearningTable:
         return found
 
     def fitting_weight(self) -> Floats:
-        """Rows outside the frame weigh as one request where labels are fitted."""
+        """Return rows outside the frame weigh as one request where labels are fitted."""
         return np.where(self.sampling_weight > 0, self.sampling_weight, 1.0)
 
     def _taken(self) -> Floats:
@@ -162,7 +168,7 @@ class LearningTable:
         return taken
 
     def checked(self) -> CheckedRows:
-        """The rows that carry a label, as an adjustment is fitted on them."""
+        """Return the rows that carry a label, as an adjustment is fitted on them."""
         rows = np.flatnonzero(self.is_checked)
         return CheckedRows(
             views=self.views.take(rows),
@@ -198,7 +204,7 @@ class LearningTable:
         return found
 
     def sights(self) -> tuple[Ints, Floats]:
-        """Which tier's outcome each row shows, int64 (n,), and the chance of every tier to be the one, float64 (n, T).
+        """Return the tier whose outcome each row shows, int64 (n,), and every tier's probability of it, float64 (n, T).
 
         A row without a label shows the top tier's, which is known without looking.
         """
@@ -211,12 +217,12 @@ class LearningTable:
         return seen.astype(np.int64), chance
 
     def _share_of_up(self) -> Floats:
-        """Of a row's two chances to see a tier's outcome, the part that is the tier's own check."""
+        """Return the share of the tier's own check in a row's probability of showing its outcome."""
         up, down = self._chances()
         return np.divide(up, up + down, out=np.ones_like(up), where=up + down > 0)
 
     def _chances(self) -> tuple[Floats, Floats]:
-        """Chances to see a tier's outcome by its own check, and beside the top tier; float64 (n, T - 1) each.
+        """Return the probabilities to see a tier's outcome: by its own check, beside the top tier; float64 (n, T - 1).
 
         By what is typical under the row's policy, apart for what was chosen and what is explored: a policy that never
         asks a tier beside the top one leaves its own checks the whole. Only answers of the top tier count as asked

@@ -34,7 +34,7 @@ Progress = Callable[[float], None]
 
 @dataclass(frozen=True, slots=True)
 class TableSpec:
-    """What to read.
+    """Says which part of the log to read.
 
     Parameters
     ----------
@@ -108,7 +108,7 @@ class _Columns:
 
 
 async def read_table(store: Store, spec: TableSpec, progress: Progress = lambda done: None) -> LearningTable:
-    """The table, oldest request first.
+    """Return the table, oldest request first.
 
     Raises
     ------
@@ -251,18 +251,18 @@ def _take_checked(columns: _Columns, row: Any, reader: ViewReader, weight: float
         columns.label(place, cheap, row.p_good, row.inclusion_probability, origin)
         return
     # Compared with a tier between: as good as the top tier where that one is, too.
-    between = columns.views[place][-1 - top - 1 + dear]
-    columns.label(place, cheap, row.p_good * float(between), row.inclusion_probability, LabelOrigin.DERIVED)
+    between = _p_good(columns.views[place], dear, top)
+    columns.label(place, cheap, row.p_good * between, row.inclusion_probability, LabelOrigin.DERIVED)
 
 
 def _weigh_unchecked(columns: _Columns, first: int, num_unchecked: int) -> None:
-    """Every row of the sample stands for as many of the requests that were not checked."""
+    """Set the sampling weights of unchecked rows: each stands for as many of the requests that were not checked."""
     drawn = len(columns.request_ids) - first
     columns.sampling_weight[first:] = [num_unchecked / drawn] * drawn if drawn else []
 
 
 async def _add_gold(connection: AsyncConnection, spec: TableSpec, columns: _Columns, reader: ViewReader) -> None:
-    """What is known of answers from outside the draw: right is as good as any; wrong, as far as the top tier is right.
+    """Add labels from outside the draw: a right answer is as good as any, a wrong one as far as the top tier errs.
 
     Such labels were not drawn with a known chance (people report what they notice), so requests that only they speak of
     stand for nobody but themselves.
@@ -278,7 +278,7 @@ async def _add_gold(connection: AsyncConnection, spec: TableSpec, columns: _Colu
                 continue
             places[row.request_id] = len(columns.request_ids) - 1
         place = places[row.request_id]
-        top_right = float(columns.views[place][-1 - spec.num_tiers - 1])
+        top_right = _p_right(columns.views[place], spec.num_tiers, spec.num_tiers)
         value = row.label + (1.0 - row.label) * (1.0 - top_right)
         columns.label(place, int(row.tier), value, 1.0, LabelOrigin.GOLD)
 
@@ -289,25 +289,38 @@ def _table(columns: _Columns, reader: ViewReader, num_requests: int, num_other: 
     created_s = np.array(columns.created_s)
     oldest_first = np.argsort(created_s, kind="stable")
     table = LearningTable(
-        tuple(columns.request_ids),
-        created_s,
-        reader.stack(columns.views),
-        np.array(columns.served, dtype=np.int64),
-        np.array(columns.propensity).reshape(num, tiers),
-        np.array(columns.labels).reshape(num, tiers - 1),
-        np.array(columns.chance).reshape(num, tiers - 1),
-        np.array(columns.label_origins, dtype=np.int8).reshape(num, tiers - 1),
-        np.array(columns.sampling_weight),
-        np.array(columns.cost_usd),
-        tokens[:, 0],
-        tokens[:, 1],
-        _groups(columns.digests, oldest_first),
-        tuple(columns.policies),
-        tuple(columns.overrides),
-        num_requests,
-        num_other,
+        request_ids=tuple(columns.request_ids),
+        created_s=created_s,
+        views=reader.stack(columns.views),
+        served=np.array(columns.served, dtype=np.int64),
+        propensity=np.array(columns.propensity).reshape(num, tiers),
+        labels=np.array(columns.labels).reshape(num, tiers - 1),
+        chance=np.array(columns.chance).reshape(num, tiers - 1),
+        label_origins=np.array(columns.label_origins, dtype=np.int8).reshape(num, tiers - 1),
+        sampling_weight=np.array(columns.sampling_weight),
+        cost_usd=np.array(columns.cost_usd),
+        prompt_tokens=tokens[:, 0],
+        completion_tokens=tokens[:, 1],
+        groups=_groups(columns.digests, oldest_first),
+        policies=tuple(columns.policies),
+        overrides=tuple(columns.overrides),
+        num_requests=num_requests,
+        num_other=num_other,
     )
     return table.take(oldest_first)
+
+
+# A view ends with P(right) of every tier, P(as good) of every tier, and the novelty: see ``ViewReader.read``.
+
+
+def _p_right(view: Any, tier: int, num_tiers: int) -> float:
+    """Return a view's P(right) of a tier, counted from 1."""
+    return float(view[len(view) - 1 - 2 * num_tiers + tier - 1])
+
+
+def _p_good(view: Any, tier: int, num_tiers: int) -> float:
+    """Return a view's P(as good as the top tier) of a tier, counted from 1."""
+    return float(view[len(view) - 1 - num_tiers + tier - 1])
 
 
 def _groups(digests: Sequence[str], oldest_first: Ints) -> Ints:

@@ -68,7 +68,16 @@ def grade(
         [row.request for row in complete], scores, label_source=source, window=window, typical=judged
     )
     used = [[answers[row.key, tier.index] for tier in ladder] for row in complete]
-    return Outcomes(tuple(complete), table, *_costs(used, ladder), methods, _signals(used, ladder))
+    cost_usd, measured_cost_usd, compute_s = _costs(used, ladder)
+    return Outcomes(
+        rows=tuple(complete),
+        table=table,
+        cost_usd=cost_usd,
+        measured_cost_usd=measured_cost_usd,
+        compute_s=compute_s,
+        graded_by=methods,
+        signals=_signals(used, ladder),
+    )
 
 
 def _grades(row: PromptRow, answers: Sequence[RecordedAnswer], methods: Counter[str]) -> list[float]:
@@ -94,6 +103,7 @@ def _signals(used: Sequence[Sequence[RecordedAnswer]], ladder: Ladder) -> dict[i
 
 
 def _costs(used: Sequence[Sequence[RecordedAnswer]], ladder: Ladder) -> tuple[Floats, Floats, Floats]:
+    """Return every answer's cost by price table, its cost by device seconds, and those seconds."""
     shape = (len(used), len(ladder))
     priced, measured, seconds = np.empty(shape), np.full(shape, np.nan), np.full(shape, np.nan)
     for i, answers in enumerate(used):
