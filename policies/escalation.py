@@ -1,4 +1,4 @@
-"""When an answer is doubted by those who wrote it, and who is asked then.
+"""Decides when a tier's own answer is of low confidence, and who is asked then.
 
 What it does
     An answer is held until its tier's own confidence in it is known. Where that is below what the policy asks for, a
@@ -38,7 +38,7 @@ from policies.errors import InvalidPolicy
 
 
 class EscalationMode(StrEnum):
-    """Who answers in place of a tier that doubts its answer.
+    """Says who answers in place of a tier of low confidence.
 
     ``off``: nobody; answers are not held. ``next``: the next higher tier. ``top``: the highest permitted tier.
     """
@@ -50,7 +50,7 @@ class EscalationMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Escalation:
-    """Whether doubted answers go up within the request.
+    """States whether low-confidence answers go up within the request.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ class Escalation:
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """What becomes of a doubted answer of ``tier``: below ``least_confidence``, ``target`` answers in its place."""
+    """One step up: below ``least_confidence``, ``target`` answers in place of ``tier``."""
 
     tier: int
     target: int
@@ -92,7 +92,7 @@ class Rung:
 
 
 class EscalationVerdict(StrEnum):
-    """How one held attempt ended. ``failed`` is for attempts after the first: what was held before is still there."""
+    """Says how one held attempt ended. ``failed`` is for attempts after the first: the held answer is still there."""
 
     TRUSTED = "trusted"
     DOUBTED = "doubted"
@@ -109,7 +109,7 @@ class EscalationAttempt:
 
 
 def targets(tiers: Sequence[int], mode: EscalationMode) -> dict[int, int]:
-    """Who answers in each tier's place, among ``tiers`` (rising); the highest has nobody."""
+    """Return who answers in each tier's place, among ``tiers`` (rising); the highest has nobody."""
     if mode is EscalationMode.OFF:
         return {}
     return {
@@ -125,20 +125,13 @@ def escalation_flow(
     Parameters
     ----------
     first : the tier that answers first
-    way : a rung for every tier that may be doubted
-
-    Returns
-    -------
-    The number of the attempt whose answer is sent: the trusted one, or the last that answered at all
+    way : a rung for every tier whose answer may be of low confidence
     """
     by_tier = {rung.tier: rung for rung in way}
-    tier, answered = first, 0
+    tier = first
     for number in range(max_escalations + 1):
         rung = by_tier.get(tier) if number < max_escalations else None
         verdict = yield EscalationAttempt(tier, number, rung)
-        if verdict is not EscalationVerdict.FAILED:
-            answered = number
         if verdict is EscalationVerdict.TRUSTED or rung is None:
-            break
+            return
         tier = rung.target
-    return answered

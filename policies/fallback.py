@@ -1,4 +1,4 @@
-"""What to try when a tier fails before its first token: the order, the flow, and the error to show when all failed.
+"""Fallback when a tier fails before its first token: the order, the flow, and the error to show when all failed.
 
 The flow is a generator that yields attempts and is sent their outcomes, so whoever does the I/O pumps it, and a test
 pumps it with plain values::
@@ -10,7 +10,7 @@ pumps it with plain values::
         try:
             attempt = flow.send(outcome)    # the next tier to try
         except StopIteration as end:
-            ending = end.value              # an Ending: answered, or which failure to show
+            ending = end.value              # which failure to show
             break
 """
 
@@ -25,15 +25,12 @@ from policies.types import RoutingDecision
 
 
 class FallbackOutcome(StrEnum):
-    """How one attempt ended, as far as falling back is concerned.
+    """Says how one attempt failed, as far as falling back is concerned.
 
-    Once a token has been sent nothing can be taken back: ``broken`` ends the request. ``rejected`` is the caller's to
-    mend, so another tier would refuse it too. ``too_long`` is the caller's as well, but another tier may be longer.
+    ``rejected`` is the caller's to mend, so another tier would refuse it too. ``too_long`` is the caller's as well, but
+    another tier may be longer.
     """
 
-    ANSWERED = "answered"
-    BROKEN = "broken"
-    CANCELLED = "cancelled"
     REJECTED = "rejected"
     TOO_LONG = "too_long"
     OVERLOADED = "overloaded"
@@ -41,10 +38,6 @@ class FallbackOutcome(StrEnum):
     TIMED_OUT = "timed_out"
     FAILED = "failed"
 
-
-_FINAL = frozenset(
-    {FallbackOutcome.ANSWERED, FallbackOutcome.BROKEN, FallbackOutcome.CANCELLED, FallbackOutcome.REJECTED}
-)
 
 _SHOWN_FIRST: tuple[FallbackOutcome, ...] = (
     FallbackOutcome.TOO_LONG,
@@ -63,14 +56,10 @@ class FallbackAttempt:
     tier: int
     number: int
 
-    @property
-    def is_fallback(self) -> bool:
-        return self.number > 0
-
 
 @dataclass(frozen=True, slots=True)
 class FallbackEnding:
-    """How the flow ended. ``decisive`` is the number of the attempt whose result the caller is shown."""
+    """Says how the flow ended. ``decisive`` is the number of the attempt whose failure the caller is shown."""
 
     outcome: FallbackOutcome
     decisive: int
@@ -87,11 +76,11 @@ def fallback_order(tier: int, tiers: Sequence[int], policy: Policy) -> tuple[int
 
 
 def fallback_flow(decision: RoutingDecision) -> Generator[FallbackAttempt, FallbackOutcome, FallbackEnding]:
-    """Yield the tiers to try one after another until one attempt is final or the ladder is used up."""
+    """Yield the tiers to try one after another until one attempt is rejected or the ladder is used up."""
     outcomes: list[FallbackOutcome] = []
     for number, tier in enumerate((decision.tier, *decision.ladder)):
         outcome = yield FallbackAttempt(tier, number)
-        if outcome in _FINAL:
+        if outcome is FallbackOutcome.REJECTED:
             return FallbackEnding(outcome, number)
         outcomes.append(outcome)
     decisive = min(range(len(outcomes)), key=lambda number: (_SHOWN_FIRST.index(outcomes[number]), number))

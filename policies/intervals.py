@@ -63,7 +63,7 @@ def binomial_lower(num_hits: int, num_trials: int, confidence: float) -> float:
 
 
 def bounded_upper(values: ArrayLike, counts: ArrayLike, confidence: float) -> float:
-    """Upper bound of the mean of outcomes in [0, 1], whatever their distribution; valid at any stopping time.
+    """Return upper bound of the mean of outcomes in [0, 1], whatever their distribution; valid at any stopping time.
 
     Parameters
     ----------
@@ -90,11 +90,6 @@ def bounded_upper(values: ArrayLike, counts: ArrayLike, confidence: float) -> fl
     return _bisect(lambda mean: _log_capital(x, n, mean) >= needed)
 
 
-def bounded_lower(values: ArrayLike, counts: ArrayLike, confidence: float) -> float:
-    """Lower bound, the mirror image of :func:`bounded_upper`."""
-    return 1.0 - bounded_upper(1.0 - np.asarray(values, dtype=np.float64), counts, confidence)
-
-
 def _log_capital(x: FloatArray, counts: FloatArray, mean: float) -> float:
     """Log capital of betting that the true mean lies below ``mean``: a martingale or less where it does not."""
     # A stake of 1 / (1 - mean) would be ruined by a single outcome of 1.
@@ -105,14 +100,14 @@ def _log_capital(x: FloatArray, counts: FloatArray, mean: float) -> float:
 
 
 def is_mean_shown_below(values: ArrayLike, counts: ArrayLike, mean: float, confidence: float) -> bool:
-    """Whether :func:`bounded_upper` lies at or below ``mean``, without searching for it."""
+    """Return whether :func:`bounded_upper` lies at or below ``mean``, without searching for it."""
     check_confidence(confidence)
     x, n = np.asarray(values, dtype=np.float64), np.asarray(counts, dtype=np.float64)
     return mean < 1.0 and _log_capital(x, n, mean) >= -math.log1p(-confidence)
 
 
 def skewed_interval(rows: FloatArray, confidence: float) -> Estimate:
-    """Interval of a mean whose rows are skewed, as inverse-probability weighted rows are.
+    """Return interval of a mean whose rows are skewed, as inverse-probability weighted rows are.
 
     Parameters
     ----------
@@ -173,7 +168,7 @@ def _binomial_cdf(num_hits: int, num_trials: int, p: float) -> float:
 
 
 def _bisect(is_rejected: Callable[[float], bool]) -> float:
-    """Least number in [0, 1] that is rejected, given that all above a rejected one are; 1 when none is."""
+    """Return least number in [0, 1] that is rejected, given that all above a rejected one are; 1 when none is."""
     low, high = 0.0, 1.0
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2

@@ -30,16 +30,6 @@ def best_mix_at_cost(costs_usd: Sequence[float], qualities: Sequence[float], bud
     return max(mixes, key=lambda mix: (mix.quality, -mix.cost_usd), default=None)
 
 
-def best_mix_at_quality(costs_usd: Sequence[float], qualities: Sequence[float], quality: float) -> Mix | None:
-    """The cheapest mix whose mean quality is at least as asked; None when no tier reaches it."""
-    mixes = [_mix(costs_usd, qualities, (tier, tier), 0.0) for tier, each in enumerate(qualities) if each >= quality]
-    for low, high in combinations(sorted(range(len(costs_usd)), key=qualities.__getitem__), 2):
-        if qualities[low] < quality <= qualities[high]:
-            share = (quality - qualities[low]) / (qualities[high] - qualities[low])
-            mixes.append(_mix(costs_usd, qualities, (low, high), share))
-    return min(mixes, key=lambda mix: (mix.cost_usd, -mix.quality), default=None)
-
-
 def _mix(costs_usd: Sequence[float], qualities: Sequence[float], pair: tuple[int, int], share: float) -> Mix:
     """``share`` of the traffic on the pair's second tier, the rest on its first."""
     low, high = pair

@@ -77,29 +77,25 @@ class RunStore:
         found = await self._select(select(retrain_runs).where(retrain_runs.c.run_id == run_id))
         return found[0] if found else None
 
-    async def list_runs(self, limit: int = 50) -> list[RetrainRun]:
-        """Newest first."""
-        return await self._select(select(retrain_runs).order_by(retrain_runs.c.run_id.desc()).limit(limit))
-
     async def next_requested(self) -> RetrainRun | None:
-        """The oldest run that waits to be taken."""
+        """Return the oldest run that waits to be taken."""
         waiting = select(retrain_runs).where(retrain_runs.c.status == "requested")
         found = await self._select(waiting.order_by(retrain_runs.c.run_id).limit(1))
         return found[0] if found else None
 
     async def is_any_open(self) -> bool:
-        """Whether a run waits or is under way."""
+        """Return whether a run waits or is under way."""
         wanted = select(retrain_runs).where(retrain_runs.c.status.in_(("requested", "running")))
         return bool(await self._select(wanted.limit(1)))
 
     async def newest_end(self) -> datetime | None:
-        """When a run last began that came to an end by itself; failed ones count, lest a fault is retried for ever."""
+        """Return when the last run began that ended by itself; failed ones count, lest a fault is retried for ever."""
         wanted = select(retrain_runs).where(retrain_runs.c.status.in_(ENDED))
         found = await self._select(wanted.order_by(retrain_runs.c.created_at.desc()).limit(1))
         return found[0].created_at if found else None
 
     async def installed_at(self) -> datetime | None:
-        """When the first router came into this database: what the first weekly run is counted from."""
+        """Return when the first router came into this database: the first weekly run is counted from it."""
         async with self._store.transaction() as connection:
             found: datetime | None = (await connection.execute(select(func.min(router_versions.c.created_at)))).scalar()
             return found
