@@ -123,9 +123,24 @@ class RouterArtifact:
         """
         source = Path(path)
         try:
-            members = _read_members(source)
+            content = source.read_bytes()
         except FileNotFoundError:
             raise ArtifactNotFound(source, "no such file; `suffice bootstrap` makes one.") from None
+        except OSError as error:
+            raise ArtifactCorrupt(source, f"not a readable router file ({type(error).__name__}: {error}).") from error
+        return cls.from_bytes(content, source)
+
+    @classmethod
+    def from_bytes(cls, content: bytes, source: Path) -> RouterArtifact:
+        """Read a file's content back; ``source`` is what error messages call it.
+
+        Raises
+        ------
+        ArtifactCorrupt, ArtifactUnsupported
+            As :meth:`load`.
+        """
+        try:
+            members = _read_members(source, content)
         except ArtifactError:
             raise
         except Exception as error:  # a damaged zip or array header makes zipfile, zlib and numpy raise a dozen kinds
@@ -144,8 +159,8 @@ def _read_only(array: NDArray[Any]) -> NDArray[Any]:
     return frozen
 
 
-def _read_members(path: Path) -> dict[str, NDArray[Any]]:
-    with zipfile.ZipFile(path) as archive:
+def _read_members(path: Path, content: bytes) -> dict[str, NDArray[Any]]:
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
         infos = archive.infolist()
         unpacked = sum(info.file_size for info in infos)
         if len(infos) > MAX_MEMBERS or unpacked > MAX_UNPACKED_BYTES:

@@ -12,6 +12,7 @@ from gateway.admin.routers import row_version
 from gateway.admin.views import usd
 from gateway.api import fields
 from gateway.control import control_state as names
+from gateway.control.control_state import stored_least
 from policies.types import Tier
 
 _TIER = schemas.shape(tier=schemas.COUNT, name=schemas.TEXT, model=schemas.TEXT, price_per_request_usd=schemas.USD)
@@ -85,14 +86,15 @@ class SteeringPages:
             tiers = []
             for tier in catalog.ladder[:-1]:
                 least = policy.threshold(tier.index)
-                asked_more = quarantine[tier.index].least if tier.index in quarantine else None
+                held = quarantine.get(tier.index)
+                asked_more = None if held is None else stored_least(held.least)
                 tiers.append(
                     {
                         "tier": tier.index,
                         "threshold": least,
                         "tightened_to": asked_more,
                         "in_force": max(least, asked_more or 0.0),
-                        "is_closed": asked_more is not None and asked_more > 1,
+                        "is_closed": held is not None and held.is_closed,
                         "is_allowed": policy.permits(tier),
                     }
                 )

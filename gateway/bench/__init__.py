@@ -1,1 +1,1 @@
-"""What the gateway costs and what it keeps: measured, not claimed."""
+"""Benches of the gateway: what it costs and what it keeps."""

@@ -78,7 +78,7 @@ async def _until_ready(url: str, process: asyncio.subprocess.Process) -> None:
 
 
 def free_port() -> int:
-    """A port nobody listens on now."""
+    """Return a port nobody listens on now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

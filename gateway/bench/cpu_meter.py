@@ -1,4 +1,4 @@
-"""Where a request's CPU time goes: the gateway's own functions metered by part, inside the running server.
+"""Meters a request's CPU time by part, around the gateway's own functions inside the running server.
 
 Each part's figure is its own time, without the parts within it, by the main thread's CPU clock; reading that clock
 costs as much as some parts do, so what it costs is measured and taken off. What no part accounts for (the event loop,
@@ -114,7 +114,7 @@ class CpuMeter:
             self._running[-1][1] = time.thread_time_ns()
 
     def around(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The same function or coroutine function, metered."""
+        """Return the same function or coroutine function, metered."""
         if inspect.iscoroutinefunction(function):
 
             def awaited(*arguments: Any, **options: Any) -> Any:
@@ -150,7 +150,7 @@ class CpuMeter:
 
 
 def _calibrated() -> tuple[float, float]:
-    """What the meter adds to a part that does nothing, and to the part around it, in nanoseconds a call."""
+    """Return what the meter adds to an empty part and to the part around it, in nanoseconds a call."""
     meter = CpuMeter()
     meter.begin("outer")
     for _ in range(_CALIBRATION_CALLS):

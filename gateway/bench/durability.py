@@ -51,7 +51,7 @@ class ReceivedAnswer:
 
 @dataclass(slots=True)
 class DurabilityTally:
-    """What the clients saw over all rounds, and what the log says about it."""
+    """Counts what the clients saw over all rounds, and what the log says about it."""
 
     finished: list[ReceivedAnswer] = field(default_factory=list)
     num_cut: int = 0
@@ -227,7 +227,7 @@ def check_integrity(database_url: str) -> str:
 
 
 def report(tally: DurabilityTally, database_url: str, *, kills: int, streams: int, seed: int) -> dict[str, Any]:
-    """The figures of a run as one flat JSON object."""
+    """Return the figures of a run as one flat JSON object."""
     return {
         "bench": "durability",
         "database": parse_database_url(database_url).dialect,

@@ -32,7 +32,7 @@ def echo_settings(database_url: str, *, port: int = 8000, **overrides: object) -
 
 
 def echo_app(settings: Settings, *, token_delay_s: float = 0.0) -> Starlette:
-    """The gateway over one echoing backend for each served model."""
+    """Return the gateway over one echoing backend for each served model."""
     script = Script(token_delay_s=token_delay_s)
     return create_app(settings, backends={name: EchoBackend(name, script) for name in settings.models})
 

@@ -1,4 +1,4 @@
-"""What escalation earns on the built-in ladder: accuracy and cost with it and without, and what predictions save.
+"""Measures escalation on the built-in ladder: accuracy and cost with it and without, and what predictions save.
 
 ``suffice bench escalation``. Fresh tasks that nothing was fitted on go through the HTTP endpoint, greedily:
 at each tier alone, routed without escalation, routed with it, and as a cascade that begins every task at the lowest
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _is_own(part: Mapping[str, Any]) -> bool:
-    """Whether every answer with a prediction was the tier's own."""
+    """Return whether every answer with a prediction was the tier's own."""
     rows = [row for pair in part.get("pairs", ()) for row in (pair["any"], pair.get("doubted", pair["any"]))]
     same = all(row["equal"] == row["tasks"] for row in [*rows, *part.get("long", {}).values()])
     return same and all(row["escalated"] == row["escalated_equal"] for row in part.get("policies", {}).values())
@@ -111,7 +111,7 @@ async def _measure_endpoint(folder: Path, router: Path, given: argparse.Namespac
 
 
 async def _calibrated_router(folder: Path) -> tuple[Path, str]:
-    """The shipped router; where it does not say what tiers' confidences are worth, with that measured here."""
+    """Return the shipped router; where it does not say what tiers' confidences are worth, with that measured here."""
     artifact = RouterArtifact.load(BUILTIN)
     if artifact.metadata.get("confidence"):
         return BUILTIN, "by the shipped router"
@@ -190,7 +190,7 @@ def describe_outcome(replies: Sequence[LadderReply]) -> dict[str, Any]:
 
 
 def describe_escalations(replies: Sequence[LadderReply], tiers: Mapping[str, Sequence[LadderReply]]) -> dict[str, Any]:
-    """How often it went up, whether rightly, and whether the answer is what the higher tier says by itself."""
+    """Count how often requests escalated, how often rightly, and whether the answer is the higher tier's own."""
     gone_up = [place for place, reply in enumerate(replies) if reply.doubted]
     left = [place for place in gone_up if not tiers[f"tier-{replies[place].doubted[0]}"][place].is_right]
     own = [tiers[f"tier-{replies[place].tier}"][place].text for place in gone_up]

@@ -56,7 +56,7 @@ async def generate(
     *,
     is_reasoned: bool = False,
 ) -> TaskRun:
-    """A greedy answer that shares no cached prefix with any other salt's.
+    """Return a greedy answer that shares no cached prefix with any other salt's.
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ async def compare(
 async def doubted(
     tasks: Sequence[Task], backend: LocalBackend, tier: int, confidence: AnswerConfidence, count: int
 ) -> list[Task]:
-    """The first tasks whose answer this tier doubts."""
+    """Return the first tasks whose answer this tier doubts."""
     found = []
     for task in tasks:
         request = GenerateRequest(

@@ -1,4 +1,4 @@
-"""What each grader is worth: how well it tells good answers from bad, how often it errs, what a verdict costs.
+"""Measures each grader: how well it tells good answers from bad, how often it errs, what a verdict costs.
 
 ``python -m gateway.bench.graders --tasks 600 --data DIR --out gateway/bench/results/graders.json``
 
@@ -62,7 +62,7 @@ class GraderContender:
 
 
 def contenders(combination: GraderCombination) -> list[GraderContender]:
-    """Every grader alone, then every model of the combination."""
+    """Return every grader alone, then every model of the combination."""
 
     def alone(name: str) -> Score:
         return lambda grades: grades[name].score if name in grades else None
@@ -116,7 +116,7 @@ def judge(contender: GraderContender, pairs: Sequence[GradedPair], *, seed: int)
 
 
 def _costs(contender: GraderContender, pairs: Sequence[GradedPair]) -> dict[str, Any]:
-    """Mean cost of a verdict, where the passes were run here."""
+    """Return mean cost of a verdict, where the passes were run here."""
     if not pairs or not pairs[0].compute_s:
         return {}
     compute = [sum(pair.compute_s.get(name, 0.0) for name in contender.passes) for pair in pairs]
@@ -125,7 +125,7 @@ def _costs(contender: GraderContender, pairs: Sequence[GradedPair]) -> dict[str,
 
 
 def summarise(pairs: Sequence[GradedPair], combination: GraderCombination, *, seed: int) -> dict[str, Any]:
-    """Every source's table, and the scoring pass beside generate-and-compare."""
+    """Return every source's table, and the scoring pass beside generate-and-compare."""
     sources: dict[str, Any] = {}
     for source in sorted({pair.source for pair in pairs}):
         own = [pair for pair in pairs if pair.source == source]
@@ -143,7 +143,7 @@ def summarise(pairs: Sequence[GradedPair], combination: GraderCombination, *, se
 
 
 def _reading(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What the verdict by one reading pass costs and tells, next to the one that writes a second answer."""
+    """Compare the verdict of one reading pass with that of writing a second answer."""
     by_name = {row["name"]: row for row in rows}
     read, compare = by_name.get("combined: read"), by_name.get("combined: compare")
     if read is None or compare is None or not read.get("compute_ms"):

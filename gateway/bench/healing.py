@@ -202,7 +202,7 @@ def _tasks(given: argparse.Namespace, seen: tuple[str, ...]) -> dict[str, Iterat
 
 
 def _configuration(router: Path, sampling_share: float) -> str:
-    """The built-in ladder with this router, at a quick beat."""
+    """Return the built-in ladder with this router, at a quick beat."""
     shipped = files("gateway.config").joinpath("builtin.toml").read_text()
     assert 'artifact = "builtin"' in shipped, "the shipped ladder names its router"
     own = shipped.replace('artifact = "builtin"', f"artifact = {json.dumps(str(router))}")
@@ -259,7 +259,7 @@ async def _top_accuracy(client: httpx.AsyncClient, tasks: list[Task], given: arg
 
 
 async def _state(client: httpx.AsyncClient) -> dict[str, Any]:
-    """What the server says of itself, in few words."""
+    """Return the server's own report, in few words."""
     alerts, rollouts = await _get(client, "alerts"), await _get(client, "rollouts")
     runs, policy = await _get(client, "retrain-runs"), await _get(client, "policies/default")
     checks = await _get(client, "reports/verification")

@@ -113,7 +113,7 @@ url = {database_url}
 
 @dataclass(slots=True)
 class KillObservation:
-    """What the clients and the killer counted."""
+    """Counts what the clients and the killer did."""
 
     finished: list[str] = field(default_factory=list)
     kills: Counter[str] = field(default_factory=Counter)

@@ -79,7 +79,7 @@ class RolloutScenario:
         await self._amid(self._client.post(path, json={}))
 
     async def note(self, control: ControlStore) -> None:
-        """Count what is in force after the kill."""
+        """Count what is active after the kill."""
         self.found[_name(await _canary(control))] += 1
 
     async def end(self, control: ControlStore) -> None:

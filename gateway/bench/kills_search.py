@@ -1,4 +1,4 @@
-"""What ``suffice bench kills`` looks for at the end: lost, doubled or open checks, and routers half promoted."""
+"""Searches for what ``suffice bench kills`` must not find: lost, doubled or open checks, half promoted routers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gateway.store.store import Store
 
 
 async def search(database_url: str, finished: Sequence[str]) -> dict[str, Any]:
-    """What the database says at the end; ``finished`` are requests whose answers were seen whole."""
+    """Read the database at the end; ``finished`` are requests whose answers were seen whole."""
     async with Store(StoreConfig(url=database_url)) as store:
         lost = [each for each in finished if await store.get_request(each) is None]
         async with store.transaction() as connection:
@@ -67,7 +67,7 @@ async def search(database_url: str, finished: Sequence[str]) -> dict[str, Any]:
 
 
 async def _routers(control: ControlStore) -> dict[str, Any]:
-    """Whether what is in force can be loaded, and rows and state tell the same story."""
+    """Return whether what is active can be loaded, and rows and state agree."""
     state = ControlState.decode(await control.rows())
     known = {each.version: each for each in await control.list_routers(limit=10_000)}
     unreadable = []
@@ -90,7 +90,7 @@ async def _routers(control: ControlStore) -> dict[str, Any]:
 
 
 async def _rollouts(control: ControlStore, num_told: int) -> dict[str, Any]:
-    """Whether the rollouts' rows, what is in force and the audit log tell the same story."""
+    """Return whether the rollouts' rows, the active state and the audit log agree."""
     rows = await control.list_rollouts(limit=100_000)
     canary = ControlState.decode(await control.rows()).router.canary
     running = {row.rollout_id for row in rows if row.status == "running"}
@@ -106,7 +106,7 @@ async def _rollouts(control: ControlStore, num_told: int) -> dict[str, Any]:
 
 
 def _is_in_order(row: RolloutRow) -> bool:
-    """Every step once, each further than the one before, and an end where one is said."""
+    """Return every step once, each further than the one before, and an end where one is said."""
     steps = [(step["stage"], step["share"]) for step in row.history]
     shares = [share for stage, share in steps if stage in ("shadow", "partial")]
     ends = [stage for stage, _ in steps if stage not in ("shadow", "partial")]

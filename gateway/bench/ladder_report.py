@@ -1,4 +1,4 @@
-"""What routing earned and cost, beside each tier alone and beside every plain way of choosing at the same cost."""
+"""Reports what routing earned and cost, beside each tier alone and beside plain ways of choosing at the same cost."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class LadderRun:
 
 
 def summarise(run: LadderRun, *, seed: int, num_resamples: int = 1000) -> dict[str, Any]:
-    """The JSON of a run: tiers, routed, baselines at the routed cost, and whether the goals were met."""
+    """Return the JSON of a run: tiers, routed, baselines at the routed cost, and whether the goals were met."""
     routed = _routed(run, seed, num_resamples)
     return {
         "num_tasks": len(run.tasks),
@@ -157,7 +157,7 @@ def _routed(run: LadderRun, seed: int, num_resamples: int) -> dict[str, Any]:
 
 
 def _where_seconds_go(run: LadderRun) -> list[dict[str, Any]] | None:
-    """What the routed requests of each tier took, beside the same tier alone: on the same requests, and on all.
+    """Compare what each tier's routed requests took with the same tier alone, on the same requests and on all.
 
     The first over the second is what sharing the machine costs; the second over the third, how much longer than others
     are the requests sent there.

@@ -1,4 +1,4 @@
-"""How much memory and time reading the training table takes. ``python -m gateway.bench.learning_table --rows 1000000``.
+"""Measures memory and time of reading the training table. ``python -m gateway.bench.learning_table --rows 1000000``.
 
 The log is made in the database itself, from a few hundred requests that the shipped router really estimated, repeated
 under new ids; one in twenty is checked. The table is read in a process of its own, so that its peak memory is known.
@@ -90,7 +90,7 @@ def _templates() -> list[RequestRecord]:
 
 
 def _copies(dialect: str, num_rows: int) -> str:
-    """The templates again and again, under random ids."""
+    """Return the templates again and again, under random ids."""
     times = max(num_rows // NUM_TEMPLATES - 1, 0)
     columns = [column.name for column in requests.c]
     new = "'01900000-0000-7' || substr(h, 1, 3) || '-8' || substr(h, 4, 3) || '-' || substr(h, 7, 12)"

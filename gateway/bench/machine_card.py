@@ -1,4 +1,4 @@
-"""What a figure was measured on. A number without its card is hearsay."""
+"""Describes the machine that a figure was measured on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the gateway adds: CPU time per request and per streamed chunk, beside bare Starlette in the same run.
+"""Measures what the gateway adds: CPU time a request and a streamed chunk, beside bare Starlette in the same run.
 
 ``python -m gateway.bench.overhead`` or ``suffice bench overhead``. Three servers in processes of their own, asked in
 turn, round by round: Starlette alone answering the same; the gateway with echoing models, an API key checked and every
@@ -75,7 +75,7 @@ def _gateway(name: str, directory: Path, *arguments: str) -> Iterator[BenchServe
 
 
 def run(num_requests: int, num_connections: int, num_rounds: int, *, with_router: bool) -> dict[str, Any]:
-    """All figures, medians over the rounds."""
+    """Return all figures, medians over the rounds."""
     few, many = (_body("word " * count, stream=True) for count in (_FEW_CHUNKS, _MANY_CHUNKS))
     bodies = {"foreign": _body(_FOREIGN), "familiar": _body(_FAMILIAR), "few": few, "many": many}
     figures: dict[str, Any] = {}
@@ -135,7 +135,7 @@ def _medians(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def routing_ms(num_requests: int) -> dict[str, float]:
-    """The routing decision alone, in this process: estimating with the built-in router, then deciding."""
+    """Return the routing decision alone, in this process: estimating with the built-in router, then deciding."""
     import random
 
     from classifier.router import ArtifactRouter

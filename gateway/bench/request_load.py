@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """What a run of identical requests took, as the client saw it."""
+    """Holds what a run of identical requests took, as the client saw it."""
 
     num_requests: int
     wall_s: float
@@ -19,7 +19,7 @@ class LoadResult:
 
 
 def post_bytes(path: str, body: bytes, headers: Mapping[str, str] | None = None) -> bytes:
-    """A complete HTTP/1.1 POST."""
+    """Return a complete HTTP/1.1 POST."""
     lines = [f"POST {path} HTTP/1.1", "host: bench", "content-type: application/json", f"content-length: {len(body)}"]
     lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
     return "\r\n".join([*lines, "", ""]).encode() + body

@@ -1,4 +1,4 @@
-"""Do the statistics keep what they state? Simulations with known truth. ``python -m gateway.bench.statistics``.
+"""Checks by simulation that the statistics keep what they state. ``python -m gateway.bench.statistics``.
 
 Every claim is a frequency over many simulated histories, each printed beside what was stated. Nothing is timed.
 """
@@ -59,7 +59,7 @@ def _delay(design: DriftDesign, rng: np.random.Generator, before: int) -> float 
 
 
 def certificate(rng: np.random.Generator, runs: int) -> dict[str, Any]:
-    """How often a floor just missed is certified nevertheless, with a perfect judge and one right nine times in ten."""
+    """Count how often a floor just missed is certified, with a perfect judge and one right nine times in ten."""
     found = {}
     for name, judge in (("perfect_judge", None), ("judge_right_9_of_10", JUDGE)):
         for case, rate in (("floor_just_missed", 0.101), ("floor_held_well", 0.04)):
@@ -69,7 +69,7 @@ def certificate(rng: np.random.Generator, runs: int) -> dict[str, Any]:
 
 
 def _is_held(rng: np.random.Generator, rate: float, judge: GoldCounts | None) -> bool:
-    """A floor of 0.9 over 20,000 requests, the doubtful half checked twice as often as the other."""
+    """Return a floor of 0.9 over 20,000 requests, the doubtful half checked twice as often as the other."""
     inclusion = np.repeat([0.1, 0.05], 10_000)
     faults = (rng.random(20_000) < rate).astype(np.float64)
     gold = None
@@ -131,7 +131,7 @@ def caution(rng: np.random.Generator, runs: int) -> dict[str, Any]:
 
 
 def _shipped(rng: np.random.Generator, overrated: float) -> tuple[bool, float] | None:
-    """Whether what is shipped after a week is worse, and its cost; None where nothing is."""
+    """Return whether what is shipped after a week is worse, and its cost; None where nothing is."""
     rule, floor = PromotionRule(quality_value_usd=0.01, confidence=confidence_per_chain(0.95)), 0.9
     p = _probabilities(rng, 3000)
     p[:, 2] = 1.0
@@ -177,7 +177,7 @@ def _serving(p: np.ndarray) -> np.ndarray:
 
 
 def _target(p: np.ndarray) -> np.ndarray:
-    """The best choice when a right answer is worth a cent."""
+    """Return the best choice when a right answer is worth a cent."""
     return _one_hot((0.01 * p - COSTS_USD).argmax(axis=1))
 
 
@@ -192,7 +192,7 @@ def _mean_of_target(p: np.ndarray) -> float:
 
 
 def _log(rng: np.random.Generator, p: np.ndarray, serving: np.ndarray) -> LoggedRows:
-    """A tenth of the traffic explores; the model of outcomes is biased and blurred."""
+    """Return a tenth of the traffic explores; the model of outcomes is biased and blurred."""
     propensity = 0.9 * serving + 0.1 / 3
     chosen = (rng.random((len(p), 1)) > propensity.cumsum(axis=1)).sum(axis=1).clip(0, 2).astype(np.int64)
     right = (rng.random(len(p)) < p[np.arange(len(p)), chosen]).astype(np.float64)

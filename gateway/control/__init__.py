@@ -1,1 +1,1 @@
-"""What is in force and who may change it: policies, routers, rollouts, kill switch; and the watch over the floor."""
+"""The control plane: active policies, routers, rollouts, kill switch, their changes, and the watch over the floor."""

@@ -1,4 +1,4 @@
-"""A change to what is in force: one transaction with its audit entry, then word to the other servers.
+"""Changes the active state: one transaction with its audit entry, then word to the other servers.
 
 Changes are serialised by the database, so each sees the state it changes.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from gateway.control.control_state import ControlState
@@ -22,7 +22,7 @@ Audit = Callable[[ControlState], AuditEntry]
 """The audit entry of a change, made from the state that the change found: what was read before may be old."""
 
 
-async def _tell_nobody(generation: int) -> None:
+async def tell_nobody(generation: int) -> None:
     """One server alone finds its own changes by looking."""
 
 
@@ -38,7 +38,7 @@ class AuditedChange:
         await self.transaction.put(name, value, self.by)
 
     async def execute(self, statement: Any) -> int:
-        """Rows that a statement touched."""
+        """Return rows that a statement touched."""
         return int((await self.transaction.connection.execute(statement)).rowcount)
 
     async def is_there(self, statement: Any) -> bool:
@@ -46,7 +46,7 @@ class AuditedChange:
 
 
 class ChangeMaker:
-    """What every kind of change is made with.
+    """Makes changes, of every kind, with their audit entry.
 
     Parameters
     ----------
@@ -55,12 +55,7 @@ class ChangeMaker:
     clock : wall clock, aware
     """
 
-    def __init__(
-        self,
-        store: ControlStore,
-        publish: Publish = _tell_nobody,
-        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
-    ) -> None:
+    def __init__(self, store: ControlStore, publish: Publish, clock: Callable[[], datetime]) -> None:
         self.store = store
         self.publish = publish
         self.clock = clock

@@ -1,4 +1,4 @@
-"""Word between servers that something has changed, by Redis. Lost words cost nothing but time: everybody also looks."""
+"""Tells servers through Redis that something has changed. A lost word costs only time: every server also polls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the configuration says, brought into the database at each start.
+"""Imports the configured policies and router into the database at each start.
 
 Who wins: an edit made by an administrator stays in force over restarts until the configuration's own text of that
 policy (or its router) changes; then the configuration wins again, and the edit remains a stored version.
@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 from classifier.types import Router
 from gateway.config.policy_body import edited_mark, to_body
+from gateway.control.control_state import NO_ROUTER, router_key
 from gateway.control.control_writer import ControlWriter
-from gateway.control.router_set import NO_ROUTER, describe
+from gateway.control.router_set import describe
 from gateway.store.control_records import RouterVersion
 from gateway.store.records import PolicyVersion
 from policies.policy import Policy
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 async def import_configuration(writer: ControlWriter, settings: Settings, router: Router | None) -> None:
-    """Store the configured policies and router, and put in force what changed since a configuration last came.
+    """Store the configured policies and router, and activate what changed since the last import.
 
     Raises
     ------
@@ -32,7 +33,7 @@ async def import_configuration(writer: ControlWriter, settings: Settings, router
     """
     now = datetime.now(UTC)
     entry, content = _router_entry(settings.router.artifact, router, now)
-    version = router.version if router is not None else NO_ROUTER
+    version = router_key(None if router is None else router.version)
     await writer.apply_configuration(_policies(settings.policies, now), (version, entry, content))
 
 
@@ -47,8 +48,8 @@ def _policies(policies: Mapping[str, Policy], now: datetime) -> dict[str, tuple[
 
 
 def _router_entry(artifact: str, router: Router | None, now: datetime) -> tuple[RouterVersion | None, bytes]:
-    """The configured router for the store; one that was handed over in memory has no file, and is not kept."""
-    if router is None or getattr(router, "artifact", None) is None or artifact == "none":
+    """Return the configured router for the store; one that was handed over in memory has no file, and is not kept."""
+    if router is None or getattr(router, "artifact", None) is None or artifact == NO_ROUTER:
         return None, b""
     from classifier.router import BUILTIN
 

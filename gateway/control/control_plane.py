@@ -1,4 +1,4 @@
-"""The control plane of one server: what the database says is in force, brought into force here within a second.
+"""The control plane of one server: applies what is active in the database, within a second.
 
 A change is heard of through Redis, and looked for in any case. It is prepared beside the running requests (routers are
 loaded in a thread) and takes effect between two of them. Without the database the last state stays in force; without
@@ -19,7 +19,7 @@ from gateway.config.errors import SettingsError
 from gateway.config.policy_body import from_body
 from gateway.control.change_feed import ChangeFeed
 from gateway.control.configuration_import import import_configuration
-from gateway.control.control_state import ControlState
+from gateway.control.control_state import ControlState, router_key, router_of
 from gateway.control.control_writer import ControlWriter
 from gateway.control.errors import RouterRefused
 from gateway.control.leader import Leader
@@ -47,7 +47,7 @@ _RETRY_S = 10.0
 
 
 class RoutingSwitches(Protocol):
-    """What a service lets itself be told."""
+    """The switches of a service that the control plane sets."""
 
     kill_switch: bool
     quarantine: Mapping[tuple[str, str], Mapping[int, float]]
@@ -55,7 +55,7 @@ class RoutingSwitches(Protocol):
 
 
 class ControlPlane:
-    """Keeps one server at the state in force.
+    """Keeps one server at the active state.
 
     Attributes
     ----------
@@ -108,7 +108,7 @@ class ControlPlane:
         self.listeners: list[Callable[[ControlState], None]] = []
 
     async def start(self) -> None:
-        """Bring the configuration into the database, what is in force into this server, and keep both together.
+        """Import the configuration, apply the active state to this server, and keep both together.
 
         Raises
         ------
@@ -145,19 +145,19 @@ class ControlPlane:
 
     @property
     def ladder(self) -> Ladder:
-        """The tiers."""
+        """Return the tiers."""
         return self._catalog.ladder
 
     @property
     def policies(self) -> Mapping[str, Policy]:
-        """The policies in force here, with what was derived with the serving router."""
+        """Return the policies active here, with what was derived with the serving router."""
         return self._catalog.policies
 
     def routers_at_hand(self) -> frozenset[str]:
         """Versions that serve, are on their way, or would serve again after a step back."""
         router = self.state.router
         canary = {router.canary.version} if router.canary else set()
-        return frozenset({self.routers.version, router.active or "none", *router.previous[:1]} | canary)
+        return frozenset({self.routers.version, router_key(router.active), *router.previous[:1]} | canary)
 
     def status(self) -> dict[str, Any]:
         """For those who look whether this server is well."""
@@ -172,7 +172,7 @@ class ControlPlane:
 
     @property
     def seconds_since_seen(self) -> float:
-        """How old this server's knowledge of what is in force is."""
+        """Return the seconds since the database last told this server what is active."""
         return time.monotonic() - self._looked_s
 
     # ---- inside
@@ -183,7 +183,7 @@ class ControlPlane:
         return self._wanted.generation != self.state.generation or is_retry
 
     async def _look(self) -> None:
-        """Read what is in force. What moves traffic up takes effect here and now, whatever else is being prepared."""
+        """Read the active state. What moves traffic up takes effect at once, whatever else is being prepared."""
         generation = await self.store.generation()
         self._looked_s = time.monotonic()
         if generation == self._wanted.generation:
@@ -216,7 +216,7 @@ class ControlPlane:
         self._wake.set()
 
     async def _published(self, generation: int) -> None:
-        """A change made here: the others are told, and it is in force here before its maker is answered."""
+        """Publish a change made here: it is active here before its maker is answered."""
         if self._bus is not None:
             self._bus.publish(generation)
         try:
@@ -264,7 +264,7 @@ class ControlPlane:
         if version is not None:
             canary = await self._slot(version, policies, problems)
         if serving is None:
-            serving = await self._loader.slot(self._known(self.routers.serving.version), policies)
+            serving = await self._loader.slot(router_of(self.routers.serving.version), policies)
         # From here on nothing waits: requests see either all of the old or all of the new.
         in_shadow = state.router.canary is not None and state.router.canary.stage == RolloutStage.SHADOW.value
         share = state.router.canary.share if state.router.canary and not in_shadow else 0.0
@@ -287,15 +287,12 @@ class ControlPlane:
             with contextlib.suppress(StoreError):
                 await self.store.resolve_alerts("rollout", subject, datetime.now(UTC))
 
-    def _known(self, version: str) -> str | None:
-        return None if version == "none" else version
-
     def _default(self, state: ControlState, policies: Mapping[str, Policy]) -> str:
         name = state.policies.default
         return name if name in policies else self._settings.policy.name
 
     async def _read_policies(self, state: ControlState, problems: list[tuple[str, str]]) -> dict[str, Policy]:
-        """The active versions; one that cannot be read leaves the version before it in force."""
+        """Return the active versions; one that cannot be read leaves the version before it active."""
         found: dict[str, Policy] = {}
         for name, version in state.policies.active.items():
             policy = self._policies.get((name, version))
@@ -346,6 +343,6 @@ class ControlPlane:
 
 
 def _least(state: ControlState, router: str | None) -> dict[str, dict[int, float]]:
-    """Policy's name -> tier in doubt with a router -> the P(as good) it must reach."""
-    quarantine = {name: routers.get(router or "none", {}) for name, routers in state.quarantines.items()}
+    """Return policy's name -> quarantined tier under a router -> the P(as good) it must reach."""
+    quarantine = {name: routers.get(router_key(router), {}) for name, routers in state.quarantines.items()}
     return {name: {tier: each.least for tier, each in tiers.items()} for name, tiers in quarantine.items()}

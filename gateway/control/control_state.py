@@ -1,4 +1,4 @@
-"""What is in force, as one immutable value decoded from the rows of the ``control`` table.
+"""Holds the active control state as one immutable value, decoded from the rows of the ``control`` table.
 
 Every row is a JSON object with a version of its own, raised by each change to it; ``generation`` counts all changes and
 is what the servers look at.
@@ -6,6 +6,7 @@ is what the servers look at.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -17,13 +18,33 @@ ROUTER = "router"
 TIGHTENING = "tightening"
 GROUPS = "tightening_groups"
 
-CLOSED = 2.0
-"""A least P(as good) that no estimate reaches: the tier takes nothing but explored requests."""
+NO_ROUTER = "none"
+"""How the database and the API write that no router serves."""
+
+CLOSED = math.inf
+"""Least P(as good) of a closed tier: no estimate reaches it, so the tier takes nothing but explored requests."""
+
+_STORED_CLOSED = 2.0
+
+
+def router_key(version: str | None) -> str:
+    """Return a router's version as the database writes it."""
+    return version or NO_ROUTER
+
+
+def router_of(key: str) -> str | None:
+    """Return the router's version that :func:`router_key` wrote; None for no router."""
+    return None if key == NO_ROUTER else key
+
+
+def stored_least(least: float) -> float:
+    """Return a least P(as good) as the database and the API write it: JSON has no infinity, so 2 stands for closed."""
+    return _STORED_CLOSED if least == CLOSED else least
 
 
 @dataclass(frozen=True, slots=True)
 class KillSwitch:
-    """Whether all traffic goes to the top tier, and why."""
+    """Says whether all traffic goes to the top tier, and why."""
 
     on: bool = False
     reason: str = ""
@@ -38,7 +59,7 @@ class KillSwitch:
 
 @dataclass(frozen=True, slots=True)
 class ActivePolicies:
-    """Which version of each policy is in force.
+    """Names the active version of each policy.
 
     Attributes
     ----------
@@ -82,7 +103,7 @@ class Canary:
 
 @dataclass(frozen=True, slots=True)
 class ActiveRouter:
-    """Which router serves.
+    """Names the serving router.
 
     Attributes
     ----------
@@ -118,7 +139,7 @@ class ActiveRouter:
 
 @dataclass(frozen=True, slots=True)
 class Quarantine:
-    """A tier that must now reach more than its policy asks: ``least`` P(as good), above 1 when it is closed."""
+    """A tier that must reach more than its policy asks: ``least`` P(as good), :data:`CLOSED` when it is closed."""
 
     least: float
     reason: str = ""
@@ -126,10 +147,16 @@ class Quarantine:
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> Self:
-        return cls(float(value["least"]), str(value.get("reason", "")), str(value.get("since", "")))
+        least = float(value["least"])
+        return cls(CLOSED if least > 1.0 else least, str(value.get("reason", "")), str(value.get("since", "")))
 
     def as_dict(self) -> dict[str, Any]:
-        return {"least": self.least, "reason": self.reason, "since": self.since}
+        return {"least": stored_least(self.least), "reason": self.reason, "since": self.since}
+
+    @property
+    def is_closed(self) -> bool:
+        """Return whether the tier takes nothing but explored requests."""
+        return self.least == CLOSED
 
 
 Quarantines = Mapping[str, Mapping[str, Mapping[int, Quarantine]]]
@@ -140,12 +167,12 @@ GroupQuarantines = Mapping[str, Mapping[str, Mapping[str, Mapping[int, Quarantin
 
 
 def group_of(family: str, name: str) -> str:
-    """What a group of requests is called: ``tenant:acme``, ``domain:math``."""
+    """Return the name of a group of requests: ``tenant:acme``, ``domain:math``."""
     return f"{family}:{name}"
 
 
 def groups_of(tenant: str, domain: str) -> tuple[str, ...]:
-    """The groups a request belongs to."""
+    """Return the groups a request belongs to."""
     return (group_of("tenant", tenant), group_of("domain", domain)) if domain else (group_of("tenant", tenant),)
 
 
@@ -161,7 +188,7 @@ def quarantines_from_dict(value: Mapping[str, Any]) -> dict[str, dict[str, dict[
 
 
 def quarantines_as_dict(quarantines: Quarantines) -> dict[str, Any]:
-    """For JSON, without what is not tightened."""
+    """Return JSON, without what is not quarantined."""
     found: dict[str, Any] = {}
     for name, routers in quarantines.items():
         for version, tiers in routers.items():
@@ -177,7 +204,7 @@ def group_quarantines_from_dict(value: Mapping[str, Any]) -> dict[str, dict[str,
 
 
 def group_quarantines_as_dict(groups: GroupQuarantines) -> dict[str, Any]:
-    """For JSON, without what is not tightened."""
+    """Return JSON, without what is not quarantined."""
     found = {name: quarantines_as_dict(routers) for name, routers in groups.items()}
     return {name: routers for name, routers in found.items() if routers}
 
@@ -224,9 +251,9 @@ class ControlState:
         }
 
     def quarantine(self, policy: str, router: str | None) -> Mapping[int, Quarantine]:
-        """The tiers in doubt of a policy under a router; None for no router."""
-        return self.quarantines.get(policy, {}).get(router or "none", {})
+        """Return the quarantined tiers of a policy under a router; None for no router."""
+        return self.quarantines.get(policy, {}).get(router_key(router), {})
 
     def group_quarantine(self, policy: str, router: str | None) -> Mapping[str, Mapping[int, Quarantine]]:
-        """The groups in doubt of a policy under a router, each with its tiers."""
-        return self.groups.get(policy, {}).get(router or "none", {})
+        """Return the quarantined groups of a policy under a router, each with its tiers."""
+        return self.groups.get(policy, {}).get(router_key(router), {})

@@ -1,4 +1,4 @@
-"""Every change to what is in force.
+"""The one way to change what is active.
 
 ``expected_version`` (the version of the row that was read) or ``if_active`` (the policy version that was read) turn a
 change into a compare-and-set; a change that comes too late raises :class:`Conflict` and changes nothing.
@@ -7,96 +7,87 @@ change into a compare-and-set; a change that comes too late raises :class:`Confl
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
 
 from sqlalchemy import insert, select
 
 from gateway.control import control_state as names
-from gateway.control.audited_change import Audit, AuditedChange
-from gateway.control.control_state import ControlState, Quarantine, group_quarantines_as_dict, quarantines_as_dict
-from gateway.control.policy_writer import PolicyWriter
+from gateway.control.audited_change import Audit, AuditedChange, ChangeMaker, Publish, tell_nobody
+from gateway.control.control_state import ActivePolicies, KillSwitch, router_of
+from gateway.control.policy_writer import PolicyWriter, insert_policy
+from gateway.control.quarantine_writer import QuarantineWriter
+from gateway.control.router_writer import RouterWriter, insert_router, set_status, with_previous
 from gateway.ids import uuid7
-from gateway.store.control_records import AuditEntry, Lease
-from gateway.store.tables import retrain_runs
+from gateway.store.control import ControlStore
+from gateway.store.control_records import AuditEntry, RouterVersion
+from gateway.store.records import PolicyVersion
+from gateway.store.tables import policy_versions, retrain_runs
 
-T = TypeVar("T")
 
+class ControlWriter:
+    """Changes the kill switch, asks for retrains, imports the configuration, and holds the writers of the rest.
 
-class ControlWriter(PolicyWriter):
-    """The one way to change what is in force: kill switch, policies, routers, tightening; and to ask for a retrain."""
+    Attributes
+    ----------
+    changes : what every change is made with
+    policies, routers, quarantines : the writers of each
 
-    async def quarantine(
+    Parameters
+    ----------
+    store : the control tables
+    publish : called after each commit
+    clock : wall clock, aware
+    """
+
+    def __init__(
         self,
-        policy: str,
-        router: str | None,
-        tiers: Mapping[int, float],
+        store: ControlStore,
+        publish: Publish = tell_nobody,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self.store = store
+        self.changes = ChangeMaker(store, publish, clock)
+        self.policies = PolicyWriter(self.changes)
+        self.routers = RouterWriter(self.changes)
+        self.quarantines = QuarantineWriter(self.changes)
+
+    async def set_kill_switch(
+        self,
+        on: bool,
         reason: str,
         *,
         by: str,
-        lease: Lease | None = None,
-    ) -> bool:
-        """Ask more of some tiers under a router; what was asked before is never lowered. True when anything changed."""
-        async with self.change(by, lease=lease) as change:
-            mine = dict(change.before.quarantine(policy, router))
-            since = change.transaction.now.isoformat()
-            higher = {t: least for t, least in tiers.items() if t not in mine or least > mine[t].least}
-            mine.update({tier: Quarantine(least, reason, since) for tier, least in higher.items()})
-            await self._put_quarantine(change, policy, router, mine)
-        return bool(higher)
-
-    async def release(
-        self,
-        policy: str,
-        router: str | None,
-        tiers: Mapping[int, float | None],
-        *,
-        by: str,
-        reason: str = "",
-        lease: Lease | None = None,
+        expected_version: int | None = None,
+        audit: Audit | None = None,
     ) -> None:
-        """Ask less again: tier -> the new least P(as good), None to ask no more than the policy."""
-        async with self.change(by, lease=lease) as change:
-            mine = dict(change.before.quarantine(policy, router))
-            for tier, least in tiers.items():
-                if least is None:
-                    mine.pop(tier, None)
-                elif tier in mine:
-                    mine[tier] = Quarantine(least, reason or mine[tier].reason, change.transaction.now.isoformat())
-            await self._put_quarantine(change, policy, router, mine)
+        """Send all traffic to the top tier, or route again."""
+        async with self.changes.change(
+            by, row=names.KILL_SWITCH, expected_version=expected_version, audit=audit
+        ) as change:
+            await change.put(names.KILL_SWITCH, KillSwitch(on, reason).as_dict())
 
-    async def set_groups(
-        self,
-        policy: str,
-        router: str | None,
-        groups: Mapping[str, Mapping[int, Quarantine]],
-        *,
-        by: str,
-        lease: Lease | None = None,
+    async def apply_configuration(
+        self, policies: Mapping[str, tuple[PolicyVersion, str]], router: tuple[str, RouterVersion | None, bytes]
     ) -> None:
-        """Ask this of the groups of a policy under a router; one with no tier is in doubt no more, others stay."""
-        async with self.change(by, lease=lease) as change:
-            before = change.before
-            mine = {**before.group_quarantine(policy, router), **groups}
-            asked = {name: _kept(before, routers, router) for name, routers in before.groups.items()}
-            asked.setdefault(policy, {})[router or "none"] = mine
-            await change.put(names.GROUPS, group_quarantines_as_dict(asked))
+        """Activate what the configuration says, unless it said so before and was overruled since.
 
-    async def release_policy(self, policy: str, *, by: str, audit: Audit | None = None) -> None:
-        """Ask no more than the policy of all its tiers and groups, under every router."""
-        async with self.change(by, audit=audit) as change:
-            left = {name: routers for name, routers in change.before.quarantines.items() if name != policy}
-            await change.put(names.TIGHTENING, quarantines_as_dict(left))
-            groups = {name: routers for name, routers in change.before.groups.items() if name != policy}
-            await change.put(names.GROUPS, group_quarantines_as_dict(groups))
-
-    async def _put_quarantine(
-        self, change: AuditedChange, policy: str, router: str | None, tiers: Mapping[int, Quarantine]
-    ) -> None:
-        """Write one policy's, and forget what was asked of routers that nothing can bring back."""
-        before = change.before
-        asked = {name: _kept(before, routers, router) for name, routers in before.quarantines.items()}
-        asked.setdefault(policy, {})[router or "none"] = dict(tiers)
-        await change.put(names.TIGHTENING, quarantines_as_dict(asked))
+        Parameters
+        ----------
+        policies : name -> (version, mark of what the configuration wrote)
+        router : (version or ``none``, its entry, its bytes; no entry for a router that is not stored)
+        """
+        async with self.changes.change("config") as change:
+            before = change.before.policies
+            found = await _without_dropped(change, policies)
+            for name, (policy, mark) in policies.items():
+                await insert_policy(change, policy)
+                if before.config.get(name) != mark or name not in found:
+                    found[name] = policy.version
+            marks = {name: mark for name, (_, mark) in policies.items()}
+            await change.put(names.POLICIES, ActivePolicies(found, before.default, marks).as_dict())
+            await _import_router(change, *router)
 
     async def request_retrain(
         self, trigger: str, reason: str = "", *, audit: Callable[[str], AuditEntry] | None = None
@@ -105,7 +96,7 @@ class ControlWriter(PolicyWriter):
 
         ``audit`` makes the entry from that id.
         """
-        async with self.change(trigger) as change:
+        async with self.changes.change(trigger) as change:
             open_runs = retrain_runs.c.status.in_(("requested", "running"))
             found = await change.transaction.connection.execute(select(retrain_runs.c.run_id).where(open_runs).limit(1))
             if (run_id := found.scalar()) is None:
@@ -118,9 +109,30 @@ class ControlWriter(PolicyWriter):
         return str(run_id)
 
 
-def _kept(state: ControlState, routers: Mapping[str, T], router: str | None) -> dict[str, T]:
-    """What belongs to routers that serve, may serve again, or are written about now."""
-    canary = state.router.canary
-    known = {state.router.active, *state.router.previous, canary.version if canary else None, router}
-    kept = {each or "none" for each in known}
-    return {version: each for version, each in routers.items() if version in kept}
+async def _without_dropped(change: AuditedChange, policies: Mapping[str, Any]) -> dict[str, str]:
+    """Return the active policies, less those that only the configuration knew and does not name any more."""
+    before = change.before.policies
+    found = dict(before.active)
+    for name in set(before.config) - set(policies) - {before.default}:
+        stored = policy_versions.c
+        wanted = select(stored.name).where(
+            stored.name == name, stored.version == found.get(name, ""), stored.author == "config"
+        )
+        if await change.is_there(wanted):
+            del found[name]
+    return found
+
+
+async def _import_router(change: AuditedChange, version: str, entry: RouterVersion | None, artifact: bytes) -> None:
+    """Keep the configured router, and let it serve if the configuration named another one before."""
+    before = change.before.router
+    if entry is not None:
+        await insert_router(change, entry, artifact)
+    if before.config == version:
+        return
+    if before.active is not None:
+        await set_status(change, before.active, "retired")
+    await set_status(change, version, "serving")
+    active = router_of(version)
+    previous = with_previous(before.previous, before.active, active) if before.config else ()
+    await change.put(names.ROUTER, replace(before, active=active, config=version, previous=previous).as_dict())

@@ -1,4 +1,4 @@
-"""Has the rate of needed upgrades risen, for a policy, a tenant or a subject? Tests that may be looked at at any time.
+"""Tests whether the rate of needed upgrades has risen for a policy, a tenant or a domain; valid at any moment.
 
 One probability of ever raising a false alarm is stated for everything together. Policies have most of it, tenants and
 subjects a part each; within a family the k-th view to appear gets 6 / (pi k)^2 of the part, so that there may be any
@@ -97,7 +97,7 @@ class DriftView:
 
 
 def view_key(family: str, name: str, router_version: str) -> str:
-    """What a view is found by."""
+    """Return the key of a view."""
     return f"{family}:{name}@{router_version}"
 
 
@@ -120,7 +120,7 @@ class DriftWatch:
         return DriftWatch({key: view for key, view in self.views.items() if view.router_version in routers})
 
     def renewed(self, family: str, name: str, router_version: str) -> DriftWatch:
-        """A view begun anew, with what it has to spend; for after its cause was dealt with."""
+        """Return a view begun anew, with what it has to spend; for after its cause was dealt with."""
         key = view_key(family, name, router_version)
         if key not in self.views:
             return self
@@ -135,7 +135,7 @@ def watch_drift(
     permitted: Mapping[str, float],
     gold: GoldCounts | None,
 ) -> tuple[DriftWatch, list[DriftView]]:
-    """The watch after further checked answers, and the views that raised an alarm by them.
+    """Return the watch after further checked answers, and the views that raised an alarm by them.
 
     Parameters
     ----------
@@ -203,7 +203,7 @@ def weigh(inclusion: float, seen: tuple[float, ...]) -> tuple[float, tuple[float
 def make_design(
     rule: DriftRule, in_order: float, false_alarm: float, gold: GoldCounts | None
 ) -> tuple[DriftDesign, str]:
-    """The test for a rate, and what of a check it is to be fed.
+    """Return the test for a rate, and what of a check it is to be fed.
 
     Raises
     ------

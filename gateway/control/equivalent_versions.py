@@ -1,4 +1,4 @@
-"""Evidence outlives an edit that decides nothing anew: versions of a policy with one rule are judged as one.
+"""Carries evidence over an edit that decides nothing anew: versions of a policy with one rule are judged as one.
 
 What an answer's tier came of is the rule: thresholds as they are in force, tiers, prices, exploration and the rest. How
 many answers are drawn, and how sure a certificate is to be, are none of it; nor is the floor itself, where the
@@ -26,7 +26,7 @@ from policies.types import ThresholdMode
 T = TypeVar("T")
 
 Versions = Mapping[tuple[str, str], str]
-"""(policy's name, earlier version) -> the version in force, which decides by the same rule."""
+"""(policy's name, earlier version) -> the active version, which decides by the same rule."""
 
 _NO_RULE = frozenset(
     {
@@ -44,7 +44,7 @@ _MAX_REMEMBERED = 1000
 
 
 def rule_of(policy: Policy, num_tiers: int) -> tuple[Any, ...]:
-    """What a completed policy decides by; two policies with equal rules send every request to the same tier."""
+    """Return the rule a completed policy decides by; policies with equal rules send every request to the same tier."""
     fields = dataclasses.fields(policy)
     rule = [(each.name, getattr(policy, each.name)) for each in fields if each.name not in _NO_RULE]
     if policy.mode is ThresholdMode.FLOOR:
@@ -55,7 +55,7 @@ def rule_of(policy: Policy, num_tiers: int) -> tuple[Any, ...]:
 
 
 class EquivalentVersions:
-    """Finds the earlier versions that decide like the ones in force; a version is read once for each router.
+    """Finds the earlier versions that decide like the active ones; a version is read once for each router.
 
     Parameters
     ----------
@@ -106,7 +106,7 @@ class EquivalentVersions:
 
 
 def carry_evidence(evidence: FloorEvidence, versions: Versions) -> FloorEvidence:
-    """The evidence as if the versions in force had decided all that they would have decided alike."""
+    """Return the evidence as if the active versions had decided all that they would have decided alike."""
     if not versions:
         return evidence
     rows = [
@@ -125,7 +125,7 @@ def carry_evidence(evidence: FloorEvidence, versions: Versions) -> FloorEvidence
 
 
 def carry_traffic(traffic: Mapping[tuple[str, Key], Traffic], versions: Versions) -> dict[tuple[str, Key], Traffic]:
-    """The same for the traffic of groups."""
+    """Return the same for the traffic of groups."""
     found: dict[tuple[str, Key], Traffic] = {}
     for (group, key), each in traffic.items():
         _add_traffic(found, (group, _renamed(key, versions)), each)

@@ -17,7 +17,7 @@ class ControlError(Exception):
 
 
 class Conflict(ControlError):
-    """A change that rests on a state which is no longer in force; nothing was changed."""
+    """A change that rests on a state which is no longer active; nothing was changed."""
 
     def __init__(self, subject: str, expected: object, found: object) -> None:
         super().__init__(f"{subject} was changed meanwhile: expected {expected}, found {found}. Read it again.")

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from gateway.control.control_state import CLOSED, GroupQuarantines, Quarantine, groups_of
+from gateway.control.control_state import CLOSED, GroupQuarantines, Quarantine, groups_of, stored_least
 from gateway.store.monitoring import CheckedRow, DrawnCount, Key, Traffic
 from policies.certificate import Certificate, CertifiedThreshold, CheckedSample, FloorStatus, certify, certify_threshold
 from policies.intervals import binomial_lower, binomial_upper, bounded_upper
@@ -30,7 +30,7 @@ RAW_TRIGGER = 0.15
 
 @dataclass(frozen=True, slots=True)
 class TierFinding:
-    """What is known of one tier's answers under a policy.
+    """Holds the finding about one tier's answers under a policy.
 
     Attributes
     ----------
@@ -54,16 +54,19 @@ class TierFinding:
             "tier": self.tier,
             "cheapest_threshold": self.cheapest,
             "num_checked_above": self.num_above,
-            "threshold": self.threshold,
+            "threshold": stored_least(self.threshold),
             "tightened": asked,
-            "is_closed": self.quarantine is not None and self.quarantine.least > 1.0,
+            "is_closed": self.quarantine is not None and self.quarantine.is_closed,
             "num_undrawable": self.num_undrawable,
         }
 
 
 @dataclass(frozen=True, slots=True)
 class FloorFinding:
-    """What is known of one policy under one router. ``is_corrected``: for the grader's errors, by the gold set."""
+    """Holds the finding about a policy under a router.
+
+    ``is_corrected``: for the grader's errors, by the gold set.
+    """
 
     policy: Policy
     router_version: str
@@ -103,7 +106,7 @@ class FloorEvidence:
     versions: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
     def keeps(self, row: CheckedRow) -> bool:
-        """Whether no group's doubt would move such a request up today."""
+        """Return whether no group's doubt would move such a request up today."""
         groups = self.groups.get(row.policy_name, {}).get(row.router_version)
         if not groups:
             return True
@@ -113,7 +116,7 @@ class FloorEvidence:
 
 
 def recent(evidence: FloorEvidence, policy: Policy, router_version: str, num: int) -> FloorEvidence:
-    """The last checked answers of a policy alone, with as much traffic as they stand for: what holds after a change."""
+    """Return a policy's last checked answers with the traffic they stand for: the evidence after a change."""
     mine = (policy.name, policy.version, router_version)
     rows = [row for row in evidence.rows if row.is_up and _key3(row) == mine]
     rows = sorted(rows, key=lambda row: (row.finished_at, row.verification_id))[-num:]
@@ -127,7 +130,7 @@ def recent(evidence: FloorEvidence, policy: Policy, router_version: str, num: in
 def find_floor(
     policy: Policy, router_version: str, top: int, evidence: FloorEvidence, quarantine: Mapping[int, Quarantine]
 ) -> FloorFinding:
-    """Judge a policy as it is in force now; what was decided by another version of it or another router stays out.
+    """Judge a policy as it is active now; decisions of another version or another router stay out.
 
     Parameters
     ----------
@@ -146,14 +149,14 @@ def find_floor(
 def certificate_of(
     policy: Policy, router_version: str, top: int, evidence: FloorEvidence, quarantine: Mapping[int, Quarantine]
 ) -> Certificate:
-    """The certificate of :func:`find_floor` alone; its tiers and their thresholds take most of the time."""
+    """Return the certificate of :func:`find_floor` alone; its tiers and their thresholds take most of the time."""
     parts, num_top = _parts(policy, router_version, top, evidence, quarantine)
     status, certificate = _over_all(parts, num_top, policy, evidence.gold)
     return replace(certificate, status=status)
 
 
 def raw_upgrade_rate(rows: Sequence[CheckedRow], num: int = RAW_SAMPLES) -> dict[str, Any]:
-    """The share of the last checked answers whose verdict was "not good enough", with its exact 95 % interval.
+    """Return the share of the last checked answers whose verdict was "not good enough", with its exact 95 % interval.
 
     Shown because people ask for it; nothing follows from it, since a grader that errs moves it by itself.
     """
@@ -171,7 +174,7 @@ def raw_upgrade_rate(rows: Sequence[CheckedRow], num: int = RAW_SAMPLES) -> dict
 def released_level(
     rows: Sequence[CheckedRow], policy: Policy, tier: int, asked: Quarantine, min_checked: int
 ) -> float | None:
-    """The lowest P(as good) above which this tier was shown to hold the floor since it came into doubt.
+    """Return the lowest P(as good) above which this tier was shown to hold the floor since its quarantine began.
 
     Rests on the tier's own answers checked since then, and on those it was asked for beside the answer of a tier that
     doubt had moved the request up to; each kind thinned to equal probability, so that they are a random sample of the
@@ -218,7 +221,7 @@ class _TierSample:
 def _parts(
     policy: Policy, router_version: str, top: int, evidence: FloorEvidence, quarantine: Mapping[int, Quarantine]
 ) -> tuple[dict[int, _TierSample], int]:
-    """The tiers below the top, rising, and how many requests the top answered."""
+    """Return the tiers below the top, rising, and how many requests the top answered."""
     mine = {key[3]: key for key in evidence.traffic if key[:3] == (policy.name, policy.version, router_version)}
     num_top = sum(evidence.traffic[key].num_requests for tier, key in mine.items() if tier >= top)
     below = sorted(tier for tier in mine if tier < top)
@@ -326,7 +329,7 @@ def certificate_view(certificate: Certificate) -> dict[str, Any]:
 
 
 def quarantine_levels(finding: FloorFinding, min_checked: int) -> dict[int, float]:
-    """What to ask of which tier when the floor is in doubt: the certified threshold, or nothing taken at all.
+    """Return each tier's quarantine when the floor is in doubt: the certified threshold, or closed.
 
     Only tiers whose own estimate is beyond what the floor permits; when none is, every tier that was checked.
     """

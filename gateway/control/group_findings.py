@@ -38,7 +38,7 @@ GroupTraffic = Mapping[tuple[str, Key], Traffic]
 
 @dataclass(frozen=True, slots=True)
 class GroupScope:
-    """What a group is judged by: the policy in force with the router that serves, and the dearest tier it permits."""
+    """Holds what a group is judged by: the active policy with the serving router, and the dearest tier it permits."""
 
     policy: Policy
     router_version: str
@@ -49,7 +49,7 @@ class GroupScope:
 
 @dataclass(frozen=True, slots=True)
 class GroupFinding:
-    """What is known of one group, and what is asked of it."""
+    """Holds the finding about one group, and its quarantines."""
 
     group: str
     scope: GroupScope
@@ -83,7 +83,7 @@ def judge_groups(
     traffic: GroupTraffic,
     asked: Mapping[str, TierQuarantines],
 ) -> list[GroupFinding]:
-    """Every group's certificate; ``asked`` is what is asked of groups by now."""
+    """Return every group's certificate; ``asked`` is what is asked of groups by now."""
     found = []
     for group in groups:
         mine = _GroupCase.of(scope, group, evidence, traffic, asked, len(groups))
@@ -99,7 +99,7 @@ def single_out(
     asked: Mapping[str, TierQuarantines],
     now: str,
 ) -> dict[str, dict[int, Quarantine]]:
-    """What is to be asked of groups that break the floor by themselves; empty where the rest is no better.
+    """Return the quarantines of groups that break the floor by themselves; empty where the rest is no better.
 
     The group that loses most is taken first and the others are judged again without what it takes away, so that a
     domain is not blamed for its one bad tenant, nor a tenant for a bad domain.
@@ -122,7 +122,7 @@ def single_out(
 
 
 def rows_of(group: str, rows: Sequence[CheckedRow]) -> list[CheckedRow]:
-    """A group's own."""
+    """Return a group's own."""
     return [row for row in rows if group in _groups(row)]
 
 
@@ -163,7 +163,7 @@ def _is_broken(certificate: Certificate, scope: GroupScope) -> bool:
 
 
 def _more(finding: FloorFinding, before: TierQuarantines, scope: GroupScope, now: str) -> dict[int, Quarantine]:
-    """What is asked already and what the finding asks on top; empty when that is nothing new."""
+    """Return the quarantines of before with those that the finding adds; empty when it adds none."""
     certificate = finding.certificate
     reason = f"floor {scope.policy.quality_floor} broken, loss {certificate.loss:.4f} of {certificate.num_checked}"
     more = {

@@ -1,4 +1,4 @@
-"""Moves one tenant or one domain up while the rest is served as before, and gives it back what it shows to hold."""
+"""Quarantines one tenant or one domain while the rest is served as before, and releases what it shows to hold."""
 
 from __future__ import annotations
 
@@ -61,9 +61,8 @@ class GroupWatch:
             released = self._released(scope, {**asked, **found}, evidence, now)
             await self._say(scope, found, released)
             if self._config.act and (found or released):
-                router = None if scope.router_version == "none" else scope.router_version
                 await self._plane.writer.quarantines.set_groups(
-                    scope.policy.name, router, {**found, **released}, by="monitor", lease=lease
+                    scope.policy.name, scope.router_version, {**found, **released}, by="monitor", lease=lease
                 )
             if self._config.act and found:
                 names = ", ".join(found)
@@ -134,7 +133,7 @@ class GroupWatch:
         found: Mapping[str, Mapping[int, Quarantine]],
         released: Mapping[str, Mapping[int, Any]],
     ) -> None:
-        """Alert where doubt begins, and resolve where it ended."""
+        """Raise an alert where a quarantine begins, and resolve it where it ended."""
         subject = f"{scope.policy.name}@{scope.router_version}"
         for group, tiers in found.items():
             shown = {str(tier): each.as_dict() for tier, each in tiers.items()}

@@ -1,4 +1,4 @@
-"""Who does what only one server may do: the monitor, the rollouts, the schedule.
+"""Elects the one server that runs the monitor, the rollouts and the schedule.
 
 The leader renews a lease; one that dies or loses the database is followed by another once the lease has run out. It
 counts its own time from before it asked, by a clock that no one sets, so it stops believing before others may begin.
@@ -36,7 +36,7 @@ class Leases(Protocol):
 
 
 def make_holder() -> str:
-    """A name for this process that no other has or had."""
+    """Return a name for this process that no other has or had."""
     return f"{socket.gethostname()}:{os.getpid()}:{uuid7()}"
 
 
@@ -66,7 +66,7 @@ class Leader:
 
     @property
     def lease(self) -> Lease | None:
-        """The lease while this process leads, else None."""
+        """Return the lease while this process leads, else None."""
         return self._lease if self._clock() < self._until_s else None
 
     def every(self, period_s: float, name: str, job: Job) -> None:

@@ -1,4 +1,4 @@
-"""Gives the leader its work: the monitor's look and the rollout's step."""
+"""Assigns the leader its jobs: the monitor's look and the rollout's step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def assign_leader_jobs(plane: ControlPlane, settings: Settings, store: Store) -> QualityMonitor:
-    """The monitor, for reports; it and the rollout's driver run on whichever server leads."""
+    """Return the monitor, for reports; it and the rollout's driver run on whichever server leads."""
     reader = MonitorReader(store)
     monitor = QualityMonitor(plane, reader, settings.monitor)
     driver = RolloutDriver(plane, reader, settings.control, settings.monitor)

@@ -1,4 +1,4 @@
-"""What ``/metrics`` says of the control plane; read when asked for."""
+"""Metrics of the control plane for ``/metrics``; read when asked for."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from gateway.control.control_plane import ControlPlane
+from gateway.control.control_state import stored_least
 
 
 class ControlMetrics(Collector):
-    """One server's view of what is in force."""
+    """Collects one server's view of the active control state."""
 
     def __init__(self, plane: ControlPlane) -> None:
         self._plane = plane
@@ -44,5 +45,5 @@ class ControlMetrics(Collector):
         )
         for name in plane.policies:
             for tier, asked in state.quarantine(name, state.router.active).items():
-                quarantine.add_metric([name, str(tier)], asked.least)
+                quarantine.add_metric([name, str(tier)], stored_least(asked.least))
         yield quarantine

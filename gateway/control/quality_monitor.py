@@ -1,4 +1,4 @@
-"""The watch: is every floor held, has anything drifted, does a tenant behave oddly; and what follows from it.
+"""Monitors quality: whether floors are held, whether anything drifted, whether a tenant behaves oddly; and acts on it.
 
 It runs on the leader. Where it stands is kept in the database with every look, so that neither a restart nor another
 leader resets a test. What it concludes is written under the leader's lease.
@@ -52,7 +52,7 @@ _BEGINNING = datetime(2000, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class MonitorState:
-    """Where the monitor stands; stored as JSON.
+    """Holds the monitor's progress; stored as JSON.
 
     Attributes
     ----------
@@ -81,7 +81,7 @@ class MonitorState:
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> MonitorState:
-        """What :meth:`as_dict` wrote; nothing at all is the beginning."""
+        """Return what :meth:`as_dict` wrote; an empty mapping is the beginning."""
         if not stored:
             return cls()
         return cls(
@@ -125,7 +125,7 @@ class QualityMonitor:
     # ---- reports, on any server
 
     async def floor_report(self) -> dict[str, Any]:
-        """Every policy's certificate as things stand, tier by tier, with the raw rate beside it."""
+        """Return every policy's certificate as things stand, tier by tier, with the raw rate beside it."""
         evidence, since = await self._evidence()
         findings = await self._findings(evidence)
         return {
@@ -136,7 +136,7 @@ class QualityMonitor:
         }
 
     async def drift_report(self) -> dict[str, Any]:
-        """Where every test stands, and the tenants' watch."""
+        """Return the state of every drift test and of the tenants' watch."""
         state = await self._load()
         return {
             "at": self._clock().isoformat(),
@@ -283,7 +283,7 @@ class QualityMonitor:
         await self._ask_again()
 
     async def _ask_again(self) -> None:
-        """Ask for another retrain once enough was checked since the last one of what is in doubt, drifted, or foreign.
+        """Ask for another retrain once enough was checked since the last one: quarantined, drifted or foreign.
 
         Enough is never less than a quarter more than before, lest ever longer logs are read for ever less news. Also
         beside a rollout under way: a router that is better still takes its place.
@@ -306,16 +306,16 @@ class QualityMonitor:
     async def _quarantine_tiers(self, finding: FloorFinding, reason: str, lease: Lease) -> bool:
         """Move traffic up at once. A tier already closed stays so; True when anything changed."""
         asked = quarantine_levels(finding, self._config.min_checked)
-        before = self._plane.state.quarantine(finding.policy.name, _router(finding.router_version))
+        before = self._plane.state.quarantine(finding.policy.name, finding.router_version)
         if all(tier in before and before[tier].least >= least for tier, least in asked.items()):
             return False
         _log.warning("policy %s is tightened: %s; %s", finding.policy.name, asked, reason)
         return await self._plane.writer.quarantines.add(
-            finding.policy.name, _router(finding.router_version), asked, reason, by="monitor", lease=lease
+            finding.policy.name, finding.router_version, asked, reason, by="monitor", lease=lease
         )
 
     async def _release(self, findings: list[FloorFinding], evidence: FloorEvidence, lease: Lease) -> None:
-        """Give back what has been shown to hold the floor since it came into doubt."""
+        """Release what has been shown to hold the floor since its quarantine began."""
         if not self._config.act:
             return
         for finding in findings:
@@ -329,7 +329,7 @@ class QualityMonitor:
                 _log.info("policy %s is loosened: %s", finding.policy.name, levels)
                 await self._plane.writer.quarantines.release(
                     finding.policy.name,
-                    _router(finding.router_version),
+                    finding.router_version,
                     levels,
                     by="monitor",
                     reason="shown to hold the floor again",
@@ -346,7 +346,7 @@ class QualityMonitor:
     # ---- inside
 
     async def _evidence(self) -> tuple[FloorEvidence, datetime]:
-        """What findings rest on, and since when."""
+        """Return the evidence that findings rest on, and its beginning."""
         since = self._clock() - timedelta(days=self._config.window_days)
         rows = await self._reader.newest_checked(created_since=since, limit=_MAX_ROWS)
         if len(rows) == _MAX_ROWS:
@@ -366,7 +366,7 @@ class QualityMonitor:
         return found
 
     async def _recently(self, evidence: FloorEvidence, alarmed: list[DriftView]) -> list[FloorFinding]:
-        """The policies that drifted, judged by what was checked last: what was before no longer holds."""
+        """Return the policies that drifted, judged by what was checked last: what was before no longer holds."""
         drifted = {view.name for view in alarmed if view.family == "policy"}
         version, found = self._plane.routers.version, []
         for policy in self._plane.policies.values():
@@ -381,7 +381,7 @@ class QualityMonitor:
         return found
 
     def _quarantine(self, finding: FloorFinding) -> Mapping[int, Quarantine]:
-        return self._plane.state.quarantine(finding.policy.name, _router(finding.router_version))
+        return self._plane.state.quarantine(finding.policy.name, finding.router_version)
 
     async def _load(self) -> MonitorState:
         rows = await self._plane.store.rows()
@@ -403,7 +403,3 @@ def _name(finding: FloorFinding) -> str:
 
 def _is_of(row: CheckedRow, finding: FloorFinding) -> bool:
     return (row.policy_name, row.router_version) == (finding.policy.name, finding.router_version)
-
-
-def _router(version: str) -> str | None:
-    return None if version == "none" else version

@@ -66,7 +66,7 @@ class RolloutState:
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> RolloutState:
-        """What :meth:`as_dict` wrote."""
+        """Return what :meth:`as_dict` wrote."""
         plan, rollout = dict(stored["plan"]), dict(stored["rollout"])
         guard = dict(plan["guard"])
         plan |= {"guard": DriftDesign(**guard | {"risen": tuple(guard["risen"])}), "shares": tuple(plan["shares"])}
@@ -191,7 +191,7 @@ class RolloutDriver:
         )
 
     def _top(self, policy_name: str) -> int:
-        """The dearest tier that a policy permits; its answers are what others are judged by."""
+        """Return the dearest tier that a policy permits; its answers are what others are judged by."""
         policy = self._plane.policies.get(policy_name)
         return policy.top(self._plane.ladder) if policy else len(self._plane.ladder)
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from classifier.types import Router
+from gateway.control.control_state import NO_ROUTER, router_key
 from gateway.control.errors import RouterRefused
-from gateway.control.router_set import NO_ROUTER, RouterSet, RouterSlot
+from gateway.control.router_set import RouterSet, RouterSlot
 from gateway.models.loader import complete_policies
 from gateway.models.predictor import Predictor
 from gateway.store.control import ControlStore
@@ -37,7 +37,7 @@ class RouterLoader:
             self._ready[known.version] = routers.serving.predictor
 
     async def slot(self, version: str | None, policies: Mapping[str, Policy]) -> RouterSlot:
-        """The router of a version with the policies it completes; None for no router.
+        """Return the router of a version with the policies it completes; None for no router.
 
         Raises
         ------
@@ -45,7 +45,7 @@ class RouterLoader:
             It is not there, is damaged, is not what its version says, or does not fit the ladder.
         StoreUnavailable and its kinds
         """
-        name = version or NO_ROUTER
+        name = router_key(version)
         predictor = self._ready.get(name)
         if predictor is None:
             predictor = self._ready[name] = await self._load(name)
@@ -79,16 +79,14 @@ def read_router(version: str, content: bytes) -> Router:
     RouterRefused
         They are no router, or not the one of this version.
     """
+    from classifier.artifact import RouterArtifact
     from classifier.errors import ClassifierError
     from classifier.router import ArtifactRouter
 
-    with tempfile.TemporaryDirectory(prefix="suffice-router-") as folder:
-        path = Path(folder) / "router.npz"
-        path.write_bytes(content)
-        try:
-            router = ArtifactRouter.load(path)
-        except ClassifierError as error:
-            raise RouterRefused(version, str(error).replace(str(path), "its artifact")) from error
+    try:
+        router = ArtifactRouter(RouterArtifact.from_bytes(content, Path("its artifact")), path="its artifact")
+    except ClassifierError as error:
+        raise RouterRefused(version, str(error)) from error
     if router.version != version:
         raise RouterRefused(version, f"its content is that of {router.version}.")
     return router

@@ -1,4 +1,4 @@
-"""The routers in use: one serves, one may be on its way for a share of sticky keys, one may watch from the shadow."""
+"""Holds the serving, canary and shadow routers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from gateway.models.predictor import Predictor, make_threads
 from policies.policy import Policy
 from policies.rollout import takes_new
 
-NO_ROUTER = "none"
 RECOVERY = timedelta(days=28)
 _LEAST_DOUBT = 0.5
 _NOT_SHOWN = ("features", "hashing", "decision", "prices")
@@ -36,7 +35,7 @@ class RouterSlot:
 
 
 class RouterSet:
-    """Which router decides for whom. Read by every request, replaced between two of them.
+    """Decides which router a request uses. Every request reads it; it is replaced between two requests.
 
     Parameters
     ----------
@@ -60,7 +59,7 @@ class RouterSet:
         self.canary_share = 0.0
 
     def make_predictor(self, router: Router | None) -> Predictor:
-        """A predictor on the threads that all routers share."""
+        """Return a predictor on the threads that all routers share."""
         return Predictor(router, timeout_s=self._timeout_s, threads=self._threads)
 
     def replace(self, serving: RouterSlot, canary: RouterSlot | None, canary_share: float) -> None:
@@ -69,11 +68,11 @@ class RouterSet:
 
     @property
     def version(self) -> str:
-        """The serving router's."""
+        """Return the serving router's."""
         return self.serving.version
 
     def check_factor(self, version: str) -> float:
-        """How much more often a router's answers are drawn for checks: one on its way decides little, and is tried."""
+        """Return the factor on a router's check rate: a canary answers little and must be judged soon."""
         if self.canary is None or version != self.canary.version or self.canary_share <= 0.0:
             return 1.0
         return self._canary_checks / self.canary_share
@@ -95,7 +94,7 @@ class RouterSet:
         await self.serving.predictor.warm_up()
 
     async def predict(self, turns: tuple[tuple[str, str], ...]) -> Sufficiency | None:
-        """What the serving router says."""
+        """Return what the serving router predicts."""
         return await self.serving.predictor.predict(turns)
 
     def close(self) -> None:
@@ -122,7 +121,7 @@ def recovering_since(router: Router | None, now: datetime) -> datetime | None:
 
 
 def downward_sampling_share(router: Router | None, now: datetime) -> float:
-    """How much of what a router sends to the top tier is to be asked below as well, 0 to 1.
+    """Return the share of a router's top-tier answers that are also sent to a lower tier (downward sampling), 0 to 1.
 
     After a drift much goes up for want of knowledge: as much as caution withholds, and at least half for as long as the
     log shows little else than the time before.
@@ -133,7 +132,7 @@ def downward_sampling_share(router: Router | None, now: datetime) -> float:
 
 
 def describe(router: Router | None) -> dict[str, Any]:
-    """A router's card for those who look: how many tiers, when and on what it was made."""
+    """Return a router's card for those who look: how many tiers, when and on what it was made."""
     return {name: value for name, value in _metadata(router).items() if name not in _NOT_SHOWN}
 
 

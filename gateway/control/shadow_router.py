@@ -1,4 +1,4 @@
-"""A router on its way: it predicts for requests that another one decided, and what it would have done is kept.
+"""The shadow router predicts for requests that another one decided, and what it would have done is kept.
 
 In shadow it sees a share of all requests; and in shadow and after it every request that was drawn for a check, since
 there what it would have done can be told from what was found. Nothing here is in a request's way: the queue is bounded,
@@ -56,7 +56,7 @@ class RoutedRequest:
 
 @dataclass(frozen=True, slots=True)
 class _ShadowWatch:
-    """With which router, of which share of what is not checked, and what is in doubt with it."""
+    """Holds the shadow router, the share of unchecked requests it sees, and its quarantines."""
 
     slot: RouterSlot
     share: float
@@ -111,7 +111,7 @@ class ShadowRouter:
         self._watching = None if slot is None else _ShadowWatch(slot, 0.0 if serves else self._share, quarantine)
 
     def wants(self, router_version: str) -> bool:
-        """Whether requests that another router decided are of use now; cheap, asked for every answer."""
+        """Return whether requests that another router decided are of use now; cheap, asked for every answer."""
         return self._watching is not None and router_version != self._watching.slot.version
 
     def observe(self, routed: RoutedRequest, *, is_drawn: bool) -> None:

@@ -44,14 +44,14 @@ class TenantWatches:
         )
 
     def renewed(self, tenant: str) -> TenantWatches:
-        """A tenant's watch begun anew, from another baseline."""
+        """Return a tenant's watch begun anew, from another baseline."""
         return replace(self, watches={**self.watches, tenant: TenantWatch()})
 
 
 def watch_tenants(
     watches: TenantWatches, decisions: Sequence[Decided], rule: AlertRule, top: int
 ) -> tuple[TenantWatches, list[str]]:
-    """The watches after further decisions, and the tenants that raised an alert by them."""
+    """Return the watches after further decisions, and the tenants that raised an alert by them."""
     found = dict(watches.watches)
     places = dict(watches.places)
     alarmed: list[str] = []

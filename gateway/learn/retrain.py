@@ -71,7 +71,7 @@ _VALUE_FACTOR = 20
 
 @dataclass(frozen=True, slots=True)
 class RetrainRequest:
-    """What is asked for.
+    """Holds the request for a retrain.
 
     Parameters
     ----------
@@ -91,7 +91,7 @@ class RetrainRequest:
 
 @dataclass(frozen=True, slots=True)
 class RetrainOutcome:
-    """How a run ended; ``status`` is ``kept`` or ``promoted``, for a dry run what it would have been."""
+    """Says how a run ended; ``status`` is ``kept`` or ``promoted``, for a dry run what it would have been."""
 
     status: str
     reason: str
@@ -107,7 +107,7 @@ class RetrainOutcome:
 
 @dataclass(frozen=True, slots=True)
 class _RetrainResult:
-    """``supersedes``: the router on its way that the candidate is better than as well."""
+    """Holds a judged candidate; ``supersedes`` is the canary router that it is better than as well."""
 
     candidate: Candidate
     comparison: RouterComparison
@@ -298,7 +298,7 @@ def _tried(
     scene: RetrainSnapshot,
     judged: Callable[[RouterContender], RouterComparison],
 ) -> JudgedCandidate:
-    """The candidate as it was judged: as it is, or after a drift with as little caution as it is better with."""
+    """Return the candidate as it was judged: as it is, or after a drift with as little caution as it is better with."""
 
     def complete(router: ArtifactRouter) -> Mapping[str, Policy]:
         return complete_policies(scene.policies, router)
@@ -320,7 +320,7 @@ def _window(table: LearningTable, protocol: str) -> str:
 
 
 def _rule(settings: Settings, scene: RetrainSnapshot, table: LearningTable) -> PromotionRule:
-    """What counts as better.
+    """States what counts as better.
 
     A point of quality is worth what is configured, else what the policy or its router says, else a multiple of what the
     top tier costs more.

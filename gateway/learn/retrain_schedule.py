@@ -1,4 +1,4 @@
-"""When the leader retrains: by the week, and when the monitor, an administrator or a command has asked."""
+"""Schedules the leader's retrains: by the week, and when the monitor, an administrator or a command has asked."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class RetrainSchedule:
             )
 
     async def _is_due(self) -> bool:
-        """Whether the last run was long enough ago; before the first one the installation's age counts."""
+        """Return whether the last run was long enough ago; before the first one the installation's age counts."""
         every = timedelta(days=self._settings.learning.every_days)
         last = await self._runs.newest_end() or await self._runs.installed_at() or self._started_at
         return every > timedelta(0) and self._clock() - last >= every

@@ -50,7 +50,7 @@ _TOKEN_CHARS = 4
 
 @dataclass(frozen=True, slots=True)
 class ServedRequest:
-    """What became of one request."""
+    """Holds the result of one request."""
 
     asked: SimulatedRequest
     tier: int
@@ -102,12 +102,12 @@ class SimulatedGateway:
 
     @property
     def control(self) -> Any:
-        """The control plane."""
+        """Return the control plane."""
         return self._parts.control
 
     @property
     def top_price_usd(self) -> Decimal:
-        """What a request costs at the top tier now."""
+        """Return the price of a request at the top tier now."""
         return self._tier(self.top).price_per_request_usd
 
     async def serve(self, asked: SimulatedRequest) -> ServedRequest:
@@ -140,7 +140,7 @@ class SimulatedGateway:
         return ServedRequest(asked, tier.index, answer.bill().cost_usd, routed.basis.router_version, answer.reason)
 
     def _tier(self, number: int) -> Tier:
-        """The tier at the prices of the moment."""
+        """Return the tier at the prices of the moment."""
         tier: Tier = self._parts.catalog.ladder[number - 1]
         return tier
 

@@ -69,7 +69,7 @@ async def test_a_bad_tenant_goes_up_alone_and_comes_back(tmp_path: Path, databas
         await monitor.look(lease, at_once=True)
         assert control.state.generation == generation, "said once"
         shown = {(each["family"], each["name"]): each for each in (await monitor.floor_report())["groups"]}
-        assert shown["tenant", "acme"]["tightened"][str(tier)]["least"] == CLOSED
+        assert shown["tenant", "acme"]["tightened"][str(tier)]["least"] == 2.0
         assert shown["tenant", "other"]["tightened"] == {}
         # Beside the higher tier's answers the lower one is asked again, and is as good now.
         beside = Check(1.0, tier=tier + 1, direction="down", tenant="acme", reason="tightened", p_as_good=0.99)
