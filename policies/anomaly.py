@@ -19,7 +19,7 @@ _LEAST_SHARE, _MOST_SHARE = 0.01, 0.9
 
 @dataclass(frozen=True, slots=True)
 class AlertRule:
-    """When to raise an alert.
+    """States when to raise an alert.
 
     Parameters
     ----------
@@ -48,12 +48,12 @@ class TenantWatch:
 
     @property
     def is_alarmed(self) -> bool:
-        """Whether this tenant's share of the top tier jumped."""
+        """Return whether this tenant's share of the top tier jumped."""
         return self.state is not None and self.state.is_alarmed
 
 
 def watch(rule: AlertRule, watched: TenantWatch, went_top: bool) -> TenantWatch:
-    """The watch after one more decision that the router made itself; leave out pinned and explored ones."""
+    """Return the watch after one more decision that the router made itself; leave out pinned and explored ones."""
     if watched.design is None or watched.state is None:
         seen = TenantWatch(watched.num_baseline + 1, watched.num_baseline_top + went_top)
         return _armed(rule, seen) if seen.num_baseline >= rule.baseline_decisions else seen

@@ -82,23 +82,23 @@ class CheckedSample:
 
     @property
     def is_simple(self) -> bool:
-        """Every request was checked, and every loss is 0 or 1: the binomial case."""
+        """Return every request was checked, and every loss is 0 or 1: the binomial case."""
         return len(self.losses) == self.num_requests and bool(np.isin(self.losses, (0.0, 1.0)).all())
 
     @property
     def scale(self) -> float:
-        """The most that one loss can count."""
+        """Return the most that one loss can count."""
         return 1.0 / (self.least_inclusion if self.least_inclusion is not None else self._least_seen)
 
     def keeping(self, kept: NDArray[np.bool_]) -> CheckedSample:
-        """The same traffic, had the rows outside ``kept`` gone to the top tier, where they lose nothing."""
+        """Return the same traffic, had the rows outside ``kept`` gone to the top tier, where they lose nothing."""
         losses = np.where(kept, self.losses, 0.0)
         return CheckedSample(losses, self.inclusion, self.num_requests, self.least_inclusion, kept)
 
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """What can be said about a floor.
+    """Holds what can be said about a floor.
 
     ``loss_low`` and ``loss_high`` are one-sided bounds of the mean loss, each with ``confidence``; ``loss`` is its
     estimate, 0 where nothing was checked.
@@ -115,7 +115,7 @@ class Certificate:
 
     @property
     def quality_low(self) -> float:
-        """The floor that is held with this confidence, whatever was asked for."""
+        """Return the floor that is held with this confidence, whatever was asked for."""
         return 1.0 - self.loss_high
 
 
@@ -156,7 +156,7 @@ def loss_upper(checked: CheckedSample, confidence: float) -> float:
 
 
 def loss_lower(checked: CheckedSample, confidence: float) -> float:
-    """Lower bound of the mean loss, likewise."""
+    """Return lower bound of the mean loss, likewise."""
     if not len(checked.losses):
         return 0.0
     if checked.is_simple:
@@ -165,7 +165,7 @@ def loss_lower(checked: CheckedSample, confidence: float) -> float:
 
 
 def _corrected_upper(checked: CheckedSample, gold: GoldCounts, confidence: float) -> float:
-    """Upper bound of the mean loss behind the verdicts of a judge that errs.
+    """Return upper bound of the mean loss behind the verdicts of a judge that errs.
 
     A verdict v on a kept row counts (v - f) / (s - f) with f the rate of false flags and s that of true ones: its mean
     is the true loss (Rogan and Gladen). The worst ends of what gold says are a small f and a small s. Where that f is
@@ -186,7 +186,7 @@ def _corrected_upper(checked: CheckedSample, gold: GoldCounts, confidence: float
 
 
 def _weighted_upper(checked: CheckedSample, values: FloatArray, least: float, most: float, confidence: float) -> float:
-    """Upper bound of the mean over all requests of values in ``least`` .. ``most`` (least <= 0 <= most).
+    """Return upper bound of the mean over all requests of values in ``least`` .. ``most`` (least <= 0 <= most).
 
     The mean of drawn * value / inclusion over all requests is the mean value, whatever the design (Horvitz and
     Thompson); a request that was not drawn counts 0.
@@ -214,7 +214,7 @@ def certify_threshold(
     confidence: float,
     gold: GoldCounts | None = None,
 ) -> CertifiedThreshold:
-    """The cheapest of a grid of thresholds that still holds the floor, with the confidence of a single test.
+    """Return the cheapest of a grid of thresholds that still holds the floor, with the confidence of a single test.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Has the rate of needed upgrades risen? A test that may be looked at after every sample, for as long as one likes.
+"""Tests whether the rate of needed upgrades has risen; valid after every sample, for as long as one likes.
 
 For each moment at which a rise may have begun a bettor starts with a small purse and bets that outcomes exceed the rate
 that is still in order. While they do not, no purse can be expected to grow, so all purses together reach ``1 / alpha``
@@ -28,7 +28,7 @@ _MOST_WEALTH = 1e100
 
 @dataclass(frozen=True, slots=True)
 class DriftDesign:
-    """What the test looks for.
+    """States what the test looks for.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ class DriftDesign:
     def for_truth(
         cls, in_order: float, risen: float, gold: GoldCounts | None = None, *, false_alarm: float = 0.05, **rest: Any
     ) -> DriftDesign:
-        """A design in true rates, read through the judge: its errors, as uncertain as they are, are not drift.
+        """Return a design in true rates, read through the judge: its errors, as uncertain as they are, are not drift.
 
         A fifth of the permitted false alarms is spent on what the gold set leaves open about the judge.
 
@@ -88,7 +88,7 @@ class DriftDesign:
 
 @dataclass(frozen=True, slots=True)
 class DriftState:
-    """Where the test stands; a value, stored as JSON between looks.
+    """Holds the state of the test; a value, stored as JSON between looks.
 
     ``purses`` is the wealth of each bettor family, ``unopened`` the wealth not yet at stake. ``alarmed_at`` is the
     number of answers at the first alarm and stays; a new baseline starts a new state.
@@ -111,7 +111,7 @@ class DriftState:
 
     @property
     def is_alarmed(self) -> bool:
-        """Whether an alarm was ever raised."""
+        """Return whether an alarm was ever raised."""
         return self.alarmed_at is not None
 
     def as_dict(self) -> dict[str, Any]:
@@ -125,7 +125,7 @@ class DriftState:
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> DriftState:
-        """What :meth:`as_dict` wrote."""
+        """Return what :meth:`as_dict` wrote."""
         alarmed_at = stored["alarmed_at"]
         return cls(
             tuple(float(each) for each in stored["purses"]),
@@ -138,7 +138,7 @@ class DriftState:
 def observe(
     design: DriftDesign, state: DriftState, losses: Sequence[float], weights: Sequence[float] | None = None
 ) -> DriftState:
-    """The state after further answers, in the order of their checking.
+    """Return the state after further answers, in the order of their checking.
 
     Parameters
     ----------

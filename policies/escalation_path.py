@@ -15,7 +15,7 @@ from policies.types import RequestFacts, ThresholdMode, Tier
 
 
 def escalation_path(available: Ladder, facts: RequestFacts, policy: Policy) -> tuple[Rung, ...]:
-    """Where a doubted answer of each available tier goes, and below which confidence it is doubted.
+    """Return where a low-confidence answer of each available tier goes, and below which confidence it does.
 
     What the policy says of a tier counts. Else, in mode ``benefit``, going up must earn its price: an answer is doubted
     below P(right of the higher tier) less that tier's price in units of ``quality_value_usd``. In mode ``floor`` it is
@@ -46,7 +46,7 @@ def escalation_path(available: Ladder, facts: RequestFacts, policy: Policy) -> t
 
 
 def _affordable(ways: Mapping[int, int], bills_usd: Mapping[int, Decimal], limit_usd: Decimal) -> dict[int, int]:
-    """The ways up that all answers on the dearest path over them can be paid for; ``ways`` rise."""
+    """Return the ways up that all answers on the dearest path over them can be paid for; ``ways`` rise."""
     spent_usd = dict(bills_usd)
     kept: dict[int, int] = {}
     for tier, target in ways.items():

@@ -15,11 +15,11 @@ class Uniform(Protocol):
     """A source of randomness: ``random.Random`` is one."""
 
     def random(self) -> float:
-        """A number in [0, 1)."""
+        """Return a number in [0, 1)."""
 
 
 def propensities(best: int, tiers: Sequence[int], share: float) -> dict[int, float]:
-    """Probability of each tier when ``share`` of the traffic is spread evenly and the rest goes to ``best``.
+    """Return probability of each tier when ``share`` of the traffic is spread evenly and the rest goes to ``best``.
 
     Parameters
     ----------

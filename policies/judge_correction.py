@@ -1,4 +1,4 @@
-"""What a rate is when the one who counts it errs.
+"""Corrects a rate for the errors of the judge who counted it.
 
 A judge that is right nine times in ten reads a true 6 % as 15 %. Its error, measured on a gold set, is taken out here,
 and the uncertainty about the error itself is carried along. Two ways, by what the gold set is:
@@ -73,7 +73,7 @@ class GoldCounts:
         return fault_rate * self.sensitivity + (1.0 - fault_rate) * (1.0 - self.specificity)
 
     def flag_rate_upper(self, fault_rate: float, confidence: float) -> float:
-        """Upper bound of that rate, given what the gold set leaves open about the judge."""
+        """Return upper bound of that rate, given what the gold set leaves open about the judge."""
         each = (1.0 + confidence) / 2
         hit = binomial_upper(self.flagged_faults, self.num_faults, each)
         alarm = binomial_upper(self.flagged_sound, self.num_sound, each)
@@ -81,7 +81,7 @@ class GoldCounts:
 
 
 def rogan_gladen(flag_rate: float, sensitivity: float, specificity: float) -> float:
-    """The true rate behind a rate of flags, kept within 0..1; NaN for a judge no better than a coin."""
+    """Return the true rate behind a rate of flags, kept within 0..1; NaN for a judge no better than a coin."""
     informedness = sensitivity + specificity - 1.0
     if not informedness > 0.0:
         return math.nan
@@ -89,7 +89,7 @@ def rogan_gladen(flag_rate: float, sensitivity: float, specificity: float) -> fl
 
 
 def debiased_rate(num_flagged: float, num_judged: float, gold: GoldCounts, confidence: float = 0.95) -> Estimate:
-    """The true fault rate behind flags, with the interval of Lang and Reiczigel.
+    """Return the true fault rate behind flags, with the interval of Lang and Reiczigel.
 
     Parameters
     ----------
@@ -144,7 +144,7 @@ def debiased_upper(flag_rate_upper: float, gold: GoldCounts, confidence: float) 
 def prediction_powered(
     gold_values: FloatArray, gold_judged: FloatArray, judged: FloatArray, confidence: float = 0.95
 ) -> Estimate:
-    """Mean of the truth over traffic from many judgements and few truths, power-tuned (PPI++).
+    """Return mean of the truth over traffic from many judgements and few truths, power-tuned (PPI++).
 
     Parameters
     ----------

@@ -56,7 +56,7 @@ class LabelledTraffic:
 
 @dataclass(frozen=True, slots=True)
 class Performance:
-    """What a rule would have done: mean cost and quality a request, its share per tier, and its margin over a floor.
+    """Holds what a rule would have done: mean cost and quality a request, its share per tier, its margin over a floor.
 
     ``margin`` is mean(quality - floor * top quality); ``margin_low`` its one-sided lower confidence bound. The floor
     is held with the stated confidence when ``margin_low`` is not below 0.

@@ -43,19 +43,19 @@ def check_ladder(ladder: Ladder) -> None:
 
 
 def is_in_regions(tier: Tier, *limits: Collection[str]) -> bool:
-    """Whether a tier is in all of these lists of regions, of which an empty one permits any."""
+    """Return whether a tier is in all of these lists of regions, of which an empty one permits any."""
     return all(not regions or tier.region in regions for regions in limits)
 
 
 def region_problem(name: str) -> str | None:
-    """What the name of a region should be, where it is not; names must fit into a header's list."""
+    """Return what is wrong with the name of a region; None for a good one. Names must fit into a header's list."""
     if 0 < len(name) <= 64 and name.isascii() and name.isprintable() and not set(name) & set(" ,"):
         return None
     return "1 to 64 printable ASCII characters without spaces and commas"
 
 
 def top(tiers: Iterable[int]) -> int:
-    """The highest of some tiers: the one that quality is measured against, and the safe choice."""
+    """Return the highest of some tiers: the one that quality is measured against, and the safe choice."""
     return max(tiers)
 
 

@@ -1,4 +1,4 @@
-"""Which tiers a request may use at all: by policy and its own limits, by cost, by context length, by what is up now."""
+"""Filters the tiers a request may use: by policy and its own limits, cost, context length, and what is up now."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NONE_BARRED: Mapping[int, BarReason] = {}
 
 
 def permitted_tiers(overrides: Overrides, policy: Policy, ladder: Ladder) -> Ladder:
-    """The tiers that both the policy and the request permit, in the ladder's order.
+    """Return the tiers that both the policy and the request permit, in the ladder's order.
 
     Raises
     ------
@@ -36,7 +36,7 @@ def permitted_tiers(overrides: Overrides, policy: Policy, ladder: Ladder) -> Lad
 
 
 def affordable_tiers(facts: RequestFacts, policy: Policy, permitted: Ladder) -> Ladder:
-    """The tiers at which the request is expected to cost no more than policy and request permit.
+    """Return the tiers at which the request is expected to cost no more than policy and request permit.
 
     Raises
     ------
@@ -60,14 +60,14 @@ def affordable_tiers(facts: RequestFacts, policy: Policy, permitted: Ladder) -> 
 
 
 def cost_limit_usd(overrides: Overrides, policy: Policy) -> Decimal | None:
-    """The lower of the policy's and the request's limit on what it may be expected to cost; None without any."""
+    """Return the lower of the policy's and the request's limit on what it may be expected to cost; None without any."""
     if overrides.max_cost_usd is None or policy.max_cost_usd is None:
         return policy.max_cost_usd if overrides.max_cost_usd is None else overrides.max_cost_usd
     return min(policy.max_cost_usd, overrides.max_cost_usd)
 
 
 def barred_tiers(facts: RequestFacts, policy: Policy, ladder: Ladder) -> Mapping[int, BarReason]:
-    """Every tier that a limit on regions or cost keeps from the request, and which of them does."""
+    """Return every tier that a limit on regions or cost keeps from the request, and which of them does."""
     limit_usd = cost_limit_usd(facts.overrides, policy)
     if limit_usd is None and not policy.allowed_regions and not facts.overrides.regions:
         return _NONE_BARRED
@@ -100,7 +100,7 @@ def fitting_tiers(facts: RequestFacts, permitted: Ladder) -> Ladder:
 
 
 def available_tiers(facts: RequestFacts, fitting: Ladder) -> Ladder:
-    """The tiers that can take the request now.
+    """Return the tiers that can take the request now.
 
     Raises
     ------
@@ -124,7 +124,7 @@ def prompt_tiers(facts: RequestFacts, policy: Policy, available: Ladder) -> Ladd
 
 
 def indexes(tiers: Sequence[Tier]) -> tuple[int, ...]:
-    """The numbers of some tiers."""
+    """Return the numbers of some tiers."""
     return tuple([tier.index for tier in tiers])
 
 
@@ -137,7 +137,7 @@ def _check_known(overrides: Overrides, ladder: Ladder) -> None:
 
 
 def _numbered_tiers(overrides: Overrides, policy: Policy, ladder: Ladder) -> Ladder:
-    """The tiers whose numbers both permit, wherever they are."""
+    """Return the tiers whose numbers both permit, wherever they are."""
     if overrides.tier is overrides.min_tier is overrides.max_tier is None and not policy.allowed_tiers:
         return ladder
     _check_known(overrides, ladder)
@@ -178,5 +178,5 @@ def _where(numbered: Ladder, overrides: Overrides, policy: Policy) -> str:
 
 
 def _fields(overrides: Overrides, *names: str) -> tuple[str, ...]:
-    """What the request itself said of these, and that the policy said something too."""
+    """Return the fields of these that the request itself set, and ``policy``."""
     return (*(name for name in names if getattr(overrides, name) not in (None, ())), "policy")

@@ -1,4 +1,4 @@
-"""What another router would have earned, from the log alone.
+"""Estimates what another router would have earned, from the log alone.
 
 Every logged decision carries the probability with which it was made. A row whose tier the other router would also have
 chosen is weighed by the inverse of that; a model of outcomes, where there is one, fills in for the rest and is
@@ -126,7 +126,7 @@ def paired_difference(
 
 
 def doubly_robust_rows(logged: LoggedRows, target: FloatArray) -> FloatArray:
-    """Each row's unbiased share of the target's value, float64 (n,); its mean is the estimate."""
+    """Return each row's unbiased share of the target's value, float64 (n,); its mean is the estimate."""
     predicted = logged.predicted if logged.predicted is not None else np.zeros(logged.propensity.shape)
     rows = np.arange(len(logged.chosen))
     error = logged.outcome - predicted[rows, logged.chosen]
@@ -143,7 +143,7 @@ def _known_correction(logged: LoggedRows, target: FloatArray, predicted: FloatAr
 
 
 def _all_known(logged: LoggedRows) -> NDArray[np.bool_]:
-    """Rows whose every permitted tier has a known outcome: there nothing needs weighting.
+    """Return rows whose every permitted tier has a known outcome: there nothing needs weighting.
 
     Whether a row is so must not depend on the tier that was drawn, or the weighted rows beside it are no longer
     unbiased; a check that is drawn whatever tier answered satisfies that.

@@ -1,4 +1,4 @@
-"""What a policy says: which tiers, how good, at what price, with how much exploration."""
+"""The policy: which tiers, how good, at what price, with how much exploration."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from policies.types import ThresholdMode, Tier
 
 
 class StickyMode(StrEnum):
-    """What a conversation's last tier counts for in the next turn.
+    """Says how much a conversation's last tier counts in the next turn.
 
     ``off``: nothing. ``cost``: leaving it costs the tokens its KV cache holds, priced by the policy. ``always``: the
     conversation stays where it is for as long as that tier may and can serve it.
@@ -29,7 +29,7 @@ class StickyMode(StrEnum):
 
 
 class FallbackMode(StrEnum):
-    """Where a request goes when its tier fails before the first token.
+    """Says where a request goes when its tier fails before the first token.
 
     ``up``: the dearer tiers in order, then the cheaper ones from the top. ``up_only``: never to a cheaper tier.
     ``none``: the error is the caller's to see.
@@ -42,7 +42,7 @@ class FallbackMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How requests are turned into tiers. Immutable; an edited policy is a new version.
+    """States how requests are turned into tiers. Immutable; an edited policy is a new version.
 
     Parameters
     ----------
@@ -144,7 +144,7 @@ class Policy:
             raise InvalidPolicy("allowed_regions", list(self.allowed_regions), "a region of one of the allowed tiers")
 
     def permits(self, tier: Tier) -> bool:
-        """Whether its requests may be sent to a tier at all, whatever they cost there."""
+        """Return whether its requests may be sent to a tier at all, whatever they cost there."""
         is_named = not self.allowed_tiers or tier.index in self.allowed_tiers
         return is_named and is_in_regions(tier, self.allowed_regions)
 
@@ -153,7 +153,7 @@ class Policy:
         return max((tier.index for tier in ladder if self.permits(tier)), default=len(ladder))
 
     def threshold(self, tier: int) -> float:
-        """Least P(as good as the top tier) at which this tier suffices."""
+        """Return least P(as good as the top tier) at which this tier suffices."""
         return self.thresholds.get(tier, self.quality_floor)
 
     def with_derived(
@@ -163,7 +163,7 @@ class Policy:
         quality_value_usd: Decimal | None = None,
         max_novelty: float | None = None,
     ) -> Policy:
-        """A copy in which what the policy leaves open is filled with values derived from labelled traffic.
+        """Return a copy in which what the policy leaves open is filled with values derived from labelled traffic.
 
         What the policy states itself always wins over what was derived.
         """

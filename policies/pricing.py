@@ -1,4 +1,4 @@
-"""What a request costs at a tier: by its price table, and by the device seconds it took. Exact decimal arithmetic."""
+"""Prices a request at a tier: by its price table, and by the device seconds it took. Exact decimal arithmetic."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SECONDS_PER_HOUR = 3600
 
 
 def price_usd(tier: Tier, num_input_tokens: int, num_output_tokens: int) -> Decimal:
-    """Price of one answer by the tier's table: per request, per input token and per output token."""
+    """Return price of one answer by the tier's table: per request, per input token and per output token."""
     return (
         tier.price_per_request_usd
         + tier.price_per_input_token_usd * num_input_tokens
@@ -21,12 +21,12 @@ def price_usd(tier: Tier, num_input_tokens: int, num_output_tokens: int) -> Deci
 
 
 def measured_cost_usd(tier: Tier, compute_s: float) -> Decimal:
-    """Cost of the device seconds a request really used, at the tier's hourly price of the device."""
+    """Return cost of the device seconds a request really used, at the tier's hourly price of the device."""
     return tier.price_per_compute_hour_usd * Decimal(repr(compute_s)) / SECONDS_PER_HOUR
 
 
 def to_nano_usd(amount_usd: Decimal) -> int:
-    """Dollars as whole billionths, halves rounded to even: the form in which amounts are counted and stored."""
+    """Return dollars as whole billionths, halves rounded to even: the form in which amounts are counted and stored."""
     return int((amount_usd * NANO_USD_PER_USD).to_integral_value())
 
 
@@ -36,7 +36,7 @@ def from_nano_usd(amount_nano_usd: int) -> Decimal:
 
 
 def expected_cost_usd(tier: Tier, facts: RequestFacts, policy: Policy) -> Decimal:
-    """What serving this request at this tier would cost, before it is known how long the answer gets.
+    """Return what serving this request at this tier would cost, before the answer's length is known.
 
     The price of one answer by the table, and the price of the expected waiting.
     """
@@ -47,12 +47,12 @@ def expected_cost_usd(tier: Tier, facts: RequestFacts, policy: Policy) -> Decima
 
 
 def expected_bill_usd(tier: Tier, facts: RequestFacts, policy: Policy) -> Decimal:
-    """What this request is expected to be billed at this tier, with all the answers it asks for."""
+    """Return what this request is expected to be billed at this tier, with all the answers it asks for."""
     return _expected_price_usd(tier, facts, policy) * facts.num_answers
 
 
 def _expected_price_usd(tier: Tier, facts: RequestFacts, policy: Policy) -> Decimal:
-    """The price by the table: the prompt as counted, the answer as long as policy and request let one expect."""
+    """Return the price by the table: the prompt as counted, the answer as long as policy and request let one expect."""
     num_input_tokens, num_output_tokens = facts.num_prompt_tokens, policy.expected_output_tokens
     if facts.max_tokens is not None:
         num_output_tokens = min(num_output_tokens, facts.max_tokens)
@@ -62,5 +62,5 @@ def _expected_price_usd(tier: Tier, facts: RequestFacts, policy: Policy) -> Deci
 
 
 def switch_cost_usd(holder: Tier, cached_tokens: int, policy: Policy) -> Decimal:
-    """What is lost by leaving the tier whose KV cache holds a conversation: its tokens, at that tier's prices."""
+    """Return the cost of leaving the tier whose KV cache holds a conversation: its tokens, at that tier's prices."""
     return cached_tokens * (policy.switch_cost_per_cached_token_usd + holder.price_per_input_token_usd)

@@ -1,4 +1,4 @@
-"""Whether a new router may replace the serving one: only on evidence, and with the reason in words."""
+"""Decides whether a new router may replace the serving one: only on evidence, with the reason in words."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class PromotionVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PromotionRule:
-    """What counts as better.
+    """States what counts as better.
 
     Parameters
     ----------

@@ -24,7 +24,7 @@ class RolloutStage(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RolloutPlan:
-    """How fast, and what stops it.
+    """States how fast a rollout goes, and what stops it.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ class RolloutPlan:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """Where a rollout stands; a value to be stored.
+    """Holds the progress of a rollout; a value to be stored.
 
     ``step`` is -1 in shadow, else the index into the plan's shares; the counts are of the present stage, the weights
     the sum of the checked answers' and of their squares.
@@ -86,18 +86,18 @@ class Rollout:
 
     @property
     def is_final(self) -> bool:
-        """Whether nothing can change it any more."""
+        """Return whether nothing can change it any more."""
         return self.stage in (RolloutStage.COMPLETE, RolloutStage.ROLLED_BACK)
 
     @property
     def effective_checked(self) -> float:
-        """What the checked answers of this stage are worth, in answers of equal weight."""
+        """Return the effective number of this stage's checked answers, in answers of equal weight."""
         total, squares = self.weights
         return total * total / squares if squares > 0.0 else 0.0
 
 
 def share(plan: RolloutPlan, state: Rollout) -> float:
-    """Share of sticky keys that the new router serves now."""
+    """Return share of sticky keys that the new router serves now."""
     if state.stage is RolloutStage.COMPLETE:
         return 1.0
     return plan.shares[state.step] if state.stage is RolloutStage.PARTIAL else 0.0
@@ -155,7 +155,7 @@ def record(
 
 
 def is_behind(plan: RolloutPlan, state: Rollout, now_s: float) -> bool:
-    """Whether a serving stage has less than half of its evidence when half of its time is over."""
+    """Return whether a serving stage has less than half of its evidence when half of its time is over."""
     is_late = now_s - state.entered_s >= plan.max_stage_s / 2
     return state.stage is RolloutStage.PARTIAL and is_late and state.effective_checked < plan.min_checked / 2
 

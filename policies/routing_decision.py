@@ -73,7 +73,7 @@ def decide(facts: RequestFacts, policy: Policy, ladder: Ladder, rng: Uniform) ->
 def _choose_and_say_why(
     permitted: Ladder, fitting: Ladder, candidates: Ladder, facts: RequestFacts, policy: Policy, ladder: Ladder
 ) -> TierChoice:
-    """The choice among what is left, with the reason it is not what the policy alone would have chosen."""
+    """Return the choice among what is left, with the reason it is not what the policy alone would have chosen."""
     if facts.overrides.tier is not None:
         return TierChoice(facts.overrides.tier, ReasonCode.PINNED, "the request asked for this tier")
     if len(permitted) == 1:

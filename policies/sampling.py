@@ -1,4 +1,4 @@
-"""Which answers are to be checked, and with what known probability.
+"""Decides which answers are checked, and with what known probability.
 
 A cheap answer may be drawn to be checked against the top tier (``up``), a dear one to see whether the tier below would
 have done (``down``). The probability is fixed before the draw and kept with it, so that what is measured on the drawn
@@ -28,7 +28,7 @@ UNKNOWN = "unknown"
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How answers are drawn for verification.
+    """Says how answers are drawn for verification.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ class Sampling:
                 raise InvalidPolicy(name, getattr(self, name), "a share from 0 to 1")
 
     def stratum(self, confidence: float | None) -> tuple[str, float]:
-        """Name and factor of the stratum that a confidence falls into."""
+        """Return name and factor of the stratum that a confidence falls into."""
         if confidence is None or not math.isfinite(confidence):
             return UNKNOWN, 1.0
         place = bisect_right(self.edges, confidence)
@@ -79,7 +79,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class SampledAnswer:
-    """What the chances of an answer rest on.
+    """Holds the facts that an answer's inclusion probabilities rest on.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ class SampledAnswer:
 
 @dataclass(frozen=True, slots=True)
 class InclusionProbabilities:
-    """How likely an answer is to be drawn, upward or to be compared with one of the lower tiers; at most one happens.
+    """Holds an answer's probabilities of an upward check and of a downward one by tier; one at most happens.
 
     ``up_against`` is the tier it would be compared with; ``down`` has (tier, chance) of every lower tier.
     """
@@ -118,7 +118,7 @@ class InclusionProbabilities:
 
     @property
     def logged(self) -> float:
-        """The chance that stands on the answer's row: upward, or downward where there is no tier above."""
+        """Return the chance that stands on the answer's row: upward, or downward where there is no tier above."""
         return self.up if self.up_against is not None else self.total_down
 
 
@@ -142,7 +142,7 @@ def inclusion_probabilities(
     throttle: float = 1.0,
     barred: frozenset[int] = frozenset(),
 ) -> InclusionProbabilities:
-    """How likely an answer is to be drawn.
+    """Return an answer's inclusion probabilities.
 
     Parameters
     ----------
@@ -173,7 +173,7 @@ def inclusion_probabilities(
 
 @lru_cache(64)
 def _strata(edges: tuple[float, ...]) -> tuple[str, ...]:
-    """The names of the strata between edges."""
+    """Return the names of the strata between edges."""
     return tuple(f"{low:g}-{high:g}" for low, high in pairwise((0.0, *edges, 1.0)))
 
 
@@ -184,7 +184,7 @@ def _parts(tiers: Sequence[int], prices: Mapping[int, float], whole: float) -> l
 
 @lru_cache(64)
 def _weights(prices: tuple[float, ...]) -> tuple[tuple[float, ...], float]:
-    """The weight of each price, and their sum."""
+    """Return the weight of each price, and their sum."""
     dearest = max(prices, default=0.0)
     # A tier without a price of its own counts as a thousandth of the dearest: asked most, not always.
     weights = tuple(max(price, dearest / 1000.0) ** -0.5 if dearest > 0.0 else 1.0 for price in prices)

@@ -47,19 +47,19 @@ class DerivedThresholds:
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """What is to be held: a floor, with a confidence, while a share of the traffic explores."""
+    """States what is to be held: a floor, with a confidence, while a share of the traffic explores."""
 
     floor: float
     confidence: float = 0.95
     exploration_share: float = 0.0
 
     def measure(self, traffic: LabelledTraffic, chosen: IntArray) -> Performance:
-        """What a choice of one column a request would have done."""
+        """Measure what a choice of one column a request would have done."""
         return performance(traffic, chosen, self.floor, self.confidence, self.exploration_share)
 
 
 def derive_quality_value(traffic: LabelledTraffic, required: Requirement) -> DerivedValue:
-    """The price of quality that holds the floor at least cost.
+    """Return the price of quality that holds the floor at least cost.
 
     Minimising cost under a bound on mean quality is, by its Lagrangian, choosing for each request the largest
     value * P(right) - cost with one value for all (Dekoninck et al. 2024, "A Unified Approach to Routing and
@@ -78,7 +78,7 @@ def derive_quality_value(traffic: LabelledTraffic, required: Requirement) -> Der
 def derive_thresholds(
     traffic: LabelledTraffic, required: Requirement, candidates: Sequence[Mapping[int, float]] | None = None
 ) -> DerivedThresholds:
-    """The thresholds that hold the floor at least cost.
+    """Return the thresholds that hold the floor at least cost.
 
     Parameters
     ----------
@@ -189,7 +189,7 @@ def _grid(levels: FloatArray) -> FloatArray:
 
 
 def _preference(found: Performance) -> tuple[float, ...]:
-    """What holds before what does not; then the cheaper, or the nearer to holding."""
+    """Order what holds before what does not; then the cheaper, or the nearer to holding."""
     return (0.0, found.cost_usd, -found.margin_low) if found.holds else (1.0, -found.margin_low, found.cost_usd)
 
 

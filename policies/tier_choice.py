@@ -51,7 +51,7 @@ def _chosen(candidates: Ladder, facts: RequestFacts, policy: Policy, ladder: Lad
 
 
 def _out_of_quarantine(best: TierChoice, candidates: Ladder, facts: RequestFacts, policy: Policy) -> TierChoice:
-    """The choice, or the first tier above it that suffices and is not in doubt itself; the highest always does.
+    """Return the choice, or the first tier above it that suffices and is not quarantined; the highest always does.
 
     By benefit no tier has a threshold; there the next one must not be expected to be the worse.
     """
@@ -75,7 +75,7 @@ def _first_out_of_quarantine(start: int, candidates: Ladder, facts: RequestFacts
 
 
 def exploration_tiers(best: TierChoice, candidates: Ladder, facts: RequestFacts, policy: Policy) -> tuple[int, ...]:
-    """Where exploration may lead, one tier for each candidate: a tier in doubt is stood in for by one above it.
+    """Return the tiers that exploration may choose, one a candidate; the next higher tier replaces a quarantined one.
 
     Exploring serves the answer, so it counts against the floor; the floor leaves room for it only where nothing is in
     doubt. What a tier in doubt is worth is learnt by asking it beside the tier that answers (:mod:`policies.sampling`).
@@ -125,7 +125,7 @@ def _by_mode(candidates: Ladder, facts: RequestFacts, policy: Policy, ladder: La
 def _cheapest_sufficient(
     candidates: Ladder, estimates: Mapping[int, TierEstimate], facts: RequestFacts, policy: Policy, ladder: Ladder
 ) -> TierChoice:
-    """The least cost among the tiers whose P(as good) reaches their threshold; the ladder's top always does."""
+    """Return the least cost among the tiers whose P(as good) reaches their threshold; the ladder's top always does."""
     top = ladder[-1].index
     p_as_good = {tier.index: 1.0 if tier.index == top else _p_as_good(estimates, tier) for tier in candidates}
     below_top = [index for index in p_as_good if index != top and p_as_good[index] >= policy.threshold(index)]

@@ -11,7 +11,7 @@ from policies.escalation import Rung
 
 
 class ThresholdMode(StrEnum):
-    """How a policy turns estimates into a tier: by the floor on quality, or by a price put on quality."""
+    """Says how a policy turns estimates into a tier: by the floor on quality, or by a price put on quality."""
 
     FLOOR = "floor"
     BENEFIT = "benefit"
@@ -76,7 +76,7 @@ class TierEstimate:
 
 @dataclass(frozen=True, slots=True)
 class Overrides:
-    """What one request may ask for (body ``suffice`` object or headers).
+    """Holds what one request may ask for (body ``suffice`` object or headers).
 
     ``regions`` and ``max_cost_usd`` only ever narrow what its policy says of the same; none when empty and None.
     """

@@ -50,11 +50,11 @@ class Candidate:
     embedder: Embedder | None = None
 
     def judged_rows(self, table: LearningTable) -> LearningTable:
-        """The rows that it can be judged on."""
+        """Return the rows that it can be judged on."""
         return table.take(np.flatnonzero(table.has_text)) if self.reads_text else table
 
     def estimates(self, table: LearningTable) -> Estimates:
-        """What it would have said of :meth:`judged_rows`."""
+        """Return its estimates of :meth:`judged_rows`."""
         if self.reads_text:
             return predict(self.artifact, table.prompts(), self.embedder)
         return Estimates(*ArtifactRouter(self.artifact).revise(table.views))
@@ -172,7 +172,7 @@ def _refit_candidate(
 def _decision(
     table: LearningTable, right: Floats, good: Floats, serving: ArtifactRouter, ladder: Ladder
 ) -> dict[str, Any]:
-    """What policies need, from graded traffic whose estimates had not seen its labels."""
+    """Derive the numbers that policies need, from graded traffic whose estimates had not seen its labels."""
     return derive(labelled_traffic(table, right, good, ladder), serving.decision)
 
 
@@ -181,7 +181,7 @@ _REPLACED = ("decision", "prices", "caution", "drift_at", "note")
 
 
 def base_arrays(artifact: RouterArtifact) -> dict[str, NDArray[Any]]:
-    """A router's arrays without an adjustment."""
+    """Return a router's arrays without an adjustment."""
     return {name: array for name, array in artifact.arrays.items() if not name.startswith("adjust_")}
 
 
@@ -201,7 +201,7 @@ def _summary(table: LearningTable, adjusted: FittedAdjustment, seed: int, window
 def held_out_metrics(
     table: LearningTable, train: LearningTable, estimates: Mapping[str, Floats]
 ) -> list[dict[str, Any]]:
-    """How well routers tell good answers from bad ones on rows none has seen, beside prompt length and the base rate.
+    """Measure how well routers tell good answers from bad on unseen rows, beside prompt length and the base rate.
 
     Parameters
     ----------

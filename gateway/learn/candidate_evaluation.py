@@ -50,7 +50,7 @@ class RouterContender:
         return self.decided or decisions(table, self.estimates, self.policies, default, ladder, self.quarantine)
 
     def decided_by(self, table: LearningTable, ladder: Ladder, default: str) -> RouterContender:
-        """The same with its decisions, for several comparisons on the same rows."""
+        """Return the same with its decisions, for several comparisons on the same rows."""
         return replace(self, decided=self.decisions(table, ladder, default))
 
     def take(self, rows: NDArray[np.int64]) -> RouterContender:
@@ -127,7 +127,7 @@ def compare(
 
 
 def within_floor(held: Estimate, floor: float, rule: PromotionRule) -> tuple[bool, PromotionRule]:
-    """Whether a candidate is certified to hold the floor, and the rule by which it is judged then.
+    """Return whether a candidate is certified to hold the floor, and the rule by which it is judged then.
 
     Parameters
     ----------
@@ -138,14 +138,14 @@ def within_floor(held: Estimate, floor: float, rule: PromotionRule) -> tuple[boo
 
 
 def _stated(judgement: Judgement, rule: PromotionRule) -> dict[str, Any]:
-    """The verdict, and the numbers and the rule behind it."""
+    """Return the verdict, and the numbers and the rule behind it."""
     numbers = asdict(judgement)
     verdict, reason = numbers.pop("verdict"), numbers.pop("reason")
     return {"verdict": verdict.value, "reason": reason, "judgement": numbers, "rule": asdict(rule)}
 
 
 def _counts(table: LearningTable, chances: Mapping[str, Floats]) -> dict[str, Any]:
-    """How much was judged on, and the share of traffic that the candidate would move."""
+    """Return how much was judged on, and the share of traffic that the candidate would move."""
     moved = np.abs(chances["candidate"] - chances["serving"]).sum(axis=1) / 2
     return {
         "num_requests": float(table.sampling_weight.sum()),
@@ -193,7 +193,7 @@ def _cannot_tell(num_unsupported: int, num_rows: int) -> RouterComparison:
 
 
 def _quality_rows(table: LearningTable, guess: Floats, support: NDArray[np.bool_]) -> LoggedRows:
-    """Every tier has an unbiased stand-in for its worth: nothing is left for the propensities to correct."""
+    """Return every tier has an unbiased stand-in for its worth: nothing is left for the propensities to correct."""
     outcomes = table.shifted_outcomes(guess)
     return _settled(table, outcomes, support)
 
@@ -204,7 +204,7 @@ def _cost_rows(table: LearningTable, ladder: Ladder, support: NDArray[np.bool_])
 
 
 def _settled(table: LearningTable, outcomes: Floats, support: NDArray[np.bool_]) -> LoggedRows:
-    """What is left to weigh is how much of a router's own decisions the log shows: by the chance of each sight."""
+    """Return rows with every tier's outcome, weighed by how much of a router's own decisions the log shows."""
     seen, chance = table.sights()
     rows = np.arange(len(table))
     propensity = np.where(support, chance, 0.0)

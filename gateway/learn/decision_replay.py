@@ -1,4 +1,4 @@
-"""What a router would have decided of logged requests, by the same rules that serve: probabilities, not guesses."""
+"""Replays a router's decisions of logged requests by the rules that serve: probabilities, not guesses."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Estimates:
     novelty: Floats
 
     def take(self, rows: NDArray[np.int64]) -> Estimates:
-        """Some of the rows."""
+        """Return some of the rows."""
         return Estimates(self.right[rows], self.good[rows], self.novelty[rows])
 
 

@@ -31,7 +31,7 @@ CHAINS = ((8.0, 5.6, 4.0), (2.8, 2.0, 1.4, 1.0, 0.7, 0.5))
 _ENOUGH_LABELS = 300
 
 Complete = Callable[[ArtifactRouter], Mapping[str, Policy]]
-"""The policies in force with what a router carries."""
+"""Completes the active policies with what a router carries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def least_cautious(
     since: datetime,
     chains: Sequence[Sequence[float]] = CHAINS,
 ) -> JudgedCandidate:
-    """The candidate, with as little caution as is judged better; with the most of it where nothing is.
+    """Return the candidate, with as little caution as is judged better; with the most of it where nothing is.
 
     Each chain is judged from its most caution on and ends with the first that fails: of a sequence fixed beforehand
     only one test can err, so each chain has its part of the error (Angelopoulos et al. 2021, "Learn then Test",
@@ -83,12 +83,12 @@ def least_cautious(
 
 
 def confidence_per_chain(confidence: float, chains: Sequence[Sequence[float]] = CHAINS) -> float:
-    """The confidence each chain is judged with, so that all of them together keep to the stated one."""
+    """Return the confidence each chain is judged with, so that all of them together keep to the stated one."""
     return 1.0 - (1.0 - confidence) / len(chains)
 
 
 def cautious(derived: Mapping[str, Any], factor: float) -> dict[str, Any]:
-    """The same numbers, asking more of every answer below the top.
+    """Return the same numbers, asking more of every answer below the top.
 
     Parameters
     ----------
@@ -110,7 +110,7 @@ def cautious(derived: Mapping[str, Any], factor: float) -> dict[str, Any]:
 
 
 def inherited_prices(derived: Mapping[str, Any], serving: RouterArtifact) -> dict[str, Any]:
-    """The serving router's numbers without its caution; those of a floor that it has none for, as derived."""
+    """Return the serving router's numbers without its caution; those of a floor that it has none for, as derived."""
     before = serving.metadata.get("prices") or serving.metadata.get("decision", {})
     known = {round(float(entry["floor"]), 4): entry for entry in before.get("floors", ())}
 
@@ -123,7 +123,7 @@ def inherited_prices(derived: Mapping[str, Any], serving: RouterArtifact) -> dic
 
 
 def without_stale(table: LearningTable, since: datetime) -> LearningTable:
-    """Rows since a drift alone, where they carry enough labels; else all of them."""
+    """Return rows since a drift alone, where they carry enough labels; else all of them."""
     is_new = table.created_s >= since.timestamp()
     num_labels = int((~np.isnan(table.labels[is_new])).sum())
     return table.take(np.flatnonzero(is_new)) if num_labels >= _ENOUGH_LABELS else table

@@ -1,4 +1,4 @@
-"""What can go wrong while a router is learnt from the log.
+"""Errors of learning a router from the log.
 
 ::
 

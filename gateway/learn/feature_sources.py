@@ -53,17 +53,17 @@ Raises EmbeddingError where it cannot be had.
 
 
 def fixed_source(make: Callable[[], Embedder]) -> SourceFactory:
-    """A source that learns nothing."""
+    """Return a source that learns nothing."""
     return lambda rows, seed, progress: FeatureSource(make())
 
 
 def tuned_source(model: str, options: TuningOptions) -> SourceFactory:
-    """A sentence-transformers model that the older checks teach to tell which tiers suffice."""
+    """Return a sentence-transformers model that the older checks teach to tell which tiers suffice."""
     return partial(_fine_tune, model, options)
 
 
 def sources_of(config: LearningConfig) -> list[SourceFactory]:
-    """What the settings name."""
+    """Return the sources that the settings name."""
     if not config.encoder:
         return []
     found = [fixed_source(partial(SentenceTransformerEmbedder, config.encoder, device=config.encoder_device))]
@@ -95,7 +95,7 @@ def _fine_tune(model: str, options: TuningOptions, rows: LearningTable, seed: in
 
 
 def _stretches(rows: LearningTable) -> tuple[Ints, Ints, int]:
-    """Rows to learn from, newer ones to stop by, and how many are older than all that must stay unseen.
+    """Return rows to learn from, newer ones to stop by, and how many are older than all that must stay unseen.
 
     A wording that comes again later is left to the later stretch: what was learnt by heart would be taken for skill.
 

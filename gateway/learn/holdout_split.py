@@ -1,4 +1,4 @@
-"""Which rows a candidate is fitted on, and which it is judged on.
+"""Splits the rows into those a candidate is fitted on and those it is judged on.
 
 By the week the newest part is held out: the future is what a router is for. After an alarm that would leave nothing of
 what has just changed to learn from, so the newest half is dealt out in alternating runs, each long enough that

@@ -27,7 +27,7 @@ _TOLERANCE = 1e-5
 
 
 def request_of(text: str) -> RouterRequest:
-    """A stored prompt as turns; a text that begins with no role is one user turn."""
+    """Return a stored prompt as turns; a text that begins with no role is one user turn."""
     starts = list(_ROLE.finditer(text))
     if not starts or starts[0].start():
         return RouterRequest((("user", text),))

@@ -78,7 +78,7 @@ def can_refit(train: LearningTable, judge: LearningTable) -> bool:
 
 
 def fit_rows(table: LearningTable) -> NDArray[np.int64]:
-    """The newest checked rows with a text."""
+    """Return the newest checked rows with a text."""
     return np.flatnonzero(table.is_checked & table.has_text)[-MAX_ROWS:]
 
 
@@ -150,7 +150,7 @@ def fit_refit(
 
 
 def predict(artifact: RouterArtifact, requests: Sequence[RouterRequest], embedder: Embedder | None) -> Estimates:
-    """What a router says of prompts."""
+    """Return a router's estimates of prompts."""
     said = ArtifactRouter(artifact, embedder=embedder).predict(requests)
     tiers = [[(each.p_right, each.p_as_good) for each in one.tiers] for one in said]
     both = np.array(tiers, dtype=np.float64).reshape(len(said), artifact.num_tiers, 2)
@@ -158,7 +158,7 @@ def predict(artifact: RouterArtifact, requests: Sequence[RouterRequest], embedde
 
 
 def _row_weights(table: LearningTable) -> Floats:
-    """Mean of the weights of a row's labels."""
+    """Return mean of the weights of a row's labels."""
     known = ~np.isnan(table.labels)
     total = np.where(known, table.checked().tempered_weights(), 0.0).sum(axis=1)
     found: Floats = total / known.sum(axis=1)

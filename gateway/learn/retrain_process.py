@@ -36,7 +36,7 @@ async def retrain_in_child(settings: Settings, run_id: str, trigger: str) -> int
 
 
 def portable(settings: Settings) -> dict[str, Any]:
-    """What another process needs to come to the same settings: the file, and what was said beside it."""
+    """Return what another process needs for the same settings: the file, and what was given beside it."""
     told = {path: settings.values[path] for path, source in settings.sources.items() if source == "command line"}
     told |= {"data_dir": str(settings.data_dir), "database.url": settings.database.url}
     plain = {path: value if isinstance(value, bool | int | float | str) else str(value) for path, value in told.items()}

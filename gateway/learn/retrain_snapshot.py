@@ -1,4 +1,4 @@
-"""What is in force as a retrain begins: the router that serves, the one on its way, and what is in doubt of them."""
+"""Reads what is active as a retrain begins: serving and canary router, policies, and quarantines."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RetrainSnapshot:
-    """What is in force as a run begins.
+    """Holds what is active as a run begins.
 
     Attributes
     ----------
@@ -48,7 +48,7 @@ class RetrainSnapshot:
 
 
 async def read_snapshot(settings: Settings, store: Store, now: datetime) -> RetrainSnapshot:
-    """Which router serves, under which policies, and whose rows it can be judged on.
+    """Read the serving router, its policies, and the router versions whose rows it can be judged on.
 
     Raises
     ------
@@ -78,7 +78,7 @@ async def read_snapshot(settings: Settings, store: Store, now: datetime) -> Retr
 
 
 async def _canary(control: ControlStore, state: ControlState, base: str) -> ArtifactRouter | None:
-    """The router on its way, where the log's rows say what it would decide."""
+    """Return the canary router, where the log's rows say what it would decide."""
     canary = state.router.canary
     content = await control.router_bytes(canary.version) if canary is not None else None
     if canary is None or content is None:
@@ -88,7 +88,7 @@ async def _canary(control: ControlStore, state: ControlState, base: str) -> Arti
 
 
 async def _behind(control: ControlStore, state: ControlState, now: datetime) -> str | None:
-    """The router on its way, where its stage lacks evidence."""
+    """Return the canary router's version, where its stage lacks evidence."""
     canary = state.router.canary
     row = await control.get_rollout(canary.rollout_id) if canary is not None else None
     if row is None or not row.state:

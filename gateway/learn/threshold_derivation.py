@@ -25,7 +25,7 @@ MAX_ROWS = 6000
 
 
 def tier_costs_usd(table: LearningTable, ladder: Ladder) -> Floats:
-    """What each request would have cost at every tier for the same tokens, float64 (n, T)."""
+    """Return each request's cost at every tier for the same tokens, float64 (n, T)."""
     found = np.empty((len(table), len(ladder)))
     tokens = zip(table.prompt_tokens.tolist(), table.completion_tokens.tolist(), strict=True)
     for row, (num_in, num_out) in enumerate(tokens):
@@ -34,7 +34,7 @@ def tier_costs_usd(table: LearningTable, ladder: Ladder) -> Floats:
 
 
 def labelled_traffic(table: LearningTable, right: Floats, good: Floats, ladder: Ladder) -> LabelledTraffic:
-    """The frame of a table as traffic graded at every tier, by unbiased stand-ins for what was not seen.
+    """Return a table's weighted rows as traffic graded at every tier, by unbiased stand-ins for what was not seen.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ def labelled_traffic(table: LearningTable, right: Floats, good: Floats, ladder: 
 
 
 def thinned(table: LearningTable, seed: int) -> NDArray[np.int64]:
-    """Row numbers of at most ``MAX_ROWS`` rows of the frame, checked ones first: searching thresholds takes time."""
+    """Return at most ``MAX_ROWS`` rows that have a sampling weight, drawn evenly: searching thresholds takes time."""
     rows = np.flatnonzero(table.sampling_weight > 0)
     if len(rows) <= MAX_ROWS:
         return rows

@@ -1,1 +1,1 @@
-"""What every tier answers to the same prompts, and what those answers are worth."""
+"""Collects every tier's answers to the same prompts, and grades them."""

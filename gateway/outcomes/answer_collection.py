@@ -25,7 +25,7 @@ _GIVE_UP_AFTER = 20
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CollectOptions:
-    """How prompts are run.
+    """Says how prompts are run.
 
     Parameters
     ----------
@@ -124,7 +124,7 @@ class _TierRun:
         self._fail(problem)
 
     async def _ask(self, row: PromptRow) -> RecordedAnswer | None:
-        """The answer, or None where generation broke off."""
+        """Return the answer, or None where generation broke off."""
         started = time.perf_counter()
         request = GenerateRequest(
             request_id=f"bootstrap-{row.key}-{self._tier}",

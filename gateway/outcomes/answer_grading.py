@@ -1,4 +1,4 @@
-"""What an answer is worth: compared with a reference, or with the top tier's answer.
+"""Grades answers: against a reference, or against the top tier's answer.
 
 A final answer (a number, a letter, a few words) decides where there is one. Two long texts are compared by their words,
 which is weak evidence and reported as such: measured on open text, such a comparison tells good from bad in little more
@@ -29,7 +29,7 @@ _MAX_CLOSING_WORDS = 25
 
 
 def visible_text(text: str) -> str:
-    """The answer without thinking; thinking that never ends leaves nothing."""
+    """Return the answer without thinking; thinking that never ends leaves nothing."""
     return _THINKING.sub("", text).strip()
 
 
@@ -48,7 +48,7 @@ def normalise_answer(text: str) -> str:
 
 
 def final_answer(text: str) -> str | None:
-    """The final answer of a text in normal form: what is marked as one, a short text itself, or its last number.
+    """Return the final answer of a text in normal form: what is marked as one, a short text itself, or its last number.
 
     None where the text is open: long, unmarked and without numbers.
     """
@@ -67,7 +67,7 @@ def final_answer(text: str) -> str | None:
 
 
 def committed_answer(text: str) -> str | None:
-    """The final answer that a text plainly ends on, in normal form; None where it only happens to hold a number.
+    """Return the final answer that a text plainly ends on, in normal form; None where it only happens to hold a number.
 
     What is marked as the answer, what is nearly all that is said, or the number that closes a short last sentence. Of
     open texts about numbers, most hold one last number without meaning it as an answer.
@@ -97,7 +97,7 @@ def word_overlap(one: str, other: str) -> float:
 
 
 def agreement(answer: str, top_answer: str) -> tuple[float, str]:
-    """How far an answer agrees with the top tier's, 0..1, and by what: ``final_answer`` or ``word_overlap``."""
+    """Return how far an answer agrees with the top tier's, 0..1, and by what: ``final_answer`` or ``word_overlap``."""
     if not visible_text(answer):
         return (1.0, "final_answer") if not visible_text(top_answer) else (0.0, "final_answer")
     mine, theirs = final_answer(answer), final_answer(top_answer)

@@ -20,7 +20,7 @@ _FORMAT = "suffice-outcomes-1"
 
 @dataclass(frozen=True, slots=True)
 class RecordedAnswer:
-    """What one tier said to one prompt, and what it took.
+    """Holds one tier's answer to one prompt, and what it took.
 
     Attributes
     ----------

@@ -47,7 +47,7 @@ SMALL_TALK_SHARE = 16
 
 @dataclass(frozen=True, slots=True)
 class FitRequest:
-    """What to fit besides the outcomes.
+    """Says what to fit besides the outcomes.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ def _judged(outcomes: Outcomes, fitted: FittedRouter) -> JudgedRows:
 
 
 def answer_confidence(outcomes: Outcomes, *, seed: int) -> AnswerConfidence:
-    """What each tier's own log-probabilities say about its answer being right, on the rows that count."""
+    """Fit what each tier's own log-probabilities say about its answer being right, on the rows that count."""
     signals: dict[int, list[AnswerSignals]] = {}
     right: dict[int, list[float]] = {}
     for tier, found in outcomes.signals.items():
@@ -113,7 +113,7 @@ def answer_confidence(outcomes: Outcomes, *, seed: int) -> AnswerConfidence:
 
 
 def _measured(outcomes: Outcomes) -> dict[str, Any]:
-    """Mean device seconds and cost a request and tier; None where not every answer was measured."""
+    """Return mean device seconds and cost a request and tier; None where not every answer was measured."""
     seconds, cost = outcomes.compute_s.mean(axis=0), outcomes.measured_cost_usd.mean(axis=0)
     return {
         "compute_s": [None if np.isnan(s) else float(s) for s in seconds],

@@ -1,4 +1,4 @@
-"""What can go wrong while outcomes are collected.
+"""Errors of collecting outcomes.
 
 ::
 

@@ -1,4 +1,4 @@
-"""What answers depend on, so that answers of two different ladders are never mixed in one file."""
+"""Describes what answers depend on, so that answers of two ladders are never mixed in one file."""
 
 from __future__ import annotations
 

@@ -38,24 +38,24 @@ class PromptRow:
 
     @property
     def request(self) -> RouterRequest:
-        """The prompt as the router sees it when it is served."""
+        """Return the prompt as the router sees it when it is served."""
         return RouterRequest(turns=tuple((message.role, message.content) for message in self.messages))
 
     @property
     def prompt(self) -> str:
-        """The last user turn."""
+        """Return the last user turn."""
         return self.request.text
 
 
 def make_row(messages: tuple[Message, ...], reference: str | None = None, checker: str = "final_answer") -> PromptRow:
-    """A row under its content's key."""
+    """Return a row under its content's key."""
     content = json.dumps([[(m.role, m.content) for m in messages], reference, checker], sort_keys=True)
     digest = hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()[:24]
     return PromptRow(digest, messages, reference, checker)
 
 
 def read_prompts(path: Path) -> list[PromptRow]:
-    """Rows of a file with one JSON object a line; repeated rows are kept once.
+    """Return rows of a file with one JSON object a line; repeated rows are kept once.
 
     A line holds ``prompt`` (text) or ``messages`` (role and content), and may hold ``reference`` (the right answer),
     ``checker`` (how to compare with it) and ``id`` (ignored).
@@ -76,7 +76,7 @@ def read_prompts(path: Path) -> list[PromptRow]:
 
 
 def unique_rows(rows: Iterable[PromptRow]) -> list[PromptRow]:
-    """Rows in order, repeats dropped."""
+    """Return rows in order, repeats dropped."""
     return list({row.key: row for row in rows}.values())
 
 

@@ -1,4 +1,4 @@
-"""Fresh tasks in two halves by problem: one to fit routers on, one to judge them on, whatever the seeds."""
+"""Splits fresh tasks by problem: a fitting split and a holdout split, whatever the seeds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DRAWN_PER_KEPT = 3
 
 
 def split_of(task: Task) -> int:
-    """Which half a problem belongs to, whatever its wording.
+    """Return the split that a problem belongs to, whatever its wording.
 
     A task's id ends in its problem's digest. The lowest three bits made it a test problem; the next one decides here.
     """

@@ -1,4 +1,4 @@
-"""How often each tier of the built-in ladder is right, by family and grade: what generated traffic's truth rests on.
+"""Holds how often each tier of the built-in ladder is right, by family and grade: the truth of simulated traffic.
 
 ``accuracy.json`` is written from what :mod:`backends.builtin.evaluate` measured::
 
@@ -47,7 +47,7 @@ class Accuracy:
 
 
 def from_measured(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The file's content, from reports of one run or of several that share tasks and seed.
+    """Return the file's content, from reports of one run or of several that share tasks and seed.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What serving could cost at the least once the change is there: for who knows each answer, and each task's chances.
+"""Lower bounds on the cost of serving after the change: of an oracle, and of the best possible router.
 
 No router reads either. The second is what a router that knew family and grade of every prompt could reach.
 """
@@ -21,7 +21,7 @@ _NUM_TASKS = 4000
 
 
 def lowest_costs(conditions: Conditions, prices: Sequence[float], floor: float, seed: int) -> dict[str, Any]:
-    """Of serving all by the top tier: ``cost_all_known`` and ``cost_chances_known``.
+    """Return both bounds as shares of serving all by the top tier: ``cost_all_known`` and ``cost_chances_known``.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What happens to the traffic, the tiers, the prices and the judge while weeks pass."""
+"""Scenarios: what happens to the traffic, the tiers, the prices and the judge while weeks pass."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Scenario:
     after: Conditions = Conditions()
 
     def at(self, progress: float) -> Conditions:
-        """The world when ``progress`` (0..1) of the time has passed."""
+        """Return the world when ``progress`` (0..1) of the time has passed."""
         if progress < self.starts_at:
             return self.before
         if progress >= self.starts_at + self.takes:

@@ -29,7 +29,7 @@ Report = Callable[[str, float], None]
 
 @dataclass(frozen=True, slots=True)
 class SimulationPlan:
-    """How long, how busy, how closely looked at.
+    """Says how long to simulate, how busy, and how closely to look.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ class SimulationPlan:
 
 @dataclass(slots=True)
 class SimulationInterval:
-    """What happened between two looks.
+    """Counts what happened between two looks.
 
     Attributes
     ----------
@@ -76,7 +76,7 @@ class SimulationInterval:
 
     @property
     def quality(self) -> float:
-        """Share of the top tier's right answers that was kept."""
+        """Return share of the top tier's right answers that was kept."""
         return self.num_right / self.num_top_right if self.num_top_right else 1.0
 
     def add(self, served: ServedRequest, top_usd: Decimal) -> None:
@@ -155,7 +155,7 @@ class _EventTracker:
         self._canary: tuple[str, str, float] | None = None
 
     async def news(self, stage: SimulatedGateway) -> list[str]:
-        """What is new since the last time, in words."""
+        """Return what is new since the last time, in words."""
         found = []
         for alert in await stage.control.store.list_alerts():
             if alert.alert_id not in self._alerts:
@@ -176,7 +176,7 @@ class _EventTracker:
 def summary(
     scenario: Scenario, plan: SimulationPlan, stretches: Sequence[SimulationInterval], floor: float
 ) -> dict[str, Any]:
-    """What an operator wants to know: before, the worst of it, at the end; when it was noticed and healed."""
+    """Summarise a run: quality and cost before, at worst and at the end; when it was noticed and healed."""
     change = scenario.starts_at * plan.weeks
     last = stretches[-plan.looks_per_week :]
     calm = [each for each in stretches if each.week <= change] or stretches[:1]
@@ -232,7 +232,7 @@ def _rolling(stretches: Sequence[SimulationInterval], width: int, floor: float) 
 
 
 def _healed(rolling: Sequence[_QualityWindow], change: float) -> float | None:
-    """The week from which on quality is not below the floor any more; the change itself where it never fell."""
+    """Return the week from which on quality is not below the floor any more; the change itself where it never fell."""
     after = [each for each in rolling if each.week > change]
     last_below = max((each.week for each in after if each.is_below), default=None)
     if last_below is None:

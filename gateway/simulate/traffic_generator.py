@@ -20,7 +20,7 @@ _SHARED = 0.9
 
 @dataclass(frozen=True, slots=True)
 class SimulatedRequest:
-    """One request and its truth; ``chances`` are those with which each tier came to be right."""
+    """One request and its truth; ``chances`` are the probabilities with which each tier came to be right."""
 
     tenant: str
     session_id: str | None
@@ -30,7 +30,7 @@ class SimulatedRequest:
     chances: tuple[float, ...] = ()
 
     def is_as_good(self, tier: int) -> bool:
-        """Whether this tier's answer is worth as much as the top tier's."""
+        """Return whether this tier's answer is worth as much as the top tier's."""
         return self.right[tier - 1] >= self.right[-1]
 
 

@@ -42,7 +42,7 @@ class SpendMeter:
 
 
 class AnswerChecker:
-    """Does checks; holds no job.
+    """Checks answers; holds no job.
 
     Parameters
     ----------
@@ -106,7 +106,7 @@ class AnswerChecker:
         )
 
     async def _pair(self, job: VerificationJob, how: CheckMethod, spend: Spend) -> tuple[AnswerPair, str | None]:
-        """The two answers side by side, and the one that was written for it, if any."""
+        """Return the two answers side by side, and the one that was written for it, if any."""
         request = unpack_request(f"verify-{job.verification_id}", job.prompt, job.sampling)
         served, other = self._party(job.tier), self._party(job.against_tier)
         self._check_regions(job, (served.tier, other.tier))
@@ -119,7 +119,7 @@ class AnswerChecker:
         return AnswerPair(request, job.answer, served, other, written), written
 
     async def _write(self, request: GenerateRequest, party: TierParty, spend: Spend) -> str:
-        """The other tier's answer to the same request, at background priority."""
+        """Return the other tier's answer to the same request, at background priority."""
         backend = party.backend
         thinking = request.thinking if "thinking" in backend.capabilities else None
 
@@ -155,7 +155,7 @@ class AnswerChecker:
         return 1 <= number <= len(self._catalog.ladder)
 
     def _party(self, number: int) -> TierParty:
-        """A tier by its number.
+        """Return a tier by its number.
 
         Raises
         ------
@@ -169,7 +169,7 @@ class AnswerChecker:
 
 
 def make_graders(names: Sequence[GraderName]) -> tuple[Grader, ...]:
-    """The graders that the settings name."""
+    """Return the graders that the settings name."""
     return tuple(_GRADERS[name]() for name in names)
 
 

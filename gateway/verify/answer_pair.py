@@ -1,4 +1,4 @@
-"""What graders are given and what they give back."""
+"""Types of grading: the pair that graders are given, and the grade they return."""
 
 from __future__ import annotations
 
@@ -62,10 +62,10 @@ class Grader(Protocol):
 
     @property
     def needs_top_answer(self) -> bool:
-        """Whether it compares two texts; otherwise the cheap one is enough."""
+        """Return whether it compares two texts; otherwise the cheap one is enough."""
 
     async def grade(self, pair: AnswerPair, spend: Spend) -> Grade | None:
-        """An opinion, or None where this grader cannot have one about this pair.
+        """Return an opinion, or None where this grader cannot have one about this pair.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""What checks may cost: absolute limits, and a share of what serving costs. Pure; amounts are given."""
+"""Bounds the cost of checks: absolute limits, and a share of what serving costs. Pure; amounts are given."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gateway.store.verifications import NOTHING, Spent
 
 @dataclass(frozen=True, slots=True)
 class CheckLedger:
-    """What was spent on checks and on serving lately.
+    """Holds what was spent on checks and on serving lately.
 
     Parameters
     ----------
@@ -24,7 +24,7 @@ class CheckLedger:
     served_hour_usd: Decimal = Decimal(0)
 
     def plus(self, spent: Spent) -> CheckLedger:
-        """The same after one more check."""
+        """Return the same after one more check."""
         return CheckLedger(self.hour + spent, self.day + spent, self.served_hour_usd)
 
 
@@ -38,7 +38,7 @@ class CheckBudget:
         self._compute_s = (config.max_compute_s_per_hour, config.max_compute_s_per_day)
 
     def allows(self, ledger: CheckLedger, expected: Spent) -> bool:
-        """Whether the spending stays within every limit with ``expected`` on top.
+        """Return whether the spending stays within every limit with ``expected`` on top.
 
         A share of serving cost would forbid the first check of a quiet hour for ever, so a small allowance comes first.
         """

@@ -1,4 +1,4 @@
-"""What a pass through a model cost: by its device seconds where they are measured, else by the price table."""
+"""Prices a pass through a model: by its device seconds where they are measured, else by the price table."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from policies.types import Tier
 
 
 def priced(tier: Tier, usage: Usage, compute_s: float) -> Spent:
-    """Dollars and device seconds of one pass.
+    """Return dollars and device seconds of one pass.
 
     A tier whose device has a price an hour costs what it took of it: a check runs on what is there anyway. Others, such
     as hosted ones, cost what their price table says for the tokens.
@@ -20,7 +20,7 @@ def priced(tier: Tier, usage: Usage, compute_s: float) -> Spent:
 
 
 def priced_ending(tier: Tier, ending: Finished) -> Spent:
-    """What a generation cost, however it ended. One that was cut off before it began took nothing of a device."""
+    """Return the cost of a generation, however it ended. One cut off before it began took nothing of a device."""
     if ending.compute_measured and tier.price_per_compute_hour_usd > 0:
         return Spent(measured_cost_usd(tier, ending.compute_s), ending.compute_s)
     return priced(tier, ending.usage, ending.compute_s)

@@ -26,7 +26,7 @@ _DOUBTED = frozenset({ReasonCode.QUARANTINED, ReasonCode.NOVEL})
 
 
 class CheckSampler:
-    """Draws by the policy in force.
+    """Draws checks by the active policy.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ class CheckSampler:
     def job(
         self, request: InferenceRequest, policy: Policy, answer: str, record: RequestRecord, drawn: DrawnCheck
     ) -> VerificationJob:
-        """The work to be done for a drawn answer."""
+        """Return the work to be done for a drawn answer."""
         assert record.final_tier is not None, "only answers are drawn"
         return VerificationJob(
             verification_id=uuid7(),
@@ -121,7 +121,7 @@ class CheckSampler:
         )
 
     def _barred(self, regions: tuple[str, ...]) -> frozenset[int]:
-        """The tiers that are in none of these regions; none where there are no regions."""
+        """Return the tiers that are in none of these regions; none where there are no regions."""
         if not regions:
             return _NONE_BARRED
         return frozenset([tier.index for tier in self._ladder if tier.region not in regions])

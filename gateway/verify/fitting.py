@@ -67,7 +67,7 @@ RECIPES = (
 
 
 def fit(pairs: Sequence[GradedPair], *, seed: int = 0) -> dict[str, Any]:
-    """All recipes that the pairs have evidence for, as the file's JSON.
+    """Return all recipes that the pairs have evidence for, as the file's JSON.
 
     Parameters
     ----------
@@ -148,7 +148,7 @@ def _logistic(x: Floats, y: Floats, weights: Floats) -> tuple[Floats, float]:
 
 
 def _cross_calibrated(logits: Floats, y: Floats, weights: Floats, folds: NDArray[np.int64]) -> Floats:
-    """Each fold's log-odds through a map fitted on the other folds."""
+    """Return each fold's log-odds through a map fitted on the other folds."""
     probabilities = np.zeros(len(y))
     for fold in range(_NUM_FOLDS):
         test = folds == fold
@@ -158,7 +158,7 @@ def _cross_calibrated(logits: Floats, y: Floats, weights: Floats, folds: NDArray
 
 
 def _folds(groups: Sequence[str], seed: int) -> NDArray[np.int64]:
-    """A fold of every row, the same for all rows of a group, whatever their order."""
+    """Return a fold of every row, the same for all rows of a group, whatever their order."""
     digests = {group: sha256(f"{seed}/{group}".encode()).digest() for group in set(groups)}
     return np.array([int.from_bytes(digests[group][:8], "big") % _NUM_FOLDS for group in groups], dtype=np.int64)
 

@@ -67,7 +67,7 @@ def recorded_pairs(folder: Path) -> list[GradedPair]:
 
 
 def text_grades(cheap_answer: str, top_answer: str) -> dict[str, Grade]:
-    """What the graders that need no model say."""
+    """Return the grades of the graders that need no model."""
     grades = {"overlap": overlap.compare(cheap_answer, top_answer)}
     ending = final_answer.compare(cheap_answer, top_answer)
     return grades if ending is None else grades | {"final_answer": ending}
@@ -82,7 +82,7 @@ async def ladder_pairs(
     concurrency: int = 8,
     progress: Progress | None = None,
 ) -> list[GradedPair]:
-    """Every task answered by every tier, every lower answer graded against the top one's.
+    """Return every task answered by every tier, every lower answer graded against the top one's.
 
     Parameters
     ----------

@@ -43,7 +43,7 @@ def write_graded(path: Path, pairs: Iterable[GradedPair]) -> None:
 
 
 def read_graded(path: Path) -> list[GradedPair]:
-    """What :func:`write_graded` wrote."""
+    """Return what :func:`write_graded` wrote."""
     pairs = []
     for line in path.read_bytes().splitlines():
         fields = orjson.loads(line)

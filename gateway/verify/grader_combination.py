@@ -109,7 +109,7 @@ class GraderCombination:
         return cls(models, str(written["version"]), written.get("card", {}))
 
     def model_for(self, graders: frozenset[str]) -> EvidenceModel | None:
-        """The first model whose graders are all among these."""
+        """Return the first model whose graders are all among these."""
         return next((model for model in self.models if graders.issuperset(model.requires)), None)
 
     def combine(self, grades: Grades) -> tuple[float, str] | None:
@@ -119,7 +119,7 @@ class GraderCombination:
 
 
 def feature(grades: Grades, name: str) -> float:
-    """A number out of the grades; 0 where the grader has no opinion.
+    """Return a number out of the grades; 0 where the grader has no opinion.
 
     ``overlap`` is that grader's score, ``likelihood.agreed`` one of its details; ``final_answer.equal`` and
     ``final_answer.different`` are 1 where there are final answers to compare, so that "none" is neither;
@@ -138,7 +138,7 @@ def feature(grades: Grades, name: str) -> float:
 
 
 def flat_scores(grades: Grades) -> dict[str, float]:
-    """All scores and details under their names, for the log."""
+    """Return all scores and details under their names, for the log."""
     scores = {name: grade.score for name, grade in grades.items()}
     return scores | {f"{name}.{key}": value for name, grade in grades.items() for key, value in grade.details.items()}
 

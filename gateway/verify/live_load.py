@@ -1,4 +1,4 @@
-"""How busy live traffic is: whether a check may begin, and whether one under way must let it pass."""
+"""Watches live traffic: whether a check may begin, and whether one under way must let it pass."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class LiveLoad:
         self.num_checks = 0
 
     def must_yield(self) -> bool:
-        """Whether somebody waits for what a check would use."""
+        """Return whether somebody waits for what a check would use."""
         if self._admission is not None and (self._admission.num_waiting or self._admission.is_draining):
             return True
         # A check that waits in an engine is background work itself and stands behind the others.
         return any(backend.load().waiting > self.num_checks for backend in self._backends)
 
     def may_begin(self, *, is_overdue: bool) -> bool:
-        """Whether a check may begin now; an overdue one does not mind company, only a queue."""
+        """Return whether a check may begin now; an overdue one does not mind company, only a queue."""
         if self.must_yield():
             return False
         num_live = self._admission.num_running if self._admission is not None else 0

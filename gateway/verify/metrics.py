@@ -1,4 +1,4 @@
-"""What ``/metrics`` shows of the checks. The names are listed in docs/metrics.md."""
+"""Metrics of the checks for ``/metrics``. The names are listed in docs/metrics.md."""
 
 from __future__ import annotations
 

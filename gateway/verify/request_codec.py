@@ -1,4 +1,4 @@
-"""What a check needs of a request, as the two JSON texts that are kept until it is done."""
+"""Codec of what a check needs of a request: two JSON texts that are kept until it is done."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NAMES = tuple(name for name in SamplingParams.__struct_fields__ if name not in 
 
 
 def pack_prompt(prompt: Prompt) -> str:
-    """A prompt as JSON: ``{"messages": [[role, content, name]]}`` or ``{"prompt": text}``."""
+    """Return a prompt as JSON: ``{"messages": [[role, content, name]]}`` or ``{"prompt": text}``."""
     if isinstance(prompt, str):
         return orjson.dumps({"prompt": _mend(prompt)}).decode()
     turns = [[each.role, _mend(each.text), each.name] for each in prompt if isinstance(each, Turn)]
@@ -25,13 +25,13 @@ def pack_prompt(prompt: Prompt) -> str:
 
 
 def pack_sampling(sampling: SamplingParams, thinking: bool | None) -> dict[str, Any]:
-    """What differs from the defaults, and whether thinking was asked for."""
+    """Return what differs from the defaults, and whether thinking was asked for."""
     packed = {name: getattr(sampling, name) for name in _NAMES if getattr(sampling, name) != getattr(_DEFAULTS, name)}
     return packed if thinking is None else packed | {"thinking": thinking}
 
 
 def unpack_request(request_id: str, prompt: str, sampling: Mapping[str, Any]) -> GenerateRequest:
-    """The same request at background priority, for another tier.
+    """Return the same request at background priority, for another tier.
 
     Raises
     ------
@@ -56,7 +56,7 @@ def unpack_request(request_id: str, prompt: str, sampling: Mapping[str, Any]) ->
 
 
 def question_of(request: GenerateRequest) -> str:
-    """What was asked, as one text: the last user turn, or the prompt."""
+    """Return what was asked, as one text: the last user turn, or the prompt."""
     for message in reversed(request.messages or ()):
         if message.role == "user":
             return message.content

@@ -209,7 +209,7 @@ class VerificationWorker:
         return not self._budget.allows(self._ledger, cheapest)
 
     def _affordable(self, job: VerificationJob) -> CheckMethod | None:
-        """The first way to do a check that the budget allows; None when it allows none.
+        """Return the first way to do a check that the budget allows; None when it allows none.
 
         Where reading would do, a second answer is written only while what waits can still be read afterwards: ten
         verdicts by reading tell more than one by writing.
@@ -228,7 +228,7 @@ class VerificationWorker:
         return self._expected.get((how, job.against_tier), NOTHING)
 
     def _ways(self, job: VerificationJob) -> tuple[CheckMethod, ...]:
-        """How this job may be done, best first. Downward the lower tier has to be asked: there is nothing to read."""
+        """Return how this job may be done, best first. Downward the lower tier must be asked: nothing is to be read."""
         if job.direction == "down":
             return ("generate",)
         if self._config.method == "auto" and not self._checker.can_only_read(job):

@@ -31,7 +31,7 @@ def make_worker(
     admission: Admission | None = None,
     sampler: CheckSampler | None = None,
 ) -> VerificationWorker:
-    """A worker over open parts, not yet started.
+    """Return a worker over open parts, not yet started.
 
     Raises
     ------
@@ -52,7 +52,7 @@ def make_worker(
 
 
 def needs_portable(settings: Settings) -> bool:
-    """Whether the shipped combination meets other models than those whose probabilities it was fitted on."""
+    """Return whether the shipped combination meets other models than those whose probabilities it was fitted on."""
     if settings.verification.combination != "builtin":
         return False
     served = [settings.models.get(tier.model) for tier in settings.ladder]

@@ -1,1 +1,1 @@
-"""What makes one probability of the graders' scores, as data: combination.json, with its card inside."""
+"""The shipped combination of the graders' scores: combination.json, with its card inside."""

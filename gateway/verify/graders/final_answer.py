@@ -1,4 +1,4 @@
-"""Do both answers end on the same number, letter or few words? Decisive where a task has a final answer."""
+"""Grades by final answer: both end on the same number, letter or few words. Decisive where a task has one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class FinalAnswerGrader:
 
 
 def compare(cheap_answer: str, top_answer: str) -> Grade | None:
-    """The comparison itself, without a model; symmetric in its arguments."""
+    """Return the comparison itself, without a model; symmetric in its arguments."""
     mine, theirs = visible_text(cheap_answer), visible_text(top_answer)
     if not mine or not theirs:
         return Grade(float(mine == theirs))
@@ -46,7 +46,7 @@ def compare(cheap_answer: str, top_answer: str) -> Grade | None:
 
 
 def _json(text: str) -> Any:
-    """The object or array that a text is; None where it is neither."""
+    """Return the object or array that a text is; None where it is neither."""
     bare = _FENCE.sub("", text).strip()
     if not bare.startswith(("{", "[")):
         return None

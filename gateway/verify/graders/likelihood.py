@@ -1,4 +1,4 @@
-"""How likely the cheap answer is to the top tier, against how likely it is to the tier that wrote it.
+"""Grades by likelihood: the cheap answer's under the top tier, against that under the tier that wrote it.
 
 One pass that reads, in place of a generation that writes. Likelihood alone favours short and plain texts, so it is
 contrasted with the cheap tier's own: text that both find hard is hard, text that only the better model finds unlikely
@@ -51,7 +51,7 @@ class LikelihoodGrader:
 
 
 def contrast(top: Sequence[float], ranks: Sequence[int], cheap: Sequence[float] | None) -> Grade:
-    """The grade of one answer from its tokens' log-probabilities.
+    """Return the grade of one answer from its tokens' log-probabilities.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""How much of the wording two answers share: ROUGE-L, the longest common subsequence of their words."""
+"""Grades by shared wording: ROUGE-L, the longest common subsequence of the answers' words."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class OverlapGrader:
 
 
 def compare(cheap_answer: str, top_answer: str) -> Grade:
-    """The comparison itself, without a model.
+    """Return the comparison itself, without a model.
 
     Returns
     -------
@@ -42,7 +42,7 @@ def compare(cheap_answer: str, top_answer: str) -> Grade:
 
 
 def words(text: str) -> list[str]:
-    """A text's words, lower case, without thinking."""
+    """Return a text's words, lower case, without thinking."""
     return _WORD.findall(visible_text(text).casefold())[:_MAX_WORDS]
 
 
