@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 from msgspec import Meta, Struct, ValidationError, convert
 
 from backends.protocol import SamplingParams
-from gateway.api.declaration import JsonScalar, Words, explain, limited, read_scalar, schema_of
+from gateway.api.declaration import JsonScalar, Words, explain, fits, limited, read_scalar, schema_of
 from gateway.api.request import NO_PREFERENCES, InferenceRequest, Prompt
 from gateway.api.routing_preferences import Name, PreferenceDecoder, RoutingOptions
 from gateway.config.sections import ServerConfig
@@ -171,6 +171,8 @@ class GenerationDecoder(Generic[B]):
     def __init__(self, shape: type[B], preferences: PreferenceDecoder) -> None:
         self._shape = shape
         self._preferences = preferences
+        # msgspec resolves types at their first use, which takes ten milliseconds: not of the first request's time.
+        fits({}, shape)
 
     def schema(self) -> dict[str, Any]:
         """Return what a body may hold, as JSON Schema."""
