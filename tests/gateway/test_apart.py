@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gateway.child_process import run_apart
+from tests.gateway.raw import PATIENCE_S
 
 LINGERS = """
 import os, sys, time
@@ -32,7 +33,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 async def child_of(modules: Path) -> int:
     told = modules / "lingers.py.pid"
-    for _ in range(500):
+    for _ in range(int(PATIENCE_S / 0.02)):
         if told.exists() and (pid := told.read_text()):
             return int(pid)
         await asyncio.sleep(0.02)

@@ -16,7 +16,7 @@ from backends.local import LocalBackend
 from gateway.config.settings import load_settings
 from gateway.models.loader import make_backends
 from tests.gateway.harness import Gateway, events, running
-from tests.gateway.raw import RawClient, eventually
+from tests.gateway.raw import PATIENCE_S, RawClient, eventually
 
 QUESTION = "What is 12 + 30?"
 MESSAGES: Any = [{"role": "user", "content": QUESTION}]
@@ -90,12 +90,9 @@ async def test_a_client_that_leaves_frees_every_block_and_is_billed_exactly(gate
         await client.read_until(b'"content":"')
         client.reset()
     await wait_until_idle(gateway)
-    for _ in range(200):
-        row = (await gateway.rows())[0]
-        if row.error_code == "client_closed":
-            break
-        await asyncio.sleep(0.01)
-    assert row.error_code == "client_closed"
+    async with asyncio.timeout(PATIENCE_S):
+        while (row := (await gateway.rows())[0]).error_code != "client_closed":  # noqa: ASYNC110  the log announces nothing
+            await asyncio.sleep(0.01)
     assert row.prompt_tokens > 0
     assert 0 < row.completion_tokens < 200
     assert row.compute_s is not None

@@ -24,6 +24,7 @@ from gateway.ids import is_uuid
 from gateway.store.store import Store
 from tests.faults import PrivatePostgres, TinyDisk
 from tests.gateway.live import LiveServer
+from tests.gateway.raw import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 CHAT = "/v1/chat/completions"
@@ -54,7 +55,7 @@ class Running:
 
     async def until_idle(self) -> None:
         """Nothing holds a place, no model runs, no row waits."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             parts = self.app.state.parts
             while (  # noqa: ASYNC110  three rooms' counters, none of which announces itself
                 parts.admission.num_running

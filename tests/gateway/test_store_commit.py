@@ -22,6 +22,7 @@ from gateway.store.rows import EncodedRecord, EncodeTime, sqlite_time
 from gateway.store.sinks import connect_sqlite
 from gateway.store.store import Store
 from gateway.store.translate import RowFault
+from tests.gateway.raw import PATIENCE_S
 from tests.gateway.records import NOW, make_record
 
 
@@ -212,7 +213,7 @@ async def test_closing_does_not_wait_for_a_writer_that_hangs(sink: ScriptedSink)
     sink.gate.clear()
     tasks = [asyncio.create_task(committer.commit(make_entry(place))) for place in range(12)]
     await asyncio.sleep(0.01)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         await committer.close(0.05)
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
     assert all(isinstance(outcome, StoreClosed) for outcome in outcomes)
@@ -236,13 +237,13 @@ async def test_a_bug_in_the_writer_leaves_nobody_waiting(sink: ScriptedSink) -> 
     sink.write = broken  # type: ignore[method-assign]
     committer = GroupCommitter(sink, shown="memory", max_pending=8, max_batch=4)
     committer.start()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         outcomes = await asyncio.gather(
             *(committer.commit(make_entry(place)) for place in range(8)), return_exceptions=True
         )
     assert len([outcome for outcome in outcomes if isinstance(outcome, Exception)]) == 8
     del sink.write
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         await committer.commit(dataclasses.replace(make_entry(9)))
         await committer.close(5)
     assert sink.written == [9]

@@ -31,6 +31,7 @@ from gateway.verify.metrics import VerificationMetrics
 from gateway.verify.worker import VerificationWorker
 from policies.policy import Policy
 from tests.gateway.harness import Gateway, echo_backends, make_settings, running
+from tests.gateway.raw import PATIENCE_S
 from tests.gateway.records import NOW, make_record
 from tests.gateway.verify.jobs import draw_jobs
 
@@ -48,7 +49,7 @@ async def read(store: Store, table: Any) -> list[dict[str, Any]]:
         return [dict(row) for row in (await connection.execute(select(table))).mappings()]
 
 
-async def until_done(store: Store, num: int = 1, *, timeout_s: float = 20) -> list[dict[str, Any]]:
+async def until_done(store: Store, num: int = 1, *, timeout_s: float = PATIENCE_S) -> list[dict[str, Any]]:
     """Rows of the checks once as many have ended."""
     async with asyncio.timeout(timeout_s):
         while True:
@@ -59,7 +60,7 @@ async def until_done(store: Store, num: int = 1, *, timeout_s: float = 20) -> li
 
 
 async def until(condition: Any) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while not condition():  # noqa: ASYNC110  what is waited for belongs to a server, which sets no event
             await asyncio.sleep(0.005)
 
