@@ -46,11 +46,3 @@ class SettingsFileMalformed(SettingsError):
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__([SettingsProblem("", f"not a TOML file: {reason}", str(path))])
-
-
-class FieldError(ValueError):
-    """A field whose value cannot stand beside the others; the reader of the configuration adds its path."""
-
-    def __init__(self, field_name: str, value: object, expected: str) -> None:
-        super().__init__(f"{field_name} is {value!r}; expected {expected}.")
-        self.field_name = field_name

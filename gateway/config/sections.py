@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Literal
 
-from backends.config import option
-from gateway.config.errors import FieldError
+from backends.config import device_key, option
+from backends.errors import InvalidConfig
 
 AuthMode = Literal["auto", "always", "never"]
 LogFormat = Literal["json", "console"]
@@ -17,8 +16,6 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 Retention = Literal["none", "digest", "full"]
 VerificationMethod = Literal["auto", "generate", "score"]
 GraderName = Literal["final_answer", "overlap", "embedding", "likelihood", "judge"]
-
-_DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,9 +178,9 @@ class ControlConfig:
         shares = self.rollout_shares
         is_rising = all(low < high for low, high in zip((0.0, *shares), shares, strict=False))
         if not shares or not is_rising or shares[-1] != 1.0:
-            raise FieldError("rollout_shares", shares, "rising shares above 0 that end at 1")
+            raise InvalidConfig("rollout_shares", shares, "rising shares above 0 that end at 1")
         if self.rollout_max_stage_s < self.rollout_min_stage_s:
-            raise FieldError("rollout_max_stage_s", self.rollout_max_stage_s, "at least rollout_min_stage_s")
+            raise InvalidConfig("rollout_max_stage_s", self.rollout_max_stage_s, "at least rollout_min_stage_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,11 +211,11 @@ class MonitorConfig:
 
     def __post_init__(self) -> None:
         if not 0.0 < self.drift_in_order < 1.0:
-            raise FieldError("drift_in_order", self.drift_in_order, "a rate between 0 and 1")
+            raise InvalidConfig("drift_in_order", self.drift_in_order, "a rate between 0 and 1")
         if not self.drift_in_order < self.drift_risen <= 1.0:
-            raise FieldError("drift_risen", self.drift_risen, "a rate above drift_in_order, at most 1")
+            raise InvalidConfig("drift_risen", self.drift_risen, "a rate above drift_in_order, at most 1")
         if not 0.0 < self.false_alarm < 1.0:
-            raise FieldError("false_alarm", self.false_alarm, "a probability between 0 and 1")
+            raise InvalidConfig("false_alarm", self.false_alarm, "a probability between 0 and 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,7 +263,9 @@ class LearningConfig:
     nice: int = option(10, "Niceness of the process that retrains.", at_least=0, at_most=19)
 
     def __post_init__(self) -> None:
-        if not _DEVICE.fullmatch(self.encoder_device):
-            raise FieldError("encoder_device", self.encoder_device, "cpu, cuda or cuda:N")
+        if device_key(self.encoder_device) is None:
+            raise InvalidConfig("encoder_device", self.encoder_device, "cpu, cuda or cuda:N")
         if self.encoder and self.encoder_tuning_s >= self.timeout_s:
-            raise FieldError("encoder_tuning_s", self.encoder_tuning_s, "less than timeout_s, which ends the retrain")
+            raise InvalidConfig(
+                "encoder_tuning_s", self.encoder_tuning_s, "less than timeout_s, which ends the retrain"
+            )

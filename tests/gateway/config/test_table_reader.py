@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from backends.config import option
-from gateway.config.errors import FieldError, SettingsError, SettingsProblem
+from backends.errors import InvalidConfig
+from gateway.config.errors import SettingsError, SettingsProblem
 from gateway.config.raw_config import Leaf, Table, merge, tree
 from gateway.config.table_reader import ConfigReader
 
@@ -22,7 +23,7 @@ class Part:
 
     def __post_init__(self) -> None:
         if "bad" in self.names:
-            raise FieldError("names", self.names, "no bad one")
+            raise InvalidConfig("names", self.names, "no bad one")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
