@@ -187,7 +187,7 @@ class ControlConfig:
 class MonitorConfig:
     """Sets how floor, drift and tenants are monitored."""
 
-    enabled: bool = option(True, "Whether the leader watches; reports can be had in any case.")
+    enabled: bool = option(True, "Whether the leader monitors; reports can be had in any case.")
     every_s: float = option(30.0, "Seconds between two looks.", at_least=0.05)
     act: bool = option(True, "Whether it moves traffic up and asks for a retrain, or only reports and alerts.")
     window_days: float = option(28.0, "Days of checked answers that a certificate rests on.", at_least=0.01)
