@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
 from random import Random
 
 from backends.builtin.tasks.solution_checks import check_sums
 from backends.builtin.tasks.types import TaskProblem
 from backends.builtin.tasks.worked_solution import think
-
-# An expression, its value, and the steps that compute it.
-Worked = tuple[str, int, list[str]]
 
 _TEMPLATES = (
     "What is {e}?",
@@ -39,17 +37,27 @@ def multiply_steps(a: int, b: int) -> list[str]:
     return [f"{a}*{tens * 10}={high}", f"{a}*{ones}={low}", f"{high}+{low}={high + low}"]
 
 
-def _sum(low: int, high: int, rng: Random) -> Worked:
-    a, b = rng.randint(low, high), rng.randint(low, high)
-    if rng.random() < 0.5:
-        return f"{a} + {b}", a + b, [f"{a}+{b}={a + b}"]
-    a, b = max(a, b), min(a, b)
-    return f"{a} - {b}", a - b, [f"{a}-{b}={a - b}"]
+def work_out(expression: str, *, by_places: bool = False) -> tuple[int, list[str]]:
+    """Return the value of sums, differences and products, and the steps that lead there.
 
+    ``by_places`` takes a product by one digit apart into tens and ones.
+    """
+    steps: list[str] = []
 
-def _short_product(rng: Random) -> Worked:
-    a, b = rng.randint(12, 99), rng.randint(2, 9)
-    return f"{a} * {b}", a * b, _by_places(a, b)
+    def walk(node: ast.expr) -> int:
+        if isinstance(node, ast.Constant):
+            assert isinstance(node.value, int), "only whole numbers are drawn"
+            return node.value
+        assert isinstance(node, ast.BinOp), "only operations of two numbers are drawn"
+        a, b = walk(node.left), walk(node.right)
+        if isinstance(node.op, ast.Mult):
+            steps.extend(_by_places(a, b) if by_places else multiply_steps(a, b))
+            return a * b
+        sign, value = ("+", a + b) if isinstance(node.op, ast.Add) else ("-", a - b)
+        steps.append(f"{a}{sign}{b}={value}")
+        return value
+
+    return walk(ast.parse(expression, mode="eval").body), steps
 
 
 def _by_places(a: int, b: int) -> list[str]:
@@ -60,75 +68,72 @@ def _by_places(a: int, b: int) -> list[str]:
     return [f"{tens}*{b}={tens * b}", f"{ones}*{b}={ones * b}", f"{tens * b}+{ones * b}={a * b}"]
 
 
-def _three_terms(rng: Random) -> Worked:
+def _less_or_more(have: int, other: int, rng: Random) -> str:
+    """Return a sign that keeps the result above nothing."""
+    return "-" if have > other and rng.random() < 0.5 else "+"
+
+
+def _sum(low: int, high: int, rng: Random) -> str:
+    a, b = rng.randint(low, high), rng.randint(low, high)
+    return f"{a} + {b}" if rng.random() < 0.5 else f"{max(a, b)} - {min(a, b)}"
+
+
+def _short_product(rng: Random) -> str:
+    return f"{rng.randint(12, 99)} * {rng.randint(2, 9)}"
+
+
+def _three_terms(rng: Random) -> str:
     a, b = rng.randint(50, 700), rng.randint(20, 280)
-    c = rng.randint(11, a + b - 1)
-    return f"{a} + {b} - {c}", a + b - c, [f"{a}+{b}={a + b}", f"{a + b}-{c}={a + b - c}"]
+    return f"{a} + {b} - {rng.randint(11, a + b - 1)}"
 
 
-def _product_and_term(rng: Random) -> Worked:
+def _product_and_term(rng: Random) -> str:
     a, b, c = rng.randint(12, 99), rng.randint(2, 9), rng.randint(11, 99)
-    p = a * b
-    if p > c and rng.random() < 0.5:
-        return f"{a} * {b} - {c}", p - c, [f"{a}*{b}={p}", f"{p}-{c}={p - c}"]
-    return f"{a} * {b} + {c}", p + c, [f"{a}*{b}={p}", f"{p}+{c}={p + c}"]
+    return f"{a} * {b} {_less_or_more(a * b, c, rng)} {c}"
 
 
-def _two_products(rng: Random) -> Worked:
+def _two_products(rng: Random) -> str:
     a, b, c, d = rng.randint(12, 99), rng.randint(3, 9), rng.randint(12, 99), rng.randint(3, 9)
-    p, q = a * b, c * d
-    return f"{a} * {b} + {c} * {d}", p + q, [f"{a}*{b}={p}", f"{c}*{d}={q}", f"{p}+{q}={p + q}"]
+    return f"{a} * {b} + {c} * {d}"
 
 
-def _long_product(rng: Random) -> Worked:
-    a, b = rng.randint(21, 99), rng.randint(12, 98)
-    return f"{a} * {b}", a * b, multiply_steps(a, b)
+def _long_product(rng: Random) -> str:
+    return f"{rng.randint(21, 99)} * {rng.randint(12, 98)}"
 
 
-def _bracket(rng: Random) -> Worked:
+def _bracket(rng: Random) -> str:
     a, b, c, d = rng.randint(12, 70), rng.randint(12, 29), rng.randint(3, 9), rng.randint(11, 99)
-    s = a + b
-    p = s * c
-    if p > d and rng.random() < 0.5:
-        return f"({a} + {b}) * {c} - {d}", p - d, [f"{a}+{b}={s}", f"{s}*{c}={p}", f"{p}-{d}={p - d}"]
-    return f"({a} + {b}) * {c} + {d}", p + d, [f"{a}+{b}={s}", f"{s}*{c}={p}", f"{p}+{d}={p + d}"]
+    return f"({a} + {b}) * {c} {_less_or_more((a + b) * c, d, rng)} {d}"
 
 
-def _three_products(rng: Random) -> Worked:
-    text, value, steps = _two_products(rng)
+def _three_products(rng: Random) -> str:
+    two = _two_products(rng)
     e, f = rng.randint(12, 99), rng.randint(3, 9)
-    r = e * f
-    if value > r and rng.random() < 0.5:
-        return f"{text} - {e} * {f}", value - r, [*steps, f"{e}*{f}={r}", f"{value}-{r}={value - r}"]
-    return f"{text} + {e} * {f}", value + r, [*steps, f"{e}*{f}={r}", f"{value}+{r}={value + r}"]
+    return f"{two} {_less_or_more(work_out(two)[0], e * f, rng)} {e} * {f}"
 
 
-def _two_brackets(rng: Random) -> Worked:
+def _two_brackets(rng: Random) -> str:
     a, b, c, d = rng.randint(11, 59), rng.randint(11, 39), rng.randint(11, 59), rng.randint(11, 39)
-    s, t = a + b, c + d
-    return f"({a} + {b}) * ({c} + {d})", s * t, [f"{a}+{b}={s}", f"{c}+{d}={t}", *multiply_steps(s, t)]
+    return f"({a} + {b}) * ({c} + {d})"
 
 
-def _product_less_product(rng: Random) -> Worked:
-    a, b = rng.randint(21, 99), rng.randint(12, 98)
-    c, d = rng.randint(12, 99), rng.randint(3, 9)
-    p, q = a * b, c * d
-    steps = [*multiply_steps(a, b), f"{c}*{d}={q}", f"{p}+{q}={p + q}"]
-    return f"{a} * {b} + {c} * {d}", p + q, steps
+def _long_and_short_product(rng: Random) -> str:
+    return f"{_long_product(rng)} + {rng.randint(12, 99)} * {rng.randint(3, 9)}"
 
 
-_KINDS: dict[int, tuple[Callable[[Random], Worked], ...]] = {
+_KINDS: dict[int, tuple[Callable[[Random], str], ...]] = {
     1: (lambda rng: _sum(3, 60, rng),),
     2: (lambda rng: _sum(50, 499, rng), _short_product),
     3: (_three_terms, _product_and_term),
     4: (_two_products, _long_product, _bracket),
-    5: (_three_products, _two_brackets, _product_less_product),
+    5: (_three_products, _two_brackets, _long_and_short_product),
 }
 
 
 def draw(grade: int, rng: Random) -> TaskProblem:
     """Draw one expression: a single sum at grade 1, products of brackets at grade 5."""
-    text, value, steps = rng.choice(_KINDS[grade])(rng)
+    text = rng.choice(_KINDS[grade])(rng)
+    value, steps = work_out(text, by_places=grade == 2)
     shown = text
     if rng.random() < 0.2 and "(" not in text:
         shown = " ".join(_SPOKEN.get(word, word) for word in text.split())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from random import Random
 
+from backends.builtin.tasks.families.arithmetic import work_out
 from backends.builtin.tasks.solution_checks import check_extreme, check_sums, digit_by_digit
 from backends.builtin.tasks.types import TaskProblem
 from backends.builtin.tasks.wording import join_and
@@ -39,26 +40,24 @@ def _numbers(count: int, low: int, high: int, rng: Random) -> list[int]:
     return rng.sample(range(low, high), count)
 
 
-def _expression(rng: Random) -> tuple[str, int, str]:
+def _expression(rng: Random) -> str:
     kind = rng.random()
     if kind < 0.4:
-        a, b = rng.randint(11, 29), rng.randint(3, 9)
-        return f"{a} * {b}", a * b, f"{a}*{b}={a * b}"
+        return f"{rng.randint(11, 29)} * {rng.randint(3, 9)}"
     if kind < 0.7:
-        a, b = rng.randint(21, 99), rng.randint(21, 99)
-        return f"{a} + {b}", a + b, f"{a}+{b}={a + b}"
-    a, b = rng.randint(101, 250), rng.randint(11, 99)
-    return f"{a} - {b}", a - b, f"{a}-{b}={a - b}"
+        return f"{rng.randint(21, 99)} + {rng.randint(21, 99)}"
+    return f"{rng.randint(101, 250)} - {rng.randint(11, 99)}"
 
 
 def _expressions(count: int, rng: Random) -> tuple[list[str], list[int], list[str]]:
-    """Return ``count`` expressions of distinct values."""
-    drawn: dict[int, tuple[str, int, str]] = {}
+    """Return ``count`` expressions of distinct values, the values, and a step for each."""
+    drawn: dict[int, tuple[str, str]] = {}
     while len(drawn) < count:
-        one = _expression(rng)
-        drawn.setdefault(one[1], one)
-    texts, values, steps = zip(*drawn.values(), strict=True)
-    return list(texts), list(values), list(steps)
+        text = _expression(rng)
+        value, (step,) = work_out(text)
+        drawn.setdefault(value, (text, step))
+    texts, steps = zip(*drawn.values(), strict=True)
+    return list(texts), list(drawn), list(steps)
 
 
 def _of_numbers(grade: int, rng: Random) -> TaskProblem:
