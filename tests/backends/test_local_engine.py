@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
@@ -330,6 +331,8 @@ def test_engines_are_made_once_however_many_ask_at_once() -> None:
     barrier = threading.Barrier(8)
 
     def make() -> object:
+        # Long enough that the others ask meanwhile.
+        time.sleep(0.05)
         made.append(object())
         return made[-1]
 
