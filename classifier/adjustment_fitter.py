@@ -35,6 +35,9 @@ _REACH_FACTOR = 1.5
 _MIN_LABELS_FOR_TREES = 300
 _ONLY_FAMILIAR = 1e9
 _MAX_STEP = 4.0
+# How strongly each coefficient is pulled to "no change". A level is learnt from few checks, a slope from more; some
+# eighty coordinates could together fit anything, so each needs the most.
+_LEVEL_PENALTY, _SLOPE_PENALTY, _COORDINATE_PENALTY = 1.0, 20.0, 60.0
 # A split that falls between two of so many is as good as any, for the few hundred answers there are.
 _NUM_BINS = 64
 
@@ -138,11 +141,13 @@ def _recalibrated(rows: CheckedRows, space: Space, seed: int) -> Adjustment:
     num_tiers = rows.labels.shape[1]
     linear = _no_change(rows, space)
     weights = rows.tempered_weights()
+    penalty = np.array([_SLOPE_PENALTY, _LEVEL_PENALTY])
     for tier in range(num_tiers):
+        # The tier's own log-odds; behind those of all tiers comes novelty.
         column = x.shape[1] - 1 - num_tiers + tier
         picked = [column, x.shape[1]]
         design = np.column_stack([x[:, column], np.ones(len(x))])
-        linear[picked, tier] = _ridge_logistic(design, rows, tier, weights[:, tier], np.array([20.0, 1.0]))
+        linear[picked, tier] = _ridge_logistic(design, rows, tier, weights[:, tier], penalty)
     return _familiar(Adjustment(space, linear), rows)
 
 
@@ -151,8 +156,8 @@ def _linear(rows: CheckedRows, space: Space, seed: int) -> Adjustment:
     x = space.place(rows.views)
     num_tiers = rows.labels.shape[1]
     design = np.column_stack([x, np.ones(len(x))])
-    penalty = np.full(design.shape[1], 60.0)
-    penalty[-1] = 1.0
+    penalty = np.full(design.shape[1], _COORDINATE_PENALTY)
+    penalty[-1] = _LEVEL_PENALTY
     weights = rows.tempered_weights()
     columns = [_ridge_logistic(design, rows, tier, weights[:, tier], penalty) for tier in range(num_tiers)]
     return _familiar(Adjustment(space, np.column_stack(columns)), rows)
@@ -173,8 +178,10 @@ def _boosted(rows: CheckedRows, space: Space, seed: int) -> Adjustment:
             models.append(None)
             continue
         p = good[known, tier]
+        # Near certainty a Newton step has no bound: one surprising check would move everything around it.
         curvature = np.maximum(p * (1 - p), 0.02)
         step = np.clip((rows.labels[known, tier] - p) / curvature, -_MAX_STEP, _MAX_STEP)
+        # Small, slow and shrunk: some hundred checks, of which each leaf keeps twenty.
         model = HistGradientBoostingRegressor(
             learning_rate=0.05,
             max_iter=60,

@@ -82,6 +82,7 @@ class CalibratorBank:
         ends = self.offsets
         if ends[0] != 0 or (np.diff(ends) < 0).any() or ends[-1] != len(self.x) or self.x.shape != self.y.shape:
             raise ValueError("a calibration's knots lie outside its arrays")
+        # Knots rise within an output, and begin anew with the next.
         within = np.ones(max(len(self.x) - 1, 0), dtype=np.bool_)
         within[[end - 1 for end in ends[1:-1].tolist() if 0 < end < len(self.x)]] = False
         if (np.diff(self.x)[within] < 0).any() or self.y.min(initial=0.0) < 0 or self.y.max(initial=1.0) > 1:

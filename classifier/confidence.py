@@ -202,6 +202,7 @@ def _fit_tier(signals: Sequence[AnswerSignals], right: Sequence[float], seed: in
     left_out = cross_val_predict(model, x, labels, cv=folds, method="predict_proba")[:, 1]
     model.fit(x, labels)
     scaler, regression = model.steps[0][1], model.steps[1][1]
+    # In the signals' own units, so that serving needs no scaler.
     weights = regression.coef_[0] / scaler.scale_
     bias = float(regression.intercept_[0] - np.dot(weights, scaler.mean_))
     return TierConfidence(

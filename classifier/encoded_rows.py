@@ -50,6 +50,7 @@ class EncodedRows:
         projection = fit_projection(matrix, options.num_components, seed).astype(np.float16).astype(np.float32)
         projected = np.asarray(matrix @ projection)
         spread = projected.std(axis=0)
+        # A direction that never varied is silenced, not blown up.
         scale = np.divide(1.0, spread, out=np.zeros_like(spread), where=spread > 1e-9).astype(np.float32)
         dense = _dense_block(encoded, rows.vectors)
         features = np.hstack([dense, projected * scale]).astype(np.float32)

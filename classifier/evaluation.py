@@ -74,6 +74,7 @@ def length_estimates(lengths: Floats, scores: Floats, folds: Ints) -> Floats:
     for inside, outside in fold_splits(folds):
         edges = np.unique(np.quantile(lengths[inside], np.linspace(0, 1, _LENGTH_BINS + 1)[1:-1]))
         known, asked = np.searchsorted(edges, lengths[inside]), np.searchsorted(edges, lengths[outside])
+        # Two rows' worth of the mean: a bin of one row must not speak of certainty.
         base = scores[inside].mean(axis=0)
         for each in np.unique(asked):
             rows = scores[inside[known == each]]

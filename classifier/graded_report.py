@@ -96,6 +96,7 @@ class PriceSweep:
         costs : float64 (num_models,), what an answer costs on average: a request's own cost is not known beforehand
         """
         prices = np.geomspace(costs.max() * 1e4, costs.max() * 1e-2, NUM_SETTINGS - 2)
+        # The safest setting rests on no estimate: at any finite price a row of no estimated gain would stay below.
         top = np.full(len(estimates), len(costs) - 1)
         rows = [top, *(np.argmax(price * estimates - costs, axis=1) for price in (*prices, 0.0))]
         return cls(np.array(rows, dtype=np.int64))

@@ -98,6 +98,7 @@ def bootstrap_interval(
         picked = rng.integers(0, len(members), len(members))
         draws.append(statistic(np.concatenate([members[i] for i in picked])))
     tail = (1 - confidence) / 2
+    # A resample may lack the statistic, such as a gap between two models that drew the same scores.
     low, high = np.nanquantile(draws, [tail, 1 - tail])
     return Interval(statistic(rows), float(low), float(high))
 

@@ -98,6 +98,7 @@ def ask_across_folds(
         requests = [table.requests[row] for row in outside]
         parts.append(ask_router(router, requests, router_id=number))
         order.append(outside)
+    # Back from the order of the folds to that of the table.
     return RouterEstimates.join(parts).take(np.argsort(np.concatenate(order))), router
 
 

@@ -97,6 +97,7 @@ def fit_router(
     ]
     right, good = _cross_calibrated(mixed, rows, folds, table)
     estimator = _fit_estimator(rows, options, c, seed, weight)
+    # On rows left out: to itself every row is familiar.
     scale = NoveltyScale.fit(held_out_readings if table.typical is None else held_out_readings[table.typical])
     arrays = _arrays(estimator, calibrators, SeenWords.fit(raw), scale) | dict(embedder.arrays if embedder else {})
     described = _metadata(table, options, estimator, calibrators, scale, embedder, vectors, seed, c)
@@ -115,6 +116,7 @@ def _left_out(
         matrix, dense, features = fit.matrices(judge)
         for c, logits in candidates.items():
             logits[outside] = linear_logits(fit.linear(c), matrix, dense)
+        # The forest sees the linear model only where outcomes are missing, so one strength will do for all candidates.
         forest[outside] = forest_logits(fit.forest(options, options.linear_c[0], seed), features)
         held_out[outside] = fit.readings(judge)
     losses = {c: _loss(logits, rows) for c, logits in candidates.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from gateway.commands.result_printer import print_json, print_table
 from gateway.failure_report import USAGE_STATUS, CommandError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationCall:
     """Holds what ``suffice evaluate`` was called with.
 
@@ -77,18 +78,18 @@ def evaluate(
     if transfer and not benchmark:
         raise _usage("--transfer needs --benchmark: the one to be left out.")
     call = EvaluationCall(
-        train,
-        test,
-        _models(weak, strong, ladder),
-        bool(ladder),
-        tuple(benchmark),
-        transfer,
-        floor,
-        confidence,
-        seed,
-        num_resamples,
-        dict(_price(each) for each in price),
-        _sizes(curve),
+        train=train,
+        test=test,
+        models=_models(weak, strong, ladder),
+        is_ladder=bool(ladder),
+        benchmarks=tuple(benchmark),
+        transfer=transfer,
+        floor=floor,
+        confidence=confidence,
+        seed=seed,
+        num_resamples=num_resamples,
+        prices=dict(_price(each) for each in price),
+        curve=_sizes(curve),
     )
     if call.curve and (call.is_ladder or transfer or train.resolve() != test.resolve()):
         raise _usage("--curve is drawn for a pair, on the folds of one folder.")
@@ -119,11 +120,11 @@ def _price(written: str) -> tuple[str, tuple[float, float]]:
     model, _, prices = written.rpartition("=")
     try:
         price_in, price_out = (float(each) for each in prices.split(","))
+        if model and 0 <= price_in < math.inf and 0 <= price_out < math.inf:
+            return model, (price_in, price_out)
     except ValueError:
-        raise _usage(f"--price is {written!r}; expected MODEL=IN,OUT in USD per million tokens.") from None
-    if not model or price_in < 0 or price_out < 0:
-        raise _usage(f"--price is {written!r}; expected MODEL=IN,OUT in USD per million tokens.")
-    return model, (price_in, price_out)
+        pass  # said below
+    raise _usage(f"--price is {written!r}; expected MODEL=IN,OUT in USD per million tokens.")
 
 
 def _sizes(written: str | None) -> tuple[int, ...]:

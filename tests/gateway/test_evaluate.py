@@ -78,6 +78,8 @@ def test_transfer_leaves_the_benchmark_out(
         ("--ladder", "c", "d"),
         ("stray",),
         ("--price", "a=1"),
+        ("--price", "a=1,nan"),
+        ("--price", "=1,1"),
         ("--curve", "10"),
         ("--curve", "many"),
     ],
