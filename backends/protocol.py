@@ -2,7 +2,7 @@
 
 The gateway holds a :class:`Backend` per served model and knows nothing else about it. Two families implement it (the
 in-process engine and OpenAI-compatible servers); ``backends.testing`` has the public fake. The conformance suite in
-``backends.conformance`` states the contract as tests.
+``tests.backends.conformance`` states the contract as tests.
 """
 
 from __future__ import annotations

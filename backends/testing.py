@@ -2,7 +2,7 @@
 
 It keeps the whole protocol (stop strings, ``max_tokens``, logprobs, usage, cancellation, errors), so tests of anything
 above a backend can rely on it, and the gateway's own overhead can be measured with nothing else in the way. The fake
-*server* for tests of the remote backend is :mod:`backends.provider.server`.
+*server* for tests of the remote backend is :mod:`tests.backends.provider.server`.
 """
 
 from __future__ import annotations

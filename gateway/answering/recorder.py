@@ -18,7 +18,7 @@ from gateway.api.embedding_decoder import EmbeddingRequest
 from gateway.api.request import prompt_text
 from gateway.config.sections import Retention
 from gateway.control.router_set import RouterSet
-from gateway.control.shadow_router import RoutedRequest, ShadowRouter
+from gateway.control.shadow_router import ShadowRequest, ShadowRouter
 from gateway.edge.error_table import row_of
 from gateway.models.catalog import Catalog
 from gateway.observe.metrics import Metrics
@@ -214,7 +214,7 @@ class AnswerRecorder:
         admitted, basis, decision = routed.admitted, routed.basis, routed.decision
         if decision.explored or routed.facts.overrides.tier is not None:
             return
-        text = RoutedRequest(
+        text = ShadowRequest(
             admitted.request_id,
             admitted.created_at,
             basis.policy.name,

@@ -72,7 +72,7 @@ class ChatMessage(Struct, kw_only=True):
     name: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
 
 
-class Prediction(Struct):
+class ChatPrediction(Struct):
     """Text that the answer may turn out to be."""
 
     type: Annotated[Literal["content"], Words(error=_wrong_prediction)]
@@ -95,7 +95,7 @@ class ChatBody(GenerationBody, kw_only=True):
     top_logprobs: int | None = None
     chat_template_kwargs: TemplateOptions | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
-    prediction: Prediction | None = None
+    prediction: ChatPrediction | None = None
 
 
 class ChatDecoder(GenerationDecoder[ChatBody]):
@@ -162,5 +162,5 @@ def _thinking(body: ChatBody) -> bool | None:
     return None if body.reasoning_effort is None else body.reasoning_effort not in ("none", "minimal")
 
 
-def _prediction(given: Prediction | None) -> str | None:
+def _prediction(given: ChatPrediction | None) -> str | None:
     return None if given is None else "\n".join([part.text for part in _parts(given.content)])

@@ -42,7 +42,7 @@ class ShadowWriter(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class RoutedRequest:
+class ShadowRequest:
     """A request as its router decided it; ``router_version`` is that router's, ``tier`` what it chose."""
 
     request_id: str
@@ -80,7 +80,7 @@ class ShadowRouter:
         self._share = share
         self._rng = rng
         self._watching: _ShadowWatch | None = None
-        self._queue: asyncio.Queue[RoutedRequest | None] = asyncio.Queue(_MAX_WAITING)
+        self._queue: asyncio.Queue[ShadowRequest | None] = asyncio.Queue(_MAX_WAITING)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="suffice-shadow")
         self._task: asyncio.Task[None] | None = None
         self.num_left_out = 0
@@ -114,7 +114,7 @@ class ShadowRouter:
         """Return whether requests that another router decided are of use now; cheap, asked for every answer."""
         return self._watching is not None and router_version != self._watching.slot.version
 
-    def observe(self, routed: RoutedRequest, *, is_drawn: bool) -> None:
+    def observe(self, routed: ShadowRequest, *, is_drawn: bool) -> None:
         """Take in a request that was just answered; pinned and explored ones say nothing new of a router.
 
         Parameters
@@ -163,7 +163,7 @@ class ShadowRouter:
                     self._queue.task_done()
                 batch, num_taken, written_s = [], 0, time.monotonic()
 
-    async def _decide(self, routed: RoutedRequest) -> ShadowDecision | None:
+    async def _decide(self, routed: ShadowRequest) -> ShadowDecision | None:
         watching = self._watching
         if watching is None or routed.policy_name not in watching.slot.policies:
             return None
@@ -191,7 +191,7 @@ class ShadowRouter:
             novelty=estimate.novelty,
         )
 
-    def _would_be(self, watching: _ShadowWatch, routed: RoutedRequest, estimate: Sufficiency) -> int:
+    def _would_be(self, watching: _ShadowWatch, routed: ShadowRequest, estimate: Sufficiency) -> int:
         estimates = tuple(TierEstimate(each.tier, each.p_right, each.p_as_good) for each in estimate.tiers)
         # What is in doubt with the serving router is not with this one: its estimates mean something else.
         quarantine = watching.quarantine.get(routed.policy_name, {})

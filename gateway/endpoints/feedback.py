@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import Annotated, Any, Protocol, get_args
+from typing import Annotated, Any, get_args
 
 import orjson
 from msgspec import Meta, Struct
@@ -15,7 +15,7 @@ from gateway.access.authenticator import Caller
 from gateway.api.declaration import checked, schema_of
 from gateway.edge.body import parse_object
 from gateway.edge.gate import RequestGate
-from gateway.endpoints.pages import json_response
+from gateway.endpoints.pages import RowReader, json_response
 from gateway.errors import InvalidRequest, RequestNotFound
 from gateway.ids import is_uuid, uuid7
 from gateway.outcomes.answer_grading import matches_reference
@@ -65,12 +65,6 @@ def read_feedback(raw: Mapping[str, Any]) -> FeedbackBody:
         if raw.get(name) is None:
             raise InvalidRequest(message, param=name)
     return checked(raw, FeedbackBody, "")
-
-
-class RowReader(Protocol):
-    """The part of the store that is needed here."""
-
-    async def get_request(self, request_id: str) -> RequestRecord | None: ...
 
 
 class FeedbackEndpoint:

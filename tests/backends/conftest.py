@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from backends.provider.server import ProviderServer
 from backends.remote.openai_backend import OpenAIBackend
 from backends.testing import Script
+from tests.backends.provider.server import ProviderServer
 from tests.backends.remote_kit import ANSWER
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from backends.config import RemoteModelConfig, RetryConfig, TimeoutConfig
 from backends.protocol import Finished, GenerateRequest, Message, SamplingParams, TokenDelta
-from backends.provider.server import ProviderServer
 from backends.remote.openai_backend import OpenAIBackend
+from tests.backends.provider.server import ProviderServer
 
 ANSWER = "The naïve 🦊 says: 2 + 2 = 4, 不是 5."
 # Long where a busy machine could make a good server late, short where a test waits for silence to be noticed.

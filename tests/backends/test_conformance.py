@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 
 from backends.config import LocalModelConfig, RemoteModelConfig, SpeculationConfig
-from backends.conformance import CHECKS, ConformanceCheck, checks_for
-from backends.conformance_subject import ConformanceSubject
 from backends.local import LocalBackend
 from backends.protocol import Backend
-from backends.provider.server import ProviderServer
 from backends.remote.openai_backend import OpenAIBackend
 from backends.testing import EchoBackend, Script
 from backends.weights import LoadOptions, WeightPool
+from tests.backends.conformance import CHECKS, ConformanceCheck, checks_for
+from tests.backends.conformance_subject import ConformanceSubject
+from tests.backends.provider.server import ProviderServer
 
 KEPT = {"seed", "ignore_eos", "exact_counts", "context_limit", "long_answers"}
 EVERYTHING = frozenset({"generate", "score", "embed", "tokenize", "logprobs", "prompt_token_ids", *KEPT})

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from backends.builtin.evaluate import summarise
 from backends.builtin.tasks.task_generator import generate
-from backends.peer_servers import PeerStartError, free_port, llama_cpp_server
 from backends.protocol import FinishReason, GenerateRequest, Message, SamplingParams
-from backends.provider.openai_codec import answer_chunks, parse_request, whole_answer
 from backends.remote.bench import TransportCost, report
 from backends.remote.chunk_decoder import AnswerChunk, read_chunk
 from backends.testing import Script, count_prompt_tokens, script_answer, split_tokens, token_id
+from tests.backends.peer_servers import PeerStartError, free_port, llama_cpp_server
+from tests.backends.provider.openai_codec import answer_chunks, parse_request, whole_answer
 from tests.backends.remote_kit import chat
 
 WORDS = st.text("ab .", max_size=20)

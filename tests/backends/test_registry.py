@@ -10,10 +10,10 @@ from pathlib import Path
 from backends.config import EchoModelConfig, LocalModelConfig, RemoteModelConfig, ReplayModelConfig, SpeculationConfig
 from backends.local_engine.engine_groups import drafter_path_of
 from backends.protocol import Backend, Finished, FinishReason, GenerateRequest, Message, SamplingParams, TokenDelta
-from backends.provider.server import ProviderServer
 from backends.registry import build_backends
 from backends.replay import AnswerRecord
 from backends.testing import Script
+from tests.backends.provider.server import ProviderServer
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 

@@ -18,10 +18,10 @@ from backends.errors import (
     RequestRejected,
 )
 from backends.protocol import FinishReason, GenerateRequest
-from backends.provider.behaviours import BEHAVIOURS
-from backends.provider.server import ProviderServer
 from backends.remote.openai_backend import OpenAIBackend
 from backends.testing import split_tokens
+from tests.backends.provider.behaviours import BEHAVIOURS
+from tests.backends.provider.server import ProviderServer
 from tests.backends.remote_kit import (
     ANSWER,
     HASTY,

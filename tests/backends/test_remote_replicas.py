@@ -15,9 +15,9 @@ from backends.errors import (
     RequestRejected,
 )
 from backends.protocol import Finished, FinishReason, TokenDelta
-from backends.provider.server import ProviderServer
 from backends.remote.openai_backend import OpenAIBackend
 from backends.testing import Script
+from tests.backends.provider.server import ProviderServer
 from tests.backends.remote_kit import (
     ANSWER,
     HASTY,

@@ -14,9 +14,9 @@ from backends.errors import (
     UnsupportedByBackend,
 )
 from backends.protocol import FinishReason, GenerateRequest, SamplingParams
-from backends.provider.server import ProviderServer
 from backends.remote.openai_backend import OpenAIBackend
 from backends.testing import Script
+from tests.backends.provider.server import ProviderServer
 from tests.backends.remote_kit import (
     ANSWER,
     ONCE,

@@ -10,19 +10,19 @@ import pytest
 from backends.builtin.paths import model_dir
 from backends.builtin.tasks.task_generator import generate
 from backends.config import LocalModelConfig, RemoteModelConfig
-from backends.conformance import ConformanceCheck, checks_for
-from backends.conformance_subject import ConformanceSubject, collect, text_of
 from backends.local import LocalBackend
-from backends.peer_servers import (
+from backends.protocol import Backend, GenerateRequest, Message, SamplingParams
+from backends.remote.openai_backend import OpenAIBackend
+from backends.testing import EchoBackend
+from tests.backends.conformance import ConformanceCheck, checks_for
+from tests.backends.conformance_subject import ConformanceSubject, collect, text_of
+from tests.backends.peer_servers import (
     PeerServer,
     has_llama_cpp,
     has_transformers_server,
     llama_cpp_server,
     transformers_server,
 )
-from backends.protocol import Backend, GenerateRequest, Message, SamplingParams
-from backends.remote.openai_backend import OpenAIBackend
-from backends.testing import EchoBackend
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from backends.provider.server import ProviderServer
+from tests.backends.provider.server import ProviderServer
 from tests.replay.normaliser import Normaliser
 from tests.replay.server_process import ServerProcess
 from tests.replay.wire_client import Headers, Response, exchange, merge_headers, parse_responses, request_bytes

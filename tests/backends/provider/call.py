@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import orjson
 
 from backends.protocol import GenerateRequest
-from backends.provider.openai_codec import answer_chunks, parse_request, whole_answer
 from backends.testing import Script
+from tests.backends.provider.openai_codec import answer_chunks, parse_request, whole_answer
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]

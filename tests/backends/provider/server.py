@@ -1,7 +1,7 @@
 """Plays an OpenAI-compatible provider, well or badly, by path: a real HTTP server in a thread.
 
 ``server.url("reset_after_3_tokens")`` is a base URL whose every completion breaks off after three tokens; the names are
-the keys of :data:`backends.provider.behaviours.BEHAVIOURS`. Behaviours are served by uvicorn over real sockets, so what
+the keys of ``behaviours.BEHAVIOURS``. Behaviours are served by uvicorn over real sockets, so what
 a client sees (torn reads, resets, silence) is what it would see in production.
 """
 
@@ -18,9 +18,9 @@ from typing import Any
 import orjson
 import uvicorn
 
-from backends.provider.behaviours import BEHAVIOURS, answer_other
-from backends.provider.call import ProviderCall, Receive, RecordedRequest, Scope, Send
 from backends.testing import Script, count_prompt_tokens
+from tests.backends.provider.behaviours import BEHAVIOURS, answer_other
+from tests.backends.provider.call import ProviderCall, Receive, RecordedRequest, Scope, Send
 
 _ECHO = Script()
 

@@ -1,4 +1,4 @@
-"""Makes the JSON of an OpenAI-compatible server from a script, for :mod:`backends.provider.server`."""
+"""Makes the JSON of an OpenAI-compatible server from a script, for :mod:`tests.backends.provider.server`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Holds, by name, everything :class:`backends.provider.server.ProviderServer` can do to a client.
+"""Holds, by name, everything :class:`tests.backends.provider.server.ProviderServer` can do to a client.
 
 Most are faults seen in the field: servers that answer late, never, in pieces, half, twice, in the wrong form, or with a
 good status and a bad body.
@@ -12,9 +12,9 @@ from typing import Any
 
 import orjson
 
-from backends.provider.call import ProviderCall
-from backends.provider.openai_codec import embeddings_body, usage_body
 from backends.testing import count_prompt_tokens, split_tokens, token_id
+from tests.backends.provider.call import ProviderCall
+from tests.backends.provider.openai_codec import embeddings_body, usage_body
 
 Behaviour = Callable[[ProviderCall], Awaitable[None]]
 BEHAVIOURS: dict[str, Behaviour] = {}

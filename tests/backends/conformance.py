@@ -19,9 +19,17 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from math import isclose, isfinite
 
-from backends.conformance_subject import SETTLE_S, ConformanceSubject, assert_idle, collect, refuses, started, text_of
 from backends.errors import BackendUnavailable, ContextLengthExceeded, UnsupportedByBackend
 from backends.protocol import Backend, Finished, FinishReason, Message, Priority, TokenDelta
+from tests.backends.conformance_subject import (
+    SETTLE_S,
+    ConformanceSubject,
+    assert_idle,
+    collect,
+    refuses,
+    started,
+    text_of,
+)
 
 _GOOD = (FinishReason.STOP, FinishReason.LENGTH)
 
