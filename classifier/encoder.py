@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from classifier.features import history_features, text_features
 from classifier.hashing import HashConfig, SparseRows, WordRuns, hash_texts, lengths_of, run_sums
 from classifier.rows import Rows
-from classifier.text import clip, words
+from classifier.text import clip, own_text, words
 from classifier.types import RouterRequest
 
 MAX_STANDARD_SCORE = 6.0
@@ -55,11 +55,12 @@ class EncodedRequests:
 
 def read_requests(requests: Sequence[RouterRequest], num_tiers: int, config: HashConfig) -> RawRows:
     """Read all that is read off the requests' texts, in one pass over the words of each."""
-    texts = [clip(request.text) for request in requests]
+    whole = [own_text(request.turns) for request in requests]
+    texts = [clip(text) for text in whole]
     tokens = list(map(words, texts))
     dense = [
-        text_features(request, text, each) + history_features(request.history, num_tiers)
-        for request, text, each in zip(requests, texts, tokens, strict=True)
+        text_features(request, len(own), text, each) + history_features(request.history, num_tiers)
+        for request, own, text, each in zip(requests, whole, texts, tokens, strict=True)
     ]
     hashed = WordRuns.of(tokens)
     counts = hash_texts(texts, hashed, config)

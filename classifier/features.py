@@ -167,20 +167,20 @@ def _question_depth(group_counts: Sequence[float], punctuation: Sequence[int]) -
     return math.log1p(clauses + punctuation[_QUESTION_MARKS] + punctuation[_BRACKETS])
 
 
-def text_features(request: RouterRequest, text: str, tokens: Sequence[str]) -> list[float]:
+def text_features(request: RouterRequest, own_chars: int, text: str, tokens: Sequence[str]) -> list[float]:
     """Return the features of :data:`TEXT_FEATURES`, in order.
 
     Parameters
     ----------
     request : the request; its other turns give the conversation's features
-    text : the clipped text of its last user turn
+    own_chars : length of its last user turn
+    text : that turn, clipped
     tokens : ``words(text)``
     """
     shape, groups, numbers = _word_features(tokens, text)
     punctuation = _punctuation(text)
     total_chars = sum([len(content) for _, content in request.turns])
     system_chars = sum([len(content) for role, content in request.turns if role in ("system", "developer")])
-    own_chars = len(request.text)
     return [
         math.log1p(own_chars),
         math.log1p(len(tokens)),

@@ -61,12 +61,6 @@ def sketch_names(num_components: int) -> tuple[str, ...]:
     return tuple(f"{_SKETCH}{component}" for component in range(num_components))
 
 
-def rounded_sketch(projected: NDArray[np.float32]) -> Floats:
-    """Return the sketch as it is stored, float64 of the same shape: what training reads is what serving used."""
-    rounded: Floats = np.asarray(projected, dtype=np.float64).round(SKETCH_DECIMALS)
-    return rounded
-
-
 def base_entries(right: Sequence[float], good: Sequence[float], novelty: float) -> dict[str, float]:
     """Return features that keep the estimates before an adjustment, for rows whose own estimates are adjusted ones."""
     found = {f"{_BASE_RIGHT}{tier}": p for tier, p in enumerate(right, start=1)}

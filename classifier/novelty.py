@@ -118,7 +118,7 @@ def readings(seen: SeenWords, raw: RawRows, encoded: EncodedRequests, projected:
     projected : float32 (n, k), their TF-IDF rows in the training subspace (orthonormal directions)
     """
     dense = encoded.dense
-    found = np.empty((len(raw), NUM_READINGS))
+    found = np.empty((len(dense), NUM_READINGS))
     found[:, :2] = seen.unseen_shares(raw.words)
     # Words and characters are of length one each, where there are any; nothing is inside where there are none.
     num_parts = (lengths_of(encoded.sparse.bounds) > 0).reshape(-1, 2).sum(axis=1)

@@ -21,7 +21,7 @@ from classifier.errors import ArtifactCorrupt, ArtifactUnsupported, EmbeddingErr
 from classifier.features import feature_names
 from classifier.hashing import HashConfig
 from classifier.heads import ForestHead, LinearHead
-from classifier.log_view import LogViews, base_entries, rounded_sketch, sketch_names
+from classifier.log_view import SKETCH_DECIMALS, LogViews, base_entries, sketch_names
 from classifier.novelty import NoveltyScale, SeenWords, readings
 from classifier.rows import Floats
 from classifier.types import RouterRequest, Sufficiency, TierSufficiency
@@ -87,6 +87,9 @@ class ArtifactRouter:
         self, artifact: RouterArtifact, *, embedder: Embedder | None = None, path: Path | str = "(in memory)"
     ) -> None:
         self.artifact = artifact
+        # Read once for every request: not worth a call each.
+        self.version = artifact.version
+        self.num_tiers = artifact.num_tiers
         try:
             _check_schema(artifact, path)
             self._estimator, self._seen, self._scale = _unpack(artifact)
@@ -102,6 +105,7 @@ class ArtifactRouter:
         except (KeyError, ValueError, IndexError, TypeError, AttributeError, OverflowError) as error:
             raise ArtifactCorrupt(path, f"arrays are missing or do not fit together ({error}).") from error
         self._hash_config = self._estimator.encoder.config
+        self.num_components = len(self._estimator.component_scale)
         # Side by side: what is looked up for one is looked up for the other.
         self._columns = np.hstack([self._estimator.projection, self._estimator.linear.sparse])
         self._names = (*feature_names(self.num_tiers), *sketch_names(self.num_components))
@@ -113,24 +117,9 @@ class ArtifactRouter:
         return cls(RouterArtifact.load(path), embedder=embedder, path=path)
 
     @property
-    def version(self) -> str:
-        """Return the artifact's content hash."""
-        return self.artifact.version
-
-    @property
-    def num_tiers(self) -> int:
-        """Return how many tiers it estimates."""
-        return self.artifact.num_tiers
-
-    @property
     def base_version(self) -> str:
         """Return the router whose rows in the log can judge this one: what an adjustment rests on, else itself."""
         return str(self.artifact.metadata.get("base", self.version))
-
-    @property
-    def num_components(self) -> int:
-        """Return how many numbers a sketch has."""
-        return len(self._estimator.component_scale)
 
     @property
     def space(self) -> Space:
@@ -210,7 +199,8 @@ class ArtifactRouter:
             part.forest_weight * forest + (1 - part.forest_weight) * part.linear.logits(dense, linear)
         )
         novelty = self._novelty(raw, encoded, projected)
-        sketches = rounded_sketch(places)
+        # As it is stored: what training reads is what serving used.
+        sketches: Floats = places.astype(np.float64).round(SKETCH_DECIMALS)
         values = np.hstack([raw.dense, sketches]).tolist()
         rows = zip(right.tolist(), good.tolist(), novelty, values, strict=True)
         for row, (p_right, p_good, foreign, numbers) in enumerate(rows):

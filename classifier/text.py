@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 HEAD_CHARS = 6_144
 TAIL_CHARS = 2_048
@@ -12,6 +13,14 @@ MAX_WORD_CHARS = 40
 _WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*|\d+(?:[.,:/]\d+)*")
 # The same of text that is all ASCII, in a third of the time.
 _ASCII_WORD = re.compile(r"[A-Za-z]+(?:'[A-Za-z]+)*|[0-9]+(?:[.,:/][0-9]+)*")
+
+
+def own_text(turns: Sequence[tuple[str, str]]) -> str:
+    """Return the last user turn of (role, text) turns, or all text where there is none."""
+    for role, content in reversed(turns):
+        if role == "user":
+            return content
+    return "\n".join([content for _, content in turns])
 
 
 def clip(text: str) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from classifier.text import own_text
+
 
 @dataclass(frozen=True, slots=True)
 class RouterRequest:
@@ -20,10 +22,7 @@ class RouterRequest:
     @property
     def text(self) -> str:
         """Return the last user turn, or all text where there is none."""
-        for role, content in reversed(self.turns):
-            if role == "user":
-                return content
-        return "\n".join(content for _, content in self.turns)
+        return own_text(self.turns)
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,7 +111,7 @@ class AnswerRecorder:
         started_s = time.perf_counter()
         await self._rows.record(record, job)
         self._metrics.commit_s.observe(time.perf_counter() - started_s)
-        if self.shadow is not None and self.shadow.wants(basis.router_version):
+        if self.shadow is not None and self.shadow.version not in (None, basis.router_version):
             self._show(self.shadow, answer, is_drawn=job is not None)
         self._note(record)
 

@@ -166,7 +166,13 @@ def _take_delta(answer: Answer, tier: Tier, choice: AnswerChoice, delta: TokenDe
         answer.first_token_s = now_s
     if choice.scored is not None:
         delta = choice.score(delta, is_wanted=answer.request.sampling.logprobs is not None)
-    choice.add(delta)
+    choice.num_tokens += delta.num_tokens
+    if delta.text:
+        choice.texts.append(delta.text)
+    if delta.reasoning:
+        choice.reasonings.append(delta.reasoning)
+    if delta.logprobs:
+        choice.logprobs.extend(delta.logprobs)
     return delta
 
 

@@ -22,16 +22,6 @@ class AnswerChoice:
     finished: Finished | None = None
     scored: list[float] | None = None
 
-    def add(self, delta: TokenDelta) -> None:
-        """Take one delta in."""
-        self.num_tokens += delta.num_tokens
-        if delta.text:
-            self.texts.append(delta.text)
-        if delta.reasoning:
-            self.reasonings.append(delta.reasoning)
-        if delta.logprobs:
-            self.logprobs.extend(delta.logprobs)
-
     def score(self, delta: TokenDelta, *, is_wanted: bool) -> TokenDelta:
         """Keep what a delta says of its tokens' probability; the delta as the caller sees it.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -15,23 +14,20 @@ from policies.rollout import takes_new
 
 RECOVERY = timedelta(days=28)
 _LEAST_DOUBT = 0.5
+_NO_POLICIES: Mapping[str, Policy] = {}
 _NOT_SHOWN = ("features", "hashing", "decision", "prices")
 
 
-@dataclass(frozen=True, slots=True)
 class RouterSlot:
-    """A router ready to predict, and the policies with what was derived together with it."""
+    """Holds a router ready to predict, and the policies with what was derived together with it."""
 
-    predictor: Predictor
-    policies: Mapping[str, Policy] = field(default_factory=dict)
+    __slots__ = ("policies", "predictor", "router", "version")
 
-    @property
-    def version(self) -> str:
-        return self.predictor.version
-
-    @property
-    def router(self) -> Router | None:
-        return self.predictor.router
+    def __init__(self, predictor: Predictor, policies: Mapping[str, Policy] = _NO_POLICIES) -> None:
+        self.predictor = predictor
+        self.policies = policies
+        self.router: Router | None = predictor.router
+        self.version: str = predictor.version
 
 
 class RouterSet:

@@ -72,6 +72,10 @@ class ShadowRouter:
     writer : where decisions are kept
     share : of the requests that a router which serves nothing looks at
     rng : draws them
+
+    Attributes
+    ----------
+    version : of the router that watches; None without one
     """
 
     def __init__(self, ladder: Ladder, writer: ShadowWriter, share: float, rng: Uniform) -> None:
@@ -79,16 +83,12 @@ class ShadowRouter:
         self._writer = writer
         self._share = share
         self._rng = rng
+        self.version: str | None = None
         self._watching: _ShadowWatch | None = None
         self._queue: asyncio.Queue[ShadowRequest | None] = asyncio.Queue(_MAX_WAITING)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="suffice-shadow")
         self._task: asyncio.Task[None] | None = None
         self.num_left_out = 0
-
-    @property
-    def version(self) -> str | None:
-        """Of the router that watches."""
-        return self._watching.slot.version if self._watching is not None else None
 
     def start(self) -> None:
         """Begin to work off what is shown."""
@@ -109,10 +109,7 @@ class ShadowRouter:
         quarantine : policy's name -> tier in doubt with this router -> P(as good) it must reach
         """
         self._watching = None if slot is None else _ShadowWatch(slot, 0.0 if serves else self._share, quarantine)
-
-    def wants(self, router_version: str) -> bool:
-        """Return whether requests that another router decided are of use now; cheap, asked for every answer."""
-        return self._watching is not None and router_version != self._watching.slot.version
+        self.version = None if slot is None else slot.version
 
     def observe(self, routed: ShadowRequest, *, is_drawn: bool) -> None:
         """Take in a request that was just answered; pinned and explored ones say nothing new of a router.

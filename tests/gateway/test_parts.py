@@ -15,7 +15,7 @@ from gateway.edge.head import read_head
 from gateway.edge.watchdog import FIRST_LOOK_S, DisconnectSignal, Watchdog
 from gateway.errors import ClientGone, ClientStalled, DeadlineExceeded, InvalidRequest, MalformedBody
 from gateway.ids import is_uuid, uuid7
-from gateway.observe.distribution import ANSWER_S, Distribution
+from gateway.observe.metrics import ANSWER_S, Distribution
 
 
 def test_ids_are_uuids_of_version_7_that_sort_by_time() -> None:
