@@ -7,7 +7,8 @@ carries the probability with which its tier was chosen, so that outcomes can be 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Protocol
 
 
@@ -18,7 +19,8 @@ class Uniform(Protocol):
         """Return a number in [0, 1)."""
 
 
-def propensities(best: int, tiers: Sequence[int], share: float) -> dict[int, float]:
+@lru_cache(4096)
+def propensities(best: int, tiers: tuple[int, ...], share: float) -> Mapping[int, float]:
     """Return probability of each tier when ``share`` of the traffic is spread evenly and the rest goes to ``best``.
 
     Parameters
@@ -29,7 +31,8 @@ def propensities(best: int, tiers: Sequence[int], share: float) -> dict[int, flo
 
     Returns
     -------
-    tier -> probability; the sum is 1 to rounding, and exactly 1 for ``best`` alone without exploration
+    tier -> probability, shared by equal calls and so not to be changed; the sum is 1 to rounding, and exactly 1 for
+    ``best`` alone without exploration
     """
     each = share / len(tiers)
     found = {tier: each * tiers.count(tier) for tier in tiers}

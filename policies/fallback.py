@@ -16,11 +16,12 @@ pumps it with plain values::
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 
-from policies.policy import FallbackMode, Policy
+from policies.policy import FallbackMode
 from policies.types import RoutingDecision
 
 
@@ -65,14 +66,15 @@ class FallbackEnding:
     decisive: int
 
 
-def fallback_order(tier: int, tiers: Sequence[int], policy: Policy) -> tuple[int, ...]:
+@lru_cache(1024)
+def fallback_order(tier: int, tiers: tuple[int, ...], mode: FallbackMode, most: int) -> tuple[int, ...]:
     """The tiers to try after ``tier``, among ``tiers``: dearer ones upwards first, so that quality does not fall."""
-    if policy.fallback is FallbackMode.NONE:
+    if mode is FallbackMode.NONE:
         return ()
     order = sorted(each for each in tiers if each > tier)
-    if policy.fallback is FallbackMode.UP:
+    if mode is FallbackMode.UP:
         order += sorted((each for each in tiers if each < tier), reverse=True)
-    return tuple(order[: policy.max_fallbacks])
+    return tuple(order[:most])
 
 
 def fallback_flow(decision: RoutingDecision) -> Generator[FallbackAttempt, FallbackOutcome, FallbackEnding]:

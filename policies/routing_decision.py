@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from policies.escalation import EscalationMode
 from policies.escalation_path import escalation_path
 from policies.exploration import Uniform, draw_tier, propensities
 from policies.fallback import fallback_order
@@ -58,14 +59,19 @@ def decide(facts: RequestFacts, policy: Policy, ladder: Ladder, rng: Uniform) ->
     estimate = usable_estimates(facts).get(tier)
     return RoutingDecision(
         tier=tier,
-        ladder=() if facts.overrides.tier is not None else fallback_order(tier, indexes(available), policy),
+        ladder=()
+        if facts.overrides.tier is not None
+        else fallback_order(tier, indexes(available), policy.fallback, policy.max_fallbacks),
         propensity=chances[tier],
         propensities=chances,
         reason=ReasonCode.EXPLORED if explored else best.reason,
         explored=explored,
         confidence=estimate.p_as_good if estimate is not None else None,
         detail=f"explored instead of tier {best.tier}; {best.detail}" if explored else best.detail,
-        escalation_path=escalation_path(available, facts, policy),
+        # Off by default, and then not worth a call.
+        escalation_path=()
+        if policy.escalation.mode is EscalationMode.OFF
+        else escalation_path(available, facts, policy),
         barred=barred_tiers(facts, policy, ladder),
     )
 
