@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from gateway.control.stored_value import StoredValue
+
 GENERATION = "generation"
 KILL_SWITCH = "kill_switch"
 POLICIES = "policies"
@@ -43,22 +45,15 @@ def stored_least(least: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class KillSwitch:
+class KillSwitch(StoredValue):
     """Says whether all traffic goes to the top tier, and why."""
 
     on: bool = False
     reason: str = ""
 
-    @classmethod
-    def from_dict(cls, value: Mapping[str, Any]) -> Self:
-        return cls(bool(value.get("on", False)), str(value.get("reason", "")))
-
-    def as_dict(self) -> dict[str, Any]:
-        return {"on": self.on, "reason": self.reason}
-
 
 @dataclass(frozen=True, slots=True)
-class ActivePolicies:
+class ActivePolicies(StoredValue):
     """Names the active version of each policy.
 
     Attributes
@@ -73,16 +68,9 @@ class ActivePolicies:
     default: str = "default"
     config: Mapping[str, str] = field(default_factory=dict)
 
-    @classmethod
-    def from_dict(cls, value: Mapping[str, Any]) -> Self:
-        return cls(dict(value.get("active", {})), str(value.get("default", "default")), dict(value.get("config", {})))
-
-    def as_dict(self) -> dict[str, Any]:
-        return {"active": dict(self.active), "default": self.default, "config": dict(self.config)}
-
 
 @dataclass(frozen=True, slots=True)
-class Canary:
+class Canary(StoredValue):
     """The router being rolled out.
 
     ``stage`` is a :class:`policies.rollout.RolloutStage`, ``share`` the share of sticky keys that it serves.
@@ -93,16 +81,9 @@ class Canary:
     stage: str
     rollout_id: str
 
-    @classmethod
-    def from_dict(cls, value: Mapping[str, Any]) -> Self:
-        return cls(str(value["version"]), float(value["share"]), str(value["stage"]), str(value["rollout_id"]))
-
-    def as_dict(self) -> dict[str, Any]:
-        return {"version": self.version, "share": self.share, "stage": self.stage, "rollout_id": self.rollout_id}
-
 
 @dataclass(frozen=True, slots=True)
-class ActiveRouter:
+class ActiveRouter(StoredValue):
     """Names the serving router.
 
     Attributes
@@ -117,24 +98,6 @@ class ActiveRouter:
     canary: Canary | None = None
     previous: tuple[str, ...] = ()
     config: str = ""
-
-    @classmethod
-    def from_dict(cls, value: Mapping[str, Any]) -> Self:
-        canary = value.get("canary")
-        return cls(
-            value.get("active"),
-            Canary.from_dict(canary) if canary else None,
-            tuple(value.get("previous", ())),
-            str(value.get("config", "")),
-        )
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "active": self.active,
-            "canary": self.canary.as_dict() if self.canary else None,
-            "previous": list(self.previous),
-            "config": self.config,
-        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,10 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
+from gateway.control.stored_value import StoredValue
 from gateway.store.monitoring import CheckedRow
 from policies.drift_test import DriftDesign, DriftState, observe
 from policies.judge_correction import GoldCounts
@@ -35,7 +36,7 @@ class DriftRule:
 
 
 @dataclass(frozen=True, slots=True)
-class DriftView:
+class DriftView(StoredValue):
     """One test. ``reads`` is what of a check it is fed: ``p_good`` or ``verdict``; ``seen`` the last inclusions."""
 
     family: str
@@ -50,33 +51,6 @@ class DriftView:
     @property
     def key(self) -> str:
         return view_key(self.family, self.name, self.router_version)
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {
-            "family": self.family,
-            "name": self.name,
-            "router_version": self.router_version,
-            "false_alarm": self.false_alarm,
-            "reads": self.reads,
-            "design": asdict(self.design),
-            "state": self.state.as_dict(),
-            "seen": list(self.seen),
-        }
-
-    @classmethod
-    def from_dict(cls, stored: Mapping[str, Any]) -> Self:
-        design = DriftDesign(**(dict(stored["design"]) | {"risen": tuple(stored["design"]["risen"])}))
-        return cls(
-            str(stored["family"]),
-            str(stored["name"]),
-            str(stored["router_version"]),
-            float(stored["false_alarm"]),
-            str(stored["reads"]),
-            design,
-            DriftState.from_dict(stored["state"]),
-            tuple(stored["seen"]),
-        )
 
     def shown(self) -> dict[str, Any]:
         """For those who look."""

@@ -1,10 +1,10 @@
 """Drives a rollout on the leader: fed by decisions in shadow and by checked answers, moved on or back by the rules.
 
-The machine is :mod:`policies.rollout`; here it is given what happened, and its stage becomes what is in force.
+The machine is :mod:`policies.rollout`; here it is given what happened, and its stage becomes the active one.
 
 Checks of two kinds tell what the new router is worth. Those of answers that it decided itself; and those of answers of
 the very tier that it would have chosen for a request of the serving router, known from the shadow: served and checked,
-or asked beside the dearest tier because the tier was in doubt. Requests go to one router or the other by sticky keys,
+or asked beside the dearest tier because the tier was quarantined. Requests go to one router or the other by sticky key,
 so each kind alone is a sample of the same traffic, and within each kind an answer weighs by its own chance.
 """
 
@@ -12,18 +12,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
+
+import msgspec
 
 from gateway.config.sections import ControlConfig, MonitorConfig
 from gateway.control.control_plane import ControlPlane
 from gateway.control.control_state import Canary
 from gateway.control.drift_watch import DriftRule, loss_of, make_design, weigh
-from gateway.ids import uuid7
-from gateway.store.control_records import Alert, Lease, RolloutRow
+from gateway.store.control_records import Lease, RolloutRow
 from gateway.store.monitoring import MonitorReader
-from policies.drift_test import DriftDesign, DriftState
 from policies.rollout import Rollout, RolloutPlan, RolloutStage, record, roll_back, share
 
 _log = logging.getLogger("suffice.rollout")
@@ -53,8 +53,8 @@ class RolloutState:
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {
-            "plan": asdict(self.plan),
-            "rollout": asdict(self.rollout) | {"guard": self.rollout.guard.as_dict()},
+            "plan": msgspec.to_builtins(self.plan),
+            "rollout": msgspec.to_builtins(self.rollout),
             "reads": self.reads,
             "cursor": self.cursor.isoformat(),
             "counted": sorted(self.counted),
@@ -67,14 +67,9 @@ class RolloutState:
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> RolloutState:
         """Return what :meth:`as_dict` wrote."""
-        plan, rollout = dict(stored["plan"]), dict(stored["rollout"])
-        guard = dict(plan["guard"])
-        plan |= {"guard": DriftDesign(**guard | {"risen": tuple(guard["risen"])}), "shares": tuple(plan["shares"])}
-        rollout |= {"guard": DriftState.from_dict(rollout["guard"]), "stage": RolloutStage(rollout["stage"])}
-        rollout["weights"] = tuple(rollout.get("weights", (0.0, 0.0)))
         return cls(
-            RolloutPlan(**plan),
-            Rollout(**rollout),
+            msgspec.convert(stored["plan"], RolloutPlan),
+            msgspec.convert(stored["rollout"], Rollout),
             str(stored["reads"]),
             datetime.fromisoformat(stored["cursor"]),
             frozenset(stored["counted"]),
@@ -90,7 +85,7 @@ class RolloutDriver:
 
     Parameters
     ----------
-    plane : what is in force, and how it is changed
+    plane : the active state, and how it is changed
     reader : of checked answers
     control, monitor : stages, and what the guard looks for
     clock : wall clock, aware
@@ -202,12 +197,5 @@ class RolloutDriver:
         _log.info("router %s: %s", canary.version, reason)
         await self._plane.writer.routers.move_rollout(moved, state.as_dict(), reason, by="rollout", lease=lease)
         if rollout.stage is RolloutStage.ROLLED_BACK:
-            alert = Alert(
-                alert_id=uuid7(),
-                created_at=self._clock(),
-                kind="rollout",
-                severity="critical",
-                subject=canary.version,
-                body={"rollout_id": canary.rollout_id, "problem": reason},
-            )
-            await self._plane.store.raise_alert(alert)
+            body = {"rollout_id": canary.rollout_id, "problem": reason}
+            await self._plane.alert("rollout", "critical", canary.version, body, self._clock())

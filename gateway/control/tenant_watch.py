@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
+
+import msgspec
 
 from gateway.store.monitoring import Decided
 from policies.anomaly import AlertRule, TenantWatch, watch
-from policies.drift_test import DriftDesign, DriftState
 
 MAX_TENANTS = 1000
 REASONS = ("sufficient", "benefit", "none_suffices", "novel")
@@ -26,20 +27,13 @@ class TenantWatches:
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {
-            tenant: {
-                "place": self.places[tenant],
-                "num_baseline": each.num_baseline,
-                "num_baseline_top": each.num_baseline_top,
-                "design": None if each.design is None else asdict(each.design),
-                "state": None if each.state is None else each.state.as_dict(),
-            }
-            for tenant, each in self.watches.items()
+            tenant: {"place": self.places[tenant], **msgspec.to_builtins(each)} for tenant, each in self.watches.items()
         }
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> Self:
         return cls(
-            {tenant: _watch(each) for tenant, each in stored.items()},
+            {tenant: msgspec.convert(each, TenantWatch) for tenant, each in stored.items()},
             {tenant: int(each["place"]) for tenant, each in stored.items()},
         )
 
@@ -66,13 +60,3 @@ def watch_tenants(
         if after.is_alarmed and not before.is_alarmed:
             alarmed.append(each.tenant)
     return TenantWatches(found, places), alarmed
-
-
-def _watch(stored: Mapping[str, Any]) -> TenantWatch:
-    design, state = stored["design"], stored["state"]
-    return TenantWatch(
-        stored["num_baseline"],
-        stored["num_baseline_top"],
-        None if design is None else DriftDesign(**(dict(design) | {"risen": tuple(design["risen"])})),
-        None if state is None else DriftState.from_dict(state),
-    )
