@@ -11,7 +11,7 @@ Why
 Known problems
     Held answers come later: the first token of a stream waits for ``hold_back_tokens``, or for the end. A tier that is
     sure and wrong is not noticed. P(right) of the higher tier comes from the router, which does not know that the lower
-    one was in doubt, and so is a little too high.
+    one was unsure, and so is a little too high.
 
 Example
     ``[policy.escalation] mode = "next"`` with ``least_confidence = { simple = 0.8 }``.

@@ -3,8 +3,9 @@
 A cheap answer may be drawn to be checked against the top tier (``up``), a dear one to see whether the tier below would
 have done (``down``). The probability is fixed before the draw and kept with it, so that what is measured on the drawn
 answers can be weighted back to all of them (Horvitz and Thompson 1952). Answers the router was least sure of are drawn
-more often, and so are explored ones: they are where a check says most. Most often of all a tier in doubt is asked about
-requests that doubt has moved up: that teaches what the tier is worth now, and no caller gets its answer.
+more often, and so are explored ones: they are where a check says most. Most often of all a
+quarantined tier is asked about requests that its quarantine moved up (downward sampling): that teaches what the tier is
+worth now, and no caller gets its answer.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ class Sampling:
     factors : what a share is multiplied with in each stratum, one more than there are edges; from least sure on
     explored_factor : what a share is multiplied with for answers that were explored
     down_share : share of answers above the cheapest tier to ask a lower tier as well, 0..1
-    doubt_share : the same of answers that went up because a lower tier, or the router's own word, was in doubt; of
-        what a router that came of a drift sends to the top, in the measure of the doubt about it
+    doubt_share : the same of answers that went up because a lower tier was quarantined or the prompt was novel; and of
+        a share of what a router made after a drift sends to the top
 
     Raises
     ------
@@ -86,8 +87,8 @@ class SampledAnswer:
     tier : that answered
     confidence : P(as good as the top tier) of this answer
     is_explored : it was served by chance, not by choice
-    downward_share : 1 when it went up because a lower tier, or the router's own word, was in doubt; between 0 and 1
-        where its router came of a drift and sends much to the top for want of knowledge
+    downward_share : 1 when it went up because a lower tier was quarantined or the prompt was novel; between 0 and 1
+        where its router was made after a drift and sends much to the top for want of knowledge
     """
 
     tier: int
@@ -151,7 +152,7 @@ def inclusion_probabilities(
     prices : tier -> what its request costs, of the policy's tiers: no prompt is sent to one that it does not permit.
         Of a share of downward checks each lower tier has a part by one over the root of its price: for a given amount
         spent that knows all tiers about equally well (Neyman 1934). Without any price the parts are equal
-    factor : multiplies the upward share, as for a router on its way, whose answers are few and must be known soon
+    factor : multiplies the upward share, as for a canary router, whose answers are few and must be known soon
     throttle : 0..1, lowers every chance alike while checks are behind; known before the draw, so nothing is biased
     barred : tiers of the policy that this prompt must not be sent to. Against a barred top nothing can be checked: the
         chance is 0, since a lower one in its place would say something else

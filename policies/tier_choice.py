@@ -25,7 +25,7 @@ def choose(candidates: Ladder, facts: RequestFacts, policy: Policy, ladder: Ladd
     """Choose among ``candidates``, which are not empty and in the ladder's order.
 
     The rules in their order: the kill switch; a conversation that must stay; no trustworthy estimate; the policy's
-    mode. What cannot be judged goes to the highest candidate, the safe choice. Last, a tier whose quality is in doubt
+    mode. What cannot be judged goes to the highest candidate, the safe choice. Last, a quarantined tier
     gives up what does not reach the more that is asked of it; that only ever moves a request up.
     """
     best = _chosen(candidates, facts, policy, ladder)
@@ -77,8 +77,8 @@ def _first_out_of_quarantine(start: int, candidates: Ladder, facts: RequestFacts
 def exploration_tiers(best: TierChoice, candidates: Ladder, facts: RequestFacts, policy: Policy) -> tuple[int, ...]:
     """Return the tiers that exploration may choose, one a candidate; the next higher tier replaces a quarantined one.
 
-    Exploring serves the answer, so it counts against the floor; the floor leaves room for it only where nothing is in
-    doubt. What a tier in doubt is worth is learnt by asking it beside the tier that answers (:mod:`policies.sampling`).
+    Exploring serves the answer, so it counts against the floor; the floor leaves room for it only where nothing is
+    quarantined. What a quarantined tier is worth is learnt by downward sampling (:mod:`policies.sampling`).
     """
     if best.reason is ReasonCode.NOVEL:
         return (best.tier,) * len(candidates)

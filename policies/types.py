@@ -103,7 +103,7 @@ class RequestFacts:
     """Everything a decision may rest on.
 
     ``unavailable`` are tiers whose backend cannot take the request now. ``novelty`` is how foreign the prompt looks to
-    the router, 0 familiar to 1 foreign. ``quarantine`` are tiers whose quality is in doubt, with the P(as good) they
+    the router, 0 familiar to 1 foreign. ``quarantine`` are quarantined tiers, with the P(as good) they
     must reach until it is shown again; above 1 for none. ``guessed_prompt_tokens`` stand for the count in prices where
     there is none. ``num_answers`` is how many answers are asked for, each to a prompt of that length at most.
     """

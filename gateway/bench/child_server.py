@@ -55,7 +55,7 @@ async def ready_server(*command: str, environ: Mapping[str, str] | None = None) 
     )
     url = f"http://127.0.0.1:{port}"
     try:
-        await _until_ready(url, process)
+        await until_ready(url, process)
         yield url
     finally:
         if process.returncode is None:
@@ -64,16 +64,25 @@ async def ready_server(*command: str, environ: Mapping[str, str] | None = None) 
         await process.wait()
 
 
-async def _until_ready(url: str, process: asyncio.subprocess.Process) -> None:
+async def until_ready(
+    url: str, process: asyncio.subprocess.Process, path: str = "/readyz", *, pause_s: float = 0.2
+) -> None:
+    """Wait until a server answers on ``path``.
+
+    Raises
+    ------
+    SystemExit
+        It ended before, or took too long.
+    """
     deadline_s = time.monotonic() + _READY_TIMEOUT_S
     async with httpx.AsyncClient(timeout=_READY_TIMEOUT_S) as client:
         while time.monotonic() < deadline_s:
             with suppress(httpx.TransportError):
-                if (await client.get(f"{url}/readyz")).is_success:
+                if (await client.get(f"{url}{path}")).is_success:
                     return
             if process.returncode is not None:
                 raise SystemExit(f"The server ended with status {process.returncode} before it answered.")
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(pause_s)
     raise SystemExit(f"The server at {url} was not ready within {_READY_TIMEOUT_S:.0f} s.")
 
 

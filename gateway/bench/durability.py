@@ -30,7 +30,7 @@ from typing import Any
 
 import httpx
 
-from gateway.bench.child_server import free_port
+from gateway.bench.child_server import free_port, until_ready
 from gateway.bench.machine_card import card, print_card
 from gateway.config.store_section import StoreConfig
 from gateway.store.store import Store
@@ -76,17 +76,12 @@ class ServerProcess:
         """Start it; seconds until it is ready to answer."""
         begun = time.perf_counter()
         self._process = await asyncio.create_subprocess_exec(*self._command)
-        async with httpx.AsyncClient() as client:
-            while True:
-                with suppress(httpx.HTTPError):
-                    if (await client.get(f"{self.url}/healthz")).is_success:
-                        return time.perf_counter() - begun
-                if self._process.returncode is not None:
-                    raise SystemExit(f"The server ended with status {self._process.returncode} before it answered.")
-                if time.perf_counter() - begun > _START_TIMEOUT_S:
-                    await self.kill()
-                    raise SystemExit(f"The server did not answer within {_START_TIMEOUT_S:.0f} s.")
-                await asyncio.sleep(0.02)
+        try:
+            await until_ready(self.url, self._process, "/healthz", pause_s=0.02)
+        except SystemExit:
+            await self.kill()
+            raise
+        return time.perf_counter() - begun
 
     async def kill(self) -> None:
         """``SIGKILL``: no handler runs, no buffer is flushed."""

@@ -41,7 +41,7 @@ class RolloutScenario:
     Attributes
     ----------
     moments : moment -> kills meant for it
-    found : what was in force after each of them, ``none`` without a rollout
+    found : what was active after each of them, ``none`` without a rollout
     """
 
     def __init__(self, url: str, folder: Path, rng: random.Random) -> None:

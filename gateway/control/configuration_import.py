@@ -1,6 +1,6 @@
 """Imports the configured policies and router into the database at each start.
 
-Who wins: an edit made by an administrator stays in force over restarts until the configuration's own text of that
+An administrator's edit stays active over restarts until the configuration's own text of that
 policy (or its router) changes; then the configuration wins again, and the edit remains a stored version.
 """
 

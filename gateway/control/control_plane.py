@@ -1,7 +1,7 @@
 """The control plane of one server: applies what is active in the database, within a second.
 
 A change is heard of through Redis, and looked for in any case. It is prepared beside the running requests (routers are
-loaded in a thread) and takes effect between two of them. Without the database the last state stays in force; without
+loaded in a thread) and takes effect between two of them. Without the database the last state stays active; without
 Redis changes are found by looking.
 """
 
@@ -59,11 +59,11 @@ class ControlPlane:
 
     Attributes
     ----------
-    state : what is in force here
-    store, writer : to read and to change what is in force everywhere
+    state : what is active here
+    store, writer : to read and to change what is active everywhere
     leader : who does what only one server may; other rooms give it their jobs before :meth:`start`
     routers, shadow : the routers in use
-    refused : versions that are to be in force and cannot be used here
+    refused : versions that are to be active and cannot be used here
 
     Parameters
     ----------
@@ -327,17 +327,15 @@ class ControlPlane:
             problems.append((str(version), str(error)))
             return None
 
-    async def _alert(self, subject: str, problem: str) -> None:
-        alert = Alert(
-            alert_id=uuid7(),
-            created_at=datetime.now(UTC),
-            kind="rollout",
-            severity="critical",
-            subject=subject,
-            body={"problem": problem},
+    async def alert(self, kind: str, severity: str, subject: str, body: Mapping[str, Any], now: datetime) -> bool:
+        """Raise an alert. True when it is new: one of the same kind and subject may be open already."""
+        return await self.store.raise_alert(
+            Alert(alert_id=uuid7(), created_at=now, kind=kind, severity=severity, subject=subject, body=body)
         )
+
+    async def _alert(self, subject: str, problem: str) -> None:
         try:
-            await self.store.raise_alert(alert)
+            await self.alert("rollout", "critical", subject, {"problem": problem}, datetime.now(UTC))
         except StoreError as error:
             _log.warning("the alert about %s was not kept: %s", subject, error)
 

@@ -1,6 +1,6 @@
 """Carries evidence over an edit that decides nothing anew: versions of a policy with one rule are judged as one.
 
-What an answer's tier came of is the rule: thresholds as they are in force, tiers, prices, exploration and the rest. How
+The rule is what decides an answer's tier: active thresholds, tiers, prices, exploration and the rest. How
 many answers are drawn, and how sure a certificate is to be, are none of it; nor is the floor itself, where the
 thresholds it stands for are the same.
 """
@@ -59,7 +59,7 @@ class EquivalentVersions:
 
     Parameters
     ----------
-    plane : what is in force, and where versions are stored
+    plane : the active policies, and where versions are stored
     """
 
     def __init__(self, plane: ControlPlane) -> None:

@@ -94,8 +94,8 @@ class FloorFinding:
 class FloorEvidence:
     """Everything that findings rest on, for all policies together.
 
-    ``groups`` are tenants and domains in doubt: their answers count only where they would still be the tier's.
-    ``versions`` are earlier versions of policies that count as the one in force.
+    ``groups`` are the quarantined tenants and domains: their answers count only where they would still be the tier's.
+    ``versions`` are earlier versions of policies that count as the active one.
     """
 
     rows: Sequence[CheckedRow]
@@ -136,7 +136,7 @@ def find_floor(
     ----------
     policy : with the thresholds derived for it
     top : number of the dearest tier it permits; its answers lose nothing
-    quarantine : tiers in doubt; of their earlier answers only those count that would still be theirs
+    quarantine : quarantined tiers; of their earlier answers only those count that would still be theirs
     """
     parts, num_top = _parts(policy, router_version, top, evidence, quarantine)
     tiers = tuple(_tier(policy, tier, part, evidence, quarantine.get(tier)) for tier, part in parts.items())

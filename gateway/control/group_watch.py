@@ -15,8 +15,7 @@ from gateway.control.control_state import Quarantine, group_of
 from gateway.control.equivalent_versions import carry_traffic
 from gateway.control.floor_findings import FloorEvidence, released_level
 from gateway.control.group_findings import GroupScope, GroupTraffic, groups_to_judge, judge_groups, rows_of, single_out
-from gateway.ids import uuid7
-from gateway.store.control_records import Alert, Lease
+from gateway.store.control_records import Lease
 from gateway.store.monitoring import MonitorReader
 
 _log = logging.getLogger("suffice.monitor")
@@ -27,7 +26,7 @@ class GroupWatch:
 
     Parameters
     ----------
-    plane : what is in force, and how it is changed
+    plane : the active state, and how it is changed
     reader : of the traffic that checked answers stand for
     config : how much is concluded from how much
     clock : wall clock, aware
@@ -138,15 +137,7 @@ class GroupWatch:
         for group, tiers in found.items():
             shown = {str(tier): each.as_dict() for tier, each in tiers.items()}
             body = {"problem": "below the floor while the rest holds it", "group": group, "tiers": shown}
-            alert = Alert(
-                alert_id=uuid7(),
-                created_at=self._clock(),
-                kind="floor",
-                severity="critical",
-                subject=f"{subject} {group}",
-                body=body,
-            )
-            if await self._plane.store.raise_alert(alert):
+            if await self._plane.alert("floor", "critical", f"{subject} {group}", body, self._clock()):
                 _log.warning("policy %s is tightened for %s", scope.policy.name, group)
         for group, left in released.items():
             if not left:

@@ -34,7 +34,7 @@ class PolicyWriter:
 
         Parameters
         ----------
-        if_active : the version that must be in force now, empty for none
+        if_active : the version that must be active now, empty for none
         """
         async with self._changes.change(by, audit=audit) as change:
             _check_active(change.before, policy.name, if_active)

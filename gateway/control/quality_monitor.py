@@ -30,8 +30,7 @@ from gateway.control.floor_findings import (
 from gateway.control.group_watch import GroupWatch
 from gateway.control.router_set import recovering_since
 from gateway.control.tenant_watch import REASONS, TenantWatches, watch_tenants
-from gateway.ids import uuid7
-from gateway.store.control_records import Alert, Lease
+from gateway.store.control_records import Lease
 from gateway.store.monitoring import CheckedRow, MonitorReader
 from policies.anomaly import AlertRule
 from policies.certificate import FloorStatus
@@ -99,7 +98,7 @@ class QualityMonitor:
 
     Parameters
     ----------
-    plane : what is in force, and how it is changed
+    plane : the active state, and how it is changed
     reader : of checked answers
     config : how much is concluded from how much
     clock : wall clock, aware
@@ -270,7 +269,7 @@ class QualityMonitor:
             return
         for view in alarmed:
             if view.router_version != self._plane.routers.version:
-                continue  # a router on its way has a guard of its own
+                continue  # a canary router has a guard of its own
             reason = f"drift of {view.family} {view.name} after {view.state.num_checked} checked answers"
             for finding in recently:
                 if view.family == "policy" and finding.policy.name == view.name:
@@ -337,10 +336,7 @@ class QualityMonitor:
                 )
 
     async def _alert(self, kind: str, severity: str, subject: str, body: Mapping[str, Any]) -> None:
-        alert = Alert(
-            alert_id=uuid7(), created_at=self._clock(), kind=kind, severity=severity, subject=subject, body=body
-        )
-        if await self._plane.store.raise_alert(alert):
+        if await self._plane.alert(kind, severity, subject, body, self._clock()):
             _log.warning("alert: %s of %s", kind, subject)
 
     # ---- inside
@@ -374,7 +370,7 @@ class QualityMonitor:
                 last = recent(evidence, policy, version, 2 * self._config.min_checked)
                 top, quarantine = policy.top(self._plane.ladder), self._plane.state.quarantine(policy.name, version)
                 finding = await asyncio.to_thread(find_floor, policy, version, top, last, quarantine)
-                # A drift that came of groups in doubt is dealt with, where the rest is as it should be.
+                # A drift caused by quarantined groups is dealt with, where the rest is as it should be.
                 is_beyond = finding.certificate.loss > 1.0 - policy.quality_floor
                 if is_beyond or not self._plane.state.group_quarantine(policy.name, version):
                     found.append(finding)

@@ -37,7 +37,7 @@ class RouterSet:
     ----------
     serving : the router of most requests
     timeout_s : a prediction later than this counts as missing
-    canary_checks : checks of a router on its way, over those that all traffic has
+    canary_checks : checks of a canary router, as a multiple of those that all traffic has
     """
 
     def __init__(

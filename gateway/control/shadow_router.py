@@ -106,7 +106,7 @@ class ShadowRouter:
         Parameters
         ----------
         serves : it has a share of the traffic already; then only what is checked is looked at
-        quarantine : policy's name -> tier in doubt with this router -> P(as good) it must reach
+        quarantine : policy's name -> quarantined tier under this router -> P(as good) it must reach
         """
         self._watching = None if slot is None else _ShadowWatch(slot, 0.0 if serves else self._share, quarantine)
         self.version = None if slot is None else slot.version
@@ -190,7 +190,7 @@ class ShadowRouter:
 
     def _would_be(self, watching: _ShadowWatch, routed: ShadowRequest, estimate: Sufficiency) -> int:
         estimates = tuple(TierEstimate(each.tier, each.p_right, each.p_as_good) for each in estimate.tiers)
-        # What is in doubt with the serving router is not with this one: its estimates mean something else.
+        # The serving router's quarantines are not this one's: its estimates mean something else.
         quarantine = watching.quarantine.get(routed.policy_name, {})
         facts = replace(routed.facts, estimates=estimates, novelty=estimate.novelty, quarantine=quarantine)
         policy = replace(watching.slot.policies[routed.policy_name], exploration_share=0.0)

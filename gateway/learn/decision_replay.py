@@ -52,7 +52,7 @@ def decisions(
     estimates : of the router to be judged
     policies : by name, completed with what was derived with that router
     default : stands in for policies that are no more
-    quarantine : policy's name -> tier in doubt with that router -> P(as good) it must reach
+    quarantine : policy's name -> quarantined tier under that router -> P(as good) it must reach
     """
     found, num_failed = np.zeros((len(table), len(ladder))), 0
     rng = random.Random(0)  # the probabilities do not depend on the draw

@@ -240,7 +240,7 @@ def _fit(
             f"{num_labels} checked answers since {config.window_days:g} days can be learnt from "
             f"({table.num_other} more belong to other routers); {config.min_labels} are needed."
         )
-    # While anything is in doubt every retrain is judged on what came since, whatever it was asked for by.
+    # While any tier is quarantined every retrain is judged on what came since, whatever it was asked for by.
     since = scene.quarantined_since
     is_urgent = since is not None or wish.trigger in _URGENT
     if since is not None:
@@ -280,7 +280,7 @@ def _judge(settings: Settings, scene: RetrainSnapshot, fitted: _FittedCandidate)
     tried = _tried(fitted.candidate, judge, scene, judged)
     ours, comparison, supersedes = tried.contender, tried.comparison, scene.behind
     if scene.canary is not None and comparison.is_better:
-        # Some of these rows taught the router on its way, none the candidate: doubt is in favour of the former.
+        # Some of these rows taught the canary router, none the candidate: a tie is the canary's.
         over = judged(ours, _contender(scene.canary, scene, judge))
         comparison.body["over_rollout"] = over.body
         is_over = over.is_better or (scene.behind is not None and over.judgement.verdict is not PromotionVerdict.KEEP)

@@ -31,10 +31,10 @@ class RetrainSnapshot:
 
     Attributes
     ----------
-    canary : the router on its way, where it is of the serving one's base
-    quarantine : policy's name -> tier in doubt with the serving router -> P(as good) it must reach
+    canary : the canary router, where it is of the serving one's base
+    quarantine : policy's name -> quarantined tier under the serving router -> P(as good) it must reach
     quarantined_since : when the oldest such doubt began, or the drift that the serving router recovers from
-    behind : the router on its way, of whatever base, where its rollout is behind
+    behind : the canary router's version, of whatever base, where its rollout is behind
     """
 
     serving: ArtifactRouter

@@ -2,7 +2,7 @@
 
 A floor that the log's own checks certify gets its own numbers. Where they are too few for that, the earlier router's
 numbers stay as long as they still hold the floor by the best estimate; where they do not, the floor is left without
-any, and a policy then asks each tier for the floor itself. Whatever is in doubt costs money, not quality.
+any, and a policy then asks each tier for the floor itself. Too little evidence costs money, not quality.
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ class AnswerChecker:
         Raises
         ------
         ValueError
-            The ladder in force has no such tier.
+            The active ladder has no such tier.
         """
         if not self._is_on_ladder(number):
             raise ValueError(f"tier {number} is no longer on the ladder")

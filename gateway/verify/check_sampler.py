@@ -21,7 +21,7 @@ _WHOLE = frozenset({FinishReason.STOP, FinishReason.LENGTH})
 # Of a prompt and of an answer, for prices that only say which tier is how much dearer.
 _TYPICAL_TOKENS = 256
 _NONE_BARRED: frozenset[int] = frozenset()
-# Decisions that went up because a tier, or what the router makes of the prompt, was in doubt.
+# Decisions that went up because a tier was quarantined, or the prompt was novel to the router.
 _DOUBTED = frozenset({ReasonCode.QUARANTINED, ReasonCode.NOVEL})
 
 
@@ -30,7 +30,7 @@ class CheckSampler:
 
     Parameters
     ----------
-    ladder : the tiers in force
+    ladder : the active tiers
     retention : with ``none`` nothing of a prompt may be kept, so nothing is drawn
     rng : the dice
     enabled : whether anything is drawn at all
