@@ -23,9 +23,8 @@ from classifier.types import Router
 from gateway.access.admission import Admission
 from gateway.access.authenticator import Authenticator
 from gateway.access.rate_limiter_factory import make_rate_limiter
+from gateway.admin.api import admin_routes
 from gateway.admin.openapi import document
-from gateway.admin.operation import Operation
-from gateway.admin.room import AdminRoom
 from gateway.answering.recorder import AnswerRecorder
 from gateway.answering.request_router import RequestRouter
 from gateway.answering.sessions import Sessions
@@ -242,14 +241,9 @@ class _Parts:
             Route("/healthz", guarded(pages.healthz)),
             Route("/readyz", guarded(pages.readyz)),
         ]
-        operations: list[Operation] = []
         if settings.admin.enabled:
-            assert self.control is not None, "opened before"
-            room = AdminRoom(settings, self.store, self.catalog, self.control, authenticator, self.monitor)
-            operations = room.operations
-            routes += room.routes()
-        described = document(body_limits, operations, with_metrics=settings.metrics.enabled)
-        routes.append(Route("/openapi.json", fixed(described)))
+            routes += admin_routes(settings, self.store, self.catalog, self.control, authenticator, self.monitor)
+        routes.append(Route("/openapi.json", fixed(document(settings, body_limits))))
         if settings.metrics.enabled:
             routes.append(Route("/metrics", guarded(pages.metrics)))
         return routes

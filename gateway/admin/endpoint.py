@@ -1,26 +1,25 @@
-"""One operation over HTTP: who asks, is it sound, do it, write down that it was done, answer."""
+"""Answers one operation over HTTP: open the request, check it, do it, write down that it was done."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any, Protocol
 
+import msgspec
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.access.authenticator import Caller
-from gateway.admin.access import AdminGate
-from gateway.admin.operation import Asked, Bytes, Operation, Reply, Trail
-from gateway.control.audited_change import Audit
-from gateway.control.control_state import ControlState
+from gateway.admin.admin_authenticator import AdminAuthenticator
+from gateway.admin.audit_trail import AuditTrail
+from gateway.admin.operation import AdminRequest, AdminResponse, Handler, Operation
+from gateway.config.sections import AdminConfig
 from gateway.control.errors import Conflict
-from gateway.edge.body import parse_object, read_body
+from gateway.edge.body import parse_object
 from gateway.edge.error_table import row_of
-from gateway.edge.head import read_head
+from gateway.edge.gate import open_request
+from gateway.edge.head import Head
 from gateway.edge.watchdog import Watchdog
 from gateway.endpoints.pages import error_response
 from gateway.errors import PreconditionFailed, PreconditionRequired
@@ -39,147 +38,125 @@ class AuditLog(Protocol):
     async def audit(self, entry: AuditEntry) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a request may be; ``max_body_bytes`` of JSON, and how long the next piece of a body may take."""
-
-    max_body_bytes: int
-    timeout_s: float
-
-
 class AdminEndpoint:
-    """An :class:`Operation` as a Starlette page."""
+    """Answers an :class:`Operation` as a Starlette page.
 
-    def __init__(self, operation: Operation, gate: AdminGate, log: AuditLog, limits: Limits) -> None:
-        self.operation = operation
-        self._gate = gate
+    Parameters
+    ----------
+    handler : does it
+    authenticator : knows administrators
+    log : keeps what was changed, and by whom
+    config : limits of bodies
+    timeout_s : longest wait for the next piece of a body
+    """
+
+    def __init__(
+        self,
+        operation: Operation,
+        handler: Handler,
+        authenticator: AdminAuthenticator,
+        log: AuditLog,
+        config: AdminConfig,
+        timeout_s: float,
+    ) -> None:
+        self._operation = operation
+        self._handler = handler
+        self._authenticator = authenticator
         self._log = log
-        self._limits = limits
+        self._max_body_bytes = {"none": None, "bytes": config.max_artifact_bytes}.get(
+            operation.body_kind, config.max_body_bytes
+        )
+        self._timeout_s = timeout_s
 
     async def __call__(self, request: Request) -> Response:
-        request_id = uuid7()
+        request_id, operation = uuid7(), self._operation
+        remote = request.client.host if request.client is not None else ""
+        trail = AuditTrail(operation.name, request.url.path, operation.status, remote)
         caller: Caller | None = None
-        operation = self.operation
-        trail = Trail(operation.name, request.url.path, operation.status, remote=_remote(request))
-        try:
-            head = read_head(request.scope["headers"])
-            caller = await self._gate.check(head)
+
+        async def authenticate(head: Head) -> Caller:
+            nonlocal caller
+            caller = await self._authenticator.check(head)
             trail.key_id = caller.key_id
-            asked = await self._read(request, head.content_length, caller, trail)
-            reply = await self._do(asked)
+            return caller
+
+        watchdog = Watchdog(request.receive, timeout_s=self._timeout_s, stall_timeout_s=self._timeout_s)
+        try:
+            opened = await open_request(
+                request.scope["headers"],
+                request.receive,
+                authenticate,
+                max_body_bytes=self._max_body_bytes,
+                watchdog=watchdog,
+            )
+            watchdog.close()
+            response = await self._do(request, opened.body, trail)
         except Exception as error:
-            if caller is not None and self.operation.is_write:
+            # Only a known caller's attempts are written down: others could fill the log.
+            if caller is not None and operation.is_write:
                 await self._note_failure(trail, error)
             if row_of(error).log_level >= logging.ERROR:
-                _log.error("%s failed (%s)", self.operation.name, request_id, exc_info=error)
+                _log.error("%s failed (%s)", operation.name, request_id, exc_info=error)
             return error_response(error, request_id)
-        if self.operation.is_write:
-            _log.info("%s %s by %s", self.operation.name, trail.subject, asked.by)
-        return _response(reply, request_id)
+        finally:
+            watchdog.close()
+        if operation.is_write:
+            _log.info("%s %s by %s", operation.name, trail.subject, _name(trail))
+        headers = {"x-suffice-request-id": request_id, "cache-control": "no-store"}
+        if response.etag is not None:
+            headers["etag"] = f'"{response.etag}"'
+        content = orjson.dumps(response.value, default=msgspec.structs.asdict, option=orjson.OPT_NON_STR_KEYS)
+        return Response(content, operation.status, headers, "application/json")
 
-    async def _read(self, request: Request, content_length: int | None, caller: Caller, trail: Trail) -> Asked:
-        operation = self.operation
-        asked_body: dict[str, Any] = {}
-        raw = b""
-        if operation.body is not None:
-            is_json = not isinstance(operation.body, Bytes)
-            max_bytes = self._limits.max_body_bytes if is_json else operation.body.max_bytes  # type: ignore[union-attr]
-            timeout_s = self._limits.timeout_s
-            watchdog = Watchdog(request.receive, timeout_s=timeout_s, stall_timeout_s=timeout_s)
-            try:
-                raw = await read_body(request.receive, content_length, max_bytes, watchdog)
-            finally:
-                watchdog.close()
-            if is_json:
-                # A body in which everything is optional may be left out.
-                given = parse_object(raw or b"{}", _MAX_DEPTH)
-                asked_body, raw = dict(operation.read_body(given)), b""
-        return Asked(
-            by=caller.key_id or "anonymous",
-            path=request.path_params,
-            query=operation.read_query(request.query_params.multi_items()),
-            body=asked_body,
-            raw=raw,
-            if_match=self._tag(request),
-            trail=trail,
-            is_gone=request.is_disconnected,
-        )
+    async def _do(self, request: Request, content: bytes, trail: AuditTrail) -> AdminResponse:
+        operation = self._operation
+        arguments: dict[str, Any] = dict(request.path_params)
+        if operation.body_kind == "bytes":
+            arguments["body"] = content
+        elif operation.body is not None:
+            # A body in which everything is optional may be left out.
+            arguments["body"] = operation.read_body(parse_object(content or b"{}", _MAX_DEPTH))
+        query = operation.read_query(request.query_params.multi_items())
+        if query is not None:
+            arguments["query"] = query
+        asked = AdminRequest(_name(trail), self._tag(request), trail, request.is_disconnected)
+        try:
+            response = await self._handler(asked, **arguments)
+        except Conflict as conflict:
+            if asked.if_match is not None:
+                raise PreconditionFailed(str(conflict)) from conflict
+            raise
+        if operation.is_write and not trail.is_written:
+            await self._log.audit(trail.entry(operation.status))
+        return response
 
     def _tag(self, request: Request) -> str | None:
-        """What a conditional change rests on.
+        """Return what a conditional change rests on.
 
         Raises
         ------
         PreconditionRequired
         """
-        if self.operation.conditional == "no":
+        if self._operation.conditional == "no":
             return None
         if request.headers.get("if-none-match", "").strip() == "*":
             return ""
         written = request.headers.get("if-match", "").strip()
-        if not written and self.operation.conditional == "must":
+        if not written and self._operation.conditional == "must":
             raise PreconditionRequired(
                 "Say which version the change rests on: If-Match with the ETag you read, or If-None-Match: * to create."
             )
         tag = written.removeprefix("W/").strip('"')[:_MAX_TAG_CHARS]
         return tag or None
 
-    async def _do(self, asked: Asked) -> Reply:
-        try:
-            reply = await self.operation.handler(asked)
-        except Conflict as conflict:
-            if asked.if_match is not None:
-                raise PreconditionFailed(str(conflict)) from conflict
-            raise
-        if self.operation.is_write and not asked.trail.is_written:
-            await self._log.audit(entry(asked.trail, reply.status))
-        return reply
-
-    async def _note_failure(self, trail: Trail, error: Exception) -> None:
-        """A change that was tried is written down too; a database that cannot take it has failed the change already."""
+    async def _note_failure(self, trail: AuditTrail, error: Exception) -> None:
+        """Write down a change that was tried; a database that cannot take it has failed the change already."""
         trail.before = trail.after = None
         try:
-            await self._log.audit(entry(trail, row_of(error).status))
+            await self._log.audit(trail.entry(row_of(error).status))
         except Exception as problem:
             _log.warning("%s: the audit log does not take it: %s", trail.action, problem)
 
 
-def entry(trail: Trail, status: int) -> AuditEntry:
-    """A trail as a row of the audit log."""
-    return AuditEntry(
-        audit_id=uuid7(),
-        created_at=datetime.now(UTC),
-        action=trail.action,
-        subject=trail.subject,
-        key_id=trail.key_id,
-        before=trail.before,
-        after=trail.after,
-        status=status,
-        remote=trail.remote,
-    )
-
-
-def audited(asked: Asked, subject: str, before: Any = None, after: Any = None) -> AuditEntry:
-    """The audit entry that a change carries in its own transaction."""
-    trail = asked.trail
-    trail.subject, trail.before, trail.after = subject, before, after
-    trail.is_written = True
-    return entry(trail, trail.status)
-
-
-def auditing(asked: Asked, subject: str, before: Callable[[ControlState], Any], after: Any) -> Audit:
-    """The audit entry of a change of what is in force, to be made from the state that the change finds."""
-    asked.trail.subject = subject
-    return lambda state: audited(asked, subject, before(state), after)
-
-
-def _response(reply: Reply, request_id: str) -> Response:
-    headers = {"x-suffice-request-id": request_id, "cache-control": "no-store"}
-    if reply.etag is not None:
-        headers["etag"] = f'"{reply.etag}"'
-    content = b"" if reply.status == 204 else orjson.dumps(reply.value, option=orjson.OPT_NON_STR_KEYS)
-    return Response(content, reply.status, headers, None if reply.status == 204 else "application/json")
-
-
-def _remote(request: Request) -> str:
-    return request.client.host if request.client is not None else ""
+def _name(trail: AuditTrail) -> str:
+    return trail.key_id or "anonymous"

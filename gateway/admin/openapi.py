@@ -1,17 +1,16 @@
-"""The OpenAPI 3.1 document of every path, made of the declarations by which requests are checked."""
+"""Writes the OpenAPI 3.1 document of every path from the declarations by which requests are checked."""
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from importlib import metadata
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from gateway.admin.api import PREFIX, admin_operations
 from gateway.admin.openapi_v1 import v1_paths
-from gateway.admin.operation import Bytes, Fields, Operation
-from gateway.admin.room import PREFIX
-from gateway.api.fields import schema_of
+from gateway.admin.operation import Operation, answer_schema
+from gateway.api.declaration import schema_of
 from gateway.api.generation_body import BodyLimits
 from gateway.edge.error_table import row_of_class
 from gateway.errors import (
@@ -27,6 +26,9 @@ from gateway.errors import (
 )
 from gateway.store.errors import StoreUnavailable
 
+if TYPE_CHECKING:
+    from gateway.config.settings import Settings
+
 _EVERY = (InvalidRequest, Unauthenticated, WrongScope, OriginRefused, StoreUnavailable)
 _JSON = "application/json"
 
@@ -34,16 +36,17 @@ _JSON = "application/json"
 _WRONG_TYPE = "invalid_type"
 
 
-def document(limits: BodyLimits, operations: Sequence[Operation], *, with_metrics: bool = True) -> dict[str, Any]:
-    """The whole document.
+def describe_settings(settings: Settings) -> dict[str, Any]:
+    """Return the document of a server with these settings."""
+    numbers = {tier.name: tier.index for tier in settings.ladder}
+    names = numbers | {f"tier-{tier.index}": tier.index for tier in settings.ladder}
+    return document(settings, BodyLimits(settings.server, names))
 
-    Parameters
-    ----------
-    limits : of the bodies of ``/v1``
-    operations : of the administration; none when it is switched off
-    """
-    paths: dict[str, Any] = v1_paths(limits, error_responses, with_metrics=with_metrics)
-    for operation in operations:
+
+def document(settings: Settings, limits: BodyLimits) -> dict[str, Any]:
+    """Return the whole document; ``limits`` are those of the bodies of ``/v1``."""
+    paths: dict[str, Any] = v1_paths(limits, error_responses, with_metrics=settings.metrics.enabled)
+    for operation in admin_operations(settings.admin) if settings.admin.enabled else ():
         paths.setdefault(PREFIX + operation.path, {})[operation.method.lower()] = _operation(operation)
     return {
         "openapi": "3.1.0",
@@ -69,12 +72,12 @@ def document(limits: BodyLimits, operations: Sequence[Operation], *, with_metric
 
 
 def errors_of(operation: Operation) -> tuple[type[Exception], ...]:
-    """Every exception class that an operation documents."""
+    """Return every exception class that an operation documents."""
     found: list[type[Exception]] = [*_EVERY, *operation.errors]
-    if operation.body is not None:
+    if operation.body_kind != "none":
         found += [BodyTooLarge, BodyTooSlow]
-        if not isinstance(operation.body, Bytes):
-            found.append(MalformedBody)
+    if operation.body_kind in ("members", "free"):
+        found.append(MalformedBody)
     if operation.conditional != "no":
         found.append(PreconditionFailed)
     if operation.conditional == "must":
@@ -83,7 +86,7 @@ def errors_of(operation: Operation) -> tuple[type[Exception], ...]:
 
 
 def codes_of(errors: Iterable[type[Exception]], *, is_typed: bool = True) -> dict[int, set[str]]:
-    """Status -> codes; ``is_typed`` where something of the request can be of a wrong type."""
+    """Return codes by status; ``is_typed`` where something of the request can be of a wrong type."""
     found: dict[int, set[str]] = defaultdict(set)
     for each in errors:
         row = row_of_class(each)
@@ -94,7 +97,7 @@ def codes_of(errors: Iterable[type[Exception]], *, is_typed: bool = True) -> dic
 
 
 def error_responses(errors: Iterable[type[Exception]], *, is_typed: bool = True) -> dict[str, Any]:
-    """The error responses of an operation, one a status, each with the codes it may carry."""
+    """Return the error responses of an operation, one a status, each with the codes it may carry."""
     found = {}
     for status, codes in sorted(codes_of(errors, is_typed=is_typed).items()):
         narrowed = {"properties": {"error": {"properties": {"code": {"enum": sorted(codes)}}}}}
@@ -111,7 +114,7 @@ def error_responses(errors: Iterable[type[Exception]], *, is_typed: bool = True)
 def _operation(operation: Operation) -> dict[str, Any]:
     success: dict[str, Any] = {
         "description": "Done.",
-        "content": {_JSON: {"schema": dict(operation.returns)}},
+        "content": {_JSON: {"schema": answer_schema(operation.returns)}},
     }
     if operation.conditional != "no":
         success["headers"] = {"ETag": {"schema": {"type": "string"}, "description": "What the next change rests on."}}
@@ -120,43 +123,33 @@ def _operation(operation: Operation) -> dict[str, Any]:
         "summary": operation.summary,
         "tags": ["admin"],
         "security": [{"adminKey": []}],
-        "parameters": [*_path_parameters(operation.path), *_query(operation.query), *_conditions(operation)],
+        "parameters": [*_parameters(operation), *_conditions(operation)],
         "responses": {str(operation.status): success}
         | error_responses(errors_of(operation), is_typed=_is_typed(operation)),
     }
-    if isinstance(operation.body, Bytes):
-        content = {operation.body.media_type: {"schema": {"type": "string", "format": "binary"}}}
+    if operation.body_kind == "bytes":
+        content = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
         described["requestBody"] = {"required": True, "content": content}
-    elif (schema := operation.body_schema()) is not None:
+    elif operation.body_kind != "none":
+        schema = operation.body_schema()
         described["requestBody"] = {"required": bool(schema.get("required")), "content": {_JSON: {"schema": schema}}}
     return described
 
 
 def _is_typed(operation: Operation) -> bool:
     """Whether anything of the request can be of a wrong type: a query is text, except where it stands for a number."""
-    kinds = {schema_of(each.check).get("type") for each in operation.query.values()}
-    return bool(kinds & {"integer", "number", "boolean"}) or isinstance(operation.body, Mapping)
+    kinds = {schema.get("type") for schema in operation.query_schemas.values()}
+    return bool(kinds & {"integer", "boolean"}) or operation.body_kind == "members"
 
 
-def _path_parameters(path: str) -> list[dict[str, Any]]:
-    return [
-        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-        for name in re.findall(r"{(\w+)}", path)
-    ]
-
-
-def _query(declared: Fields) -> list[dict[str, Any]]:
-    return [
-        {
-            "name": name,
-            "in": "query",
-            "required": each.required,
-            "description": each.help,
-            "schema": schema_of(each.check)
-            | ({} if each.default in (None, "") or isinstance(each.default, tuple) else {"default": each.default}),
-        }
-        for name, each in declared.items()
-    ]
+def _parameters(operation: Operation) -> Iterator[dict[str, Any]]:
+    for name in operation.path_parameters:
+        yield {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+    required = () if operation.query is None else schema_of(operation.query)["required"]
+    for name, schema in operation.query_schemas.items():
+        schema = dict(schema)
+        about = {"required": name in required, "description": schema.pop("description")}
+        yield {"name": name, "in": "query", **about, "schema": schema}
 
 
 def _conditions(operation: Operation) -> list[dict[str, Any]]:

@@ -1,12 +1,16 @@
-"""The paths outside the administration, as OpenAPI describes them."""
+"""Describes the paths outside the administration for OpenAPI."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from msgspec import Struct
+
 from backends import errors as backends
-from gateway.admin import schemas
+from gateway.admin.listing import Listing
+from gateway.admin.operation import answer_schema
+from gateway.admin.record_views import Json, Usd
 from gateway.api.chat_decoder import ChatDecoder
 from gateway.api.completion_decoder import CompletionDecoder
 from gateway.api.declaration import schema_of
@@ -56,26 +60,82 @@ GENERATION_ERRORS = (
 READING_ERRORS = _CALLER
 _JSON = "application/json"
 _STREAM = {"type": "string", "description": "Events of OpenAI's stream; the last is `data: [DONE]`."}
-_USAGE = schemas.shape(prompt_tokens=schemas.COUNT, completion_tokens=schemas.COUNT, total_tokens=schemas.COUNT)
-_SPENT = schemas.shape(prompt_tokens=schemas.COUNT, total_tokens=schemas.COUNT)
-_NOTE = schemas.shape(request_id=schemas.TEXT, tier=schemas.COUNT, reason=schemas.TEXT, cost_usd=schemas.USD)
-_ANSWER = schemas.shape(
-    id=schemas.TEXT,
-    object=schemas.TEXT,
-    created=schemas.COUNT,
-    model=schemas.TEXT,
-    choices=schemas.array(schemas.ANY_OBJECT),
-    usage=_USAGE,
-    suffice=_NOTE,
-)
-_VECTORS = schemas.shape(object=schemas.TEXT, data=schemas.array(schemas.ANY_OBJECT), model=schemas.TEXT, usage=_SPENT)
-_MODEL = schemas.shape(id=schemas.TEXT, object=schemas.TEXT, created=schemas.COUNT, owned_by=schemas.TEXT)
-_FEEDBACK = schemas.shape(id=schemas.TEXT, object=schemas.TEXT, request_id=schemas.TEXT, kind=schemas.TEXT)
-_EXPLAINED = schemas.shape(id=schemas.TEXT, decision=schemas.ANY_OBJECT, tiers=schemas.array(schemas.ANY_OBJECT))
+_TEXT = {"type": "string"}
+
+
+class Usage(Struct):
+    """Tokens of a request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class AnswerNote(Struct):
+    """How the request was routed, and what it cost."""
+
+    request_id: str
+    tier: int
+    reason: str
+    cost_usd: Usd
+
+
+class GenerationAnswer(Struct):
+    """A whole answer in OpenAI's form."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[Json]
+    usage: Usage
+    suffice: AnswerNote
+
+
+class EmbeddingUsage(Struct):
+    """Tokens of a request that makes none."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingAnswer(Struct):
+    """Vectors in OpenAI's form."""
+
+    object: str
+    data: list[Json]
+    model: str
+    usage: EmbeddingUsage
+
+
+class ModelEntry(Struct):
+    """A name that `model` may hold."""
+
+    id: str
+    object: str
+    created: int
+    owned_by: str
+
+
+class FeedbackAnswer(Struct):
+    """A report as it was kept."""
+
+    id: str
+    object: str
+    request_id: str
+    kind: str
+
+
+class ExplainedRequest(Struct):
+    """Why a request went where it went."""
+
+    id: str
+    decision: Json
+    tiers: list[Json]
 
 
 def v1_paths(limits: BodyLimits, error_responses: ErrorResponses, *, with_metrics: bool) -> dict[str, Any]:
-    """Path -> method -> operation."""
+    """Return path -> method -> operation."""
 
     def generation(name: str, summary: str, schema: Mapping[str, Any]) -> dict[str, Any]:
         return {
@@ -83,30 +143,30 @@ def v1_paths(limits: BodyLimits, error_responses: ErrorResponses, *, with_metric
             | {
                 "parameters": _headers(limits),
                 "requestBody": {"required": True, "content": {_JSON: {"schema": schema}}},
-                "responses": _success(_ANSWER, _STREAM) | error_responses(GENERATION_ERRORS),
+                "responses": _success(GenerationAnswer, _STREAM) | error_responses(GENERATION_ERRORS),
             }
         }
 
-    def reading(name: str, summary: str, schema: Mapping[str, Any], *errors: type[Exception], path: str = "") -> Any:
+    def reading(name: str, summary: str, shape: Any, *errors: type[Exception], path: str = "") -> Any:
         return {
             "get": _use(name, summary)
             | {
                 "parameters": [_path(path)] if path else [],
-                "responses": _success(schema) | error_responses((*READING_ERRORS, *errors)),
+                "responses": _success(shape) | error_responses((*READING_ERRORS, *errors)),
             }
         }
 
     embeddings = _use("create_embedding", "Vectors of texts.") | {
         "requestBody": {"required": True, "content": {_JSON: {"schema": schema_of(EmbeddingBody)}}},
-        "responses": _success(_VECTORS) | error_responses(EMBEDDING_ERRORS),
+        "responses": _success(EmbeddingAnswer) | error_responses(EMBEDDING_ERRORS),
     }
     feedback = _use("create_feedback", "Report what you know of an answer.") | {
-        "parameters": [{"name": "Idempotency-Key", "in": "header", "required": False, "schema": schemas.TEXT}],
+        "parameters": [{"name": "Idempotency-Key", "in": "header", "required": False, "schema": _TEXT}],
         "requestBody": {
             "required": True,
             "content": {_JSON: {"schema": schema_of(FeedbackBody)}},
         },
-        "responses": _success(_FEEDBACK)
+        "responses": _success(FeedbackAnswer)
         | error_responses((*_CALLER, *_PLAIN_BODY, RequestNotFound, IdempotencyKeyReused)),
     }
     found: dict[str, Any] = {
@@ -116,12 +176,12 @@ def v1_paths(limits: BodyLimits, error_responses: ErrorResponses, *, with_metric
         "/v1/completions": generation("create_completion", "Continue a text.", CompletionDecoder(limits).schema()),
         "/v1/embeddings": {"post": embeddings},
         "/v1/feedback": {"post": feedback},
-        "/v1/models": reading("list_models", "What `model` may name.", schemas.listing(_MODEL)),
-        "/v1/models/{model}": reading("get_model", "One of them.", _MODEL, UnknownModel, path="model"),
+        "/v1/models": reading("list_models", "What `model` may name.", Listing[ModelEntry]),
+        "/v1/models/{model}": reading("get_model", "One of them.", ModelEntry, UnknownModel, path="model"),
         "/v1/requests/{request_id}": reading(
             "explain_request",
             "Why a request of yours went where it went.",
-            _EXPLAINED,
+            ExplainedRequest,
             RequestNotFound,
             path="request_id",
         ),
@@ -147,13 +207,13 @@ def _use(name: str, summary: str) -> dict[str, Any]:
 
 
 def _health(name: str, summary: str, *more: int) -> dict[str, Any]:
-    response = {"description": "As it says.", "content": {_JSON: {"schema": schemas.ANY_OBJECT}}}
+    response = {"description": "As it says.", "content": {_JSON: {"schema": {"type": "object"}}}}
     responses = {str(status): response for status in (200, *more)}
     return {"get": {"operationId": name, "summary": summary, "tags": ["health"], "responses": responses}}
 
 
-def _success(schema: Mapping[str, Any], stream: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    content: dict[str, Any] = {_JSON: {"schema": schema}}
+def _success(shape: Any, stream: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    content: dict[str, Any] = {_JSON: {"schema": answer_schema(shape)}}
     if stream is not None:
         content["text/event-stream"] = {"schema": stream}
     return {"200": {"description": "Done.", "content": content}}
@@ -167,4 +227,4 @@ def _headers(limits: BodyLimits) -> list[dict[str, Any]]:
 
 
 def _path(name: str) -> dict[str, Any]:
-    return {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+    return {"name": name, "in": "path", "required": True, "schema": _TEXT}

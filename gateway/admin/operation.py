@@ -1,117 +1,97 @@
-"""What a path of the administration takes and gives, declared once: requests are checked by it, and described by it."""
+"""Declares the operations of ``/admin/v1`` at their handlers; requests are checked and described by what is declared.
+
+A handler's signature says what it takes: a parameter for each part of its path that varies, ``query`` and ``body`` of a
+declared type. Its docstring is the operation's summary, its name the operation's name::
+
+    @operation("PUT", "/kill-switch", returns=KillSwitchView, conditional="may")
+    async def set_kill_switch(self, request: AdminRequest, body: KillSwitchBody) -> AdminResponse:
+        \"\"\"Send all traffic to the top tier, on every server within a second; or route again.\"\"\"
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+import inspect
+import re
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, TypeVar, get_origin, get_type_hints
 
-from gateway.api import fields
-from gateway.api.fields import Check, Schema
+from msgspec import Struct
+from msgspec.structs import fields
+
+from gateway.admin.audit_trail import AuditTrail
+from gateway.admin.context import AdminContext
+from gateway.api.declaration import ClosedShape, checked, schema_of
+from gateway.config.sections import AdminConfig
+from gateway.control.audited_change import Audit
+from gateway.control.control_state import ControlState
 from gateway.errors import InvalidRequest
+from gateway.store.control_records import AuditEntry
+
+S = TypeVar("S", bound="AdminShape")
 
 Method = Literal["GET", "PUT", "POST", "DELETE"]
 Conditional = Literal["no", "may", "must"]
+BodyKind = Literal["none", "bytes", "free", "members"]
+"""Whether a body is none, no JSON, an object that is checked where it is used, or one of declared members."""
+
+
+class AdminShape(ClosedShape, frozen=True):
+    """A query, or an object in a body. A member that is absent, or null, has its default."""
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
-    """A query parameter or a member of a body. One that is absent, or null, has its default."""
-
-    check: Check
-    help: str
-    default: Any = None
-    required: bool = False
-
-    @property
-    def schema(self) -> dict[str, Any]:
-        shown = fields.schema_of(self.check) | {"description": self.help}
-        return shown if self.default is None else shown | {"default": self.default}
-
-
-Fields = Mapping[str, Field]
-
-
-async def _never() -> bool:
-    return False
-
-
-@dataclass(frozen=True, slots=True)
-class Bytes:
-    """A body that is no JSON, of at most so many bytes."""
-
-    max_bytes: int
-    media_type: str = "application/octet-stream"
-
-
-@dataclass(frozen=True, slots=True)
-class Free:
-    """A JSON object that is checked where it is used; ``schema`` says what it may hold."""
-
-    schema: Schema
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A checked request.
+class AdminRequest:
+    """Holds what every operation may ask of a request.
 
     Attributes
     ----------
     by : who asks, for the rows it changes
-    path, query, body : by name; a body of bytes is ``raw``
     if_match : the entity tag the change rests on; empty when the thing must not be there yet, None when not said
+    trail : what the audit log will say
     is_gone : whether the caller has left; asked by work that takes long
     """
 
     by: str
-    path: Mapping[str, str] = field(default_factory=dict)
-    query: Mapping[str, Any] = field(default_factory=dict)
-    body: Mapping[str, Any] = field(default_factory=dict)
-    raw: bytes = b""
-    if_match: str | None = None
-    trail: Trail = field(default_factory=lambda: Trail())
-    is_gone: Callable[[], Awaitable[bool]] = _never
+    if_match: str | None
+    trail: AuditTrail
+    is_gone: Callable[[], Awaitable[bool]]
 
+    def audited(self, subject: str, before: Any = None, after: Any = None) -> AuditEntry:
+        """Return the audit entry that a change carries in its own transaction."""
+        return self.trail.carried(subject, before, after)
 
-@dataclass(slots=True)
-class Trail:
-    """What the audit log will say of a change; ``is_written`` once a change carries it in its own transaction.
-
-    ``status`` is that of a success.
-    """
-
-    action: str = ""
-    subject: str = ""
-    status: int = 200
-    key_id: str | None = None
-    remote: str = ""
-    before: Mapping[str, Any] | None = None
-    after: Mapping[str, Any] | None = None
-    is_written: bool = False
+    def auditing(self, subject: str, before: Callable[[ControlState], Any], after: Any) -> Audit:
+        """Return what makes the audit entry from the control state that a change finds."""
+        self.trail.subject = subject
+        return lambda state: self.trail.carried(subject, before(state), after)
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
-    """What is answered: a JSON value, or text of a type of its own."""
+class AdminResponse:
+    """Holds what is answered: a view or other JSON value, and its entity tag."""
 
-    value: Any = None
-    status: int = 200
+    value: Any
     etag: str | None = None
 
 
-Handler = Callable[[Asked], Awaitable[Reply]]
+Handler = Callable[..., Awaitable[AdminResponse]]
+H = TypeVar("H", bound=Handler)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Operation:
-    """One method on one path.
+    """Describes one method on one path.
 
     Attributes
     ----------
     path : below ``/admin/v1``, with ``{names}`` of the parts that vary
-    name : unique, as generated clients call it
-    returns : what a success holds
+    name : unique, as generated clients and ``suffice admin`` call it
+    returns : shape of a success
     status : of a success
+    query : shape of the query; None takes none
+    body : shape of the body, ``bytes``, or a JSON object that is checked where it is used; None takes none
     errors : exception classes it can answer beside those that every operation can
     conditional : whether ``If-Match`` may or must be sent
     """
@@ -120,11 +100,10 @@ class Operation:
     path: str
     name: str
     summary: str
-    handler: Handler
-    returns: Schema
+    returns: Any
     status: int = 200
-    query: Fields = field(default_factory=dict)
-    body: Fields | Bytes | Free | None = None
+    query: type[AdminShape] | None = None
+    body: Any = None
     errors: tuple[type[Exception], ...] = ()
     conditional: Conditional = "no"
 
@@ -132,94 +111,183 @@ class Operation:
     def is_write(self) -> bool:
         return self.method != "GET"
 
-    def read_query(self, given: list[tuple[str, str]]) -> dict[str, Any]:
-        """Check the query.
+    @property
+    def path_parameters(self) -> list[str]:
+        return re.findall(r"{(\w+)}", self.path)
+
+    @property
+    def body_kind(self) -> BodyKind:
+        if self.body is None:
+            return "none"
+        if self.body is bytes:
+            return "bytes"
+        return "members" if _is_shape(self.body) else "free"
+
+    @cached_property
+    def query_schemas(self) -> dict[str, Any]:
+        """The JSON Schema of each query parameter."""
+        return dict(member_schemas(self.query))
+
+    def read_query(self, given: Sequence[tuple[str, str]]) -> Any:
+        """Return the query as its shape.
 
         Raises
         ------
         InvalidRequest
             Unknown, given twice, of the wrong form or out of range.
         """
+        types = {} if self.query is None else {each.encode_name: each.type for each in fields(self.query)}
         found: dict[str, Any] = {}
         for name, text in given:
-            if name not in self.query or name in found:
-                problem = "given twice" if name in found else f"unknown; known are {', '.join(self.query) or 'none'}"
+            schema = self.query_schemas.get(name)
+            if schema is None or name in found:
+                problem = "given twice" if schema else f"unknown; known are {', '.join(self.query_schemas) or 'none'}"
                 raise InvalidRequest(f"The query parameter {name[:80]!r} is {problem}.", param=name[:80])
-            check = self.query[name].check
-            found[name] = check(_from_text(text, fields.schema_of(check)), name)
-        for name, each in self.query.items():
-            if each.required and name not in found:
-                raise InvalidRequest(f"You must give '{name}' in the query: {each.help}", param=name)
-        return {name: each.default for name, each in self.query.items()} | found
+            found[name] = _from_text(text, schema)
+            # One by one, so that the first parameter that is wrong is the one blamed.
+            checked(found[name], types[name], name)
+        return None if self.query is None else _read_members(self.query, found, "'{name}' in the query")
 
-    def read_body(self, value: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Check a JSON body.
+    def read_body(self, given: dict[str, Any]) -> Any:
+        """Return a JSON body as its shape.
 
         Raises
         ------
         InvalidRequest
+            A member that is unknown, missing, of the wrong type or out of range.
         """
-        if not isinstance(self.body, Mapping):
-            return value
-        return read_fields(self.body, value, "")
+        if not _is_shape(self.body):
+            return given
+        known = self.body.__struct_encode_fields__
+        for name in given:
+            if name not in known:
+                raise InvalidRequest(
+                    f"The body has no field {name[:80]!r}; known are {', '.join(known) or 'none'}.", param=name[:80]
+                )
+        return _read_members(self.body, given, "'{name}'")
 
-    def body_schema(self) -> Schema | None:
-        """The JSON Schema of the body."""
-        if isinstance(self.body, Free):
-            return self.body.schema
-        return object_schema(self.body) if isinstance(self.body, Mapping) else None
+    def body_schema(self) -> dict[str, Any]:
+        """Return the JSON Schema of a JSON body, in which a member that may be absent may be null."""
+        schema = schema_of(self.body)
+        if _is_shape(self.body):
+            for name, each in schema["properties"].items():
+                if name not in schema["required"] and {"type": "null"} not in each.get("anyOf", ()):
+                    schema["properties"][name] = {"anyOf": [each, {"type": "null"}]}
+        return schema
 
 
-class Pages(Protocol):
-    """A group of operations on the same parts of the server."""
-
-    def __init__(self, rooms: Any) -> None: ...
-
-    def operations(self) -> list[Operation]: ...
-
-
-def read_fields(declared: Fields, value: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Check an object's members; unknown ones are refused, because a misspelt one would be ignored in silence.
+def operation(
+    method: Method,
+    path: str,
+    *,
+    returns: Any,
+    status: int = 200,
+    errors: tuple[type[Exception], ...] = (),
+    conditional: Conditional = "no",
+) -> Callable[[H], H]:
+    """Declare a method of an :class:`OperationGroup` as an operation; its signature and docstring say the rest.
 
     Raises
     ------
-    InvalidRequest
+    TypeError
+        The signature does not fit the path, or the summary or a type is missing.
     """
-    for name in value:
-        if name not in declared:
-            raise InvalidRequest(
-                f"{where or 'The body'} has no field {name[:80]!r}; known are {', '.join(declared) or 'none'}.",
-                param=f"{where}{name[:80]}",
-            )
-    found = {}
-    for name, each in declared.items():
-        given = value.get(name)
-        if given is None and each.required:
-            raise InvalidRequest(f"You must give '{where}{name}': {each.help}", param=f"{where}{name}")
-        found[name] = each.default if given is None else each.check(given, f"{where}{name}")
+
+    def declare(handler: H) -> H:
+        hints = get_type_hints(handler, include_extras=True)
+        declared = Operation(
+            method=method,
+            path=path,
+            name=handler.__name__,
+            summary=" ".join((inspect.getdoc(handler) or "").split()),
+            returns=returns,
+            status=status,
+            query=hints.get("query"),
+            body=hints.get("body"),
+            errors=errors,
+            conditional=conditional,
+        )
+        _check_declaration(declared, list(inspect.signature(handler).parameters))
+        handler.__dict__["operation"] = declared
+        return handler
+
+    return declare
+
+
+class OperationGroup:
+    """Base of the classes whose methods are operations on the same parts of the server."""
+
+    def __init__(self, context: AdminContext) -> None:
+        self._context = context
+
+    @classmethod
+    def operations(cls, config: AdminConfig) -> list[Operation]:
+        """Return the group's operations in the order of their declaration; limits are those of ``config``."""
+        return [
+            each.__dict__["operation"] for each in vars(cls).values() if "operation" in getattr(each, "__dict__", ())
+        ]
+
+
+def member_schemas(shape: type[Struct] | None) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each member's name and the JSON Schema of its values, null for "not given" left out."""
+    for name, schema in ({} if shape is None else schema_of(shape)["properties"]).items():
+        yield name, given_schema(schema)
+
+
+def given_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a schema says of a value that is given: the inside of "this or null"."""
+    outside = {key: each for key, each in schema.items() if not (key == "default" and each is None)}
+    alternatives = [each for each in schema.get("anyOf", ()) if each != {"type": "null"}]
+    return outside if len(alternatives) != 1 else alternatives[0] | {k: v for k, v in outside.items() if k != "anyOf"}
+
+
+def answer_schema(shape: Any) -> dict[str, Any]:
+    """Return the JSON Schema of an answer: its members are always there, and later versions may have more."""
+    found: dict[str, Any] = _all_required(schema_of(shape))
     return found
 
 
-def object_schema(declared: Fields) -> dict[str, Any]:
-    """The JSON Schema of an object with these members and no others."""
-    properties = {
-        name: each.schema if each.required else {"anyOf": [each.schema, {"type": "null"}]}
-        for name, each in declared.items()
-    }
-    required = [name for name, each in declared.items() if each.required]
-    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+def _all_required(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_all_required(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {key: _all_required(each) for key, each in schema.items() if key != "default"}
+    return found | {"required": list(found["properties"])} if "properties" in found else found
+
+
+def _check_declaration(declared: Operation, parameters: Sequence[str]) -> None:
+    expected = ["self", "request", *declared.path_parameters]
+    given = [each for each in parameters if each not in ("query", "body")]
+    if given != expected:
+        raise TypeError(f"{declared.name} takes {', '.join(given)}; its path gives {', '.join(expected)}.")
+    for each in ("query", "body"):
+        if each in parameters and getattr(declared, each) is None:
+            raise TypeError(f"{declared.name} says no type for its {each}.")
+    if declared.query is not None and not _is_shape(declared.query):
+        raise TypeError(f"The query of {declared.name} is no AdminShape.")
+    if not declared.summary:
+        raise TypeError(f"{declared.name} has no summary; its docstring is missing.")
+
+
+def _is_shape(declared: Any) -> bool:
+    return get_origin(declared) is None and isinstance(declared, type) and issubclass(declared, AdminShape)
+
+
+def _read_members(shape: type[S], given: Mapping[str, Any], place: str) -> S:
+    for each in fields(shape):
+        name = each.encode_name
+        if each.required and given.get(name) is None:
+            help_text = given_schema(schema_of(shape)["properties"][name])["description"]
+            raise InvalidRequest(f"You must give {place.format(name=name)}: {help_text}", param=name)
+    return checked({name: each for name, each in given.items() if each is not None}, shape, "")
 
 
 def _from_text(text: str, schema: Mapping[str, Any]) -> Any:
-    """A query parameter's text as the JSON value its check expects."""
+    """Return the JSON value that a query parameter's text stands for, where it is of the schema's type."""
     kind = schema.get("type")
     if kind == "boolean" and text in ("true", "false"):
         return text == "true"
     if kind == "integer" and text.lstrip("-").isascii() and text.lstrip("-").isdecimal() and len(text) < 20:
         return int(text)
-    if kind == "number":
-        try:
-            return float(text)
-        except ValueError:
-            return text
     return text

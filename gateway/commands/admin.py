@@ -1,4 +1,4 @@
-"""One call of the administration: options to a request, an answer to a table or JSON."""
+"""Calls the administration: options to a request, an answer to a table or JSON."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from urllib.parse import quote
 
 import httpx
 
-from gateway.admin.operation import Bytes, Free, Operation
-from gateway.admin.room import PREFIX
+from gateway.admin.api import PREFIX
+from gateway.admin.operation import Operation
 from gateway.commands.admin_tables import show
 from gateway.commands.chat import complaint, server_address
 from gateway.commands.result_printer import print_json
@@ -21,13 +21,6 @@ from gateway.config.settings import load_settings, read_admin_key
 from gateway.failure_report import USAGE_STATUS, CommandError
 
 _TIMEOUT = httpx.Timeout(120.0, connect=5.0)
-
-# A change of the one rests on what reading the other says.
-_TAG_OF: Mapping[str, str] = {
-    "promote_router": "/routers",
-    "shadow_router": "/routers",
-    "roll_back_router": "/routers",
-}
 
 
 def call(operation: Operation, given: Mapping[str, Any]) -> None:
@@ -56,33 +49,28 @@ def call(operation: Operation, given: Mapping[str, Any]) -> None:
 
 
 def _send(client: httpx.Client, operation: Operation, given: Mapping[str, Any]) -> httpx.Response:
-    path = operation.path
-    for name, value in given.items():
-        if isinstance(value, str):
-            path = path.replace(f"{{{name}}}", quote(value, safe=""))
+    path = operation.path.format_map({name: quote(given[name], safe="") for name in operation.path_parameters})
     query = {
         name.removeprefix("query_"): str(value).lower() if isinstance(value, bool) else value
         for name, value in given.items()
         if name.startswith("query_") and value is not None
     }
     content: dict[str, Any] = {}
-    if isinstance(operation.body, Bytes):
+    if operation.body_kind == "bytes":
         content["content"] = _read(given["file"])
-    elif operation.body is not None:
-        content["json"] = _file(given["file"]) if isinstance(operation.body, Free) else _body(given)
+    elif operation.body_kind != "none":
+        content["json"] = _file(given["file"]) if operation.body_kind == "free" else _body(given)
     headers = _condition(client, operation, path, given)
     return client.request(operation.method, PREFIX + path, params=query, headers=headers, **content)
 
 
 def _condition(client: httpx.Client, operation: Operation, path: str, given: Mapping[str, Any]) -> dict[str, str]:
-    """What the change rests on: as told, else what is in force now, else that there is none."""
-    if operation.conditional == "no":
-        return {}
-    if given["if_match"] is not None:
+    """Return what the change rests on: as told; where it must rest on something, what is active now, or nothing."""
+    if given.get("if_match") is not None:
         return {"if-match": f'"{given["if_match"]}"'}
-    if operation.conditional == "may":
+    if operation.conditional != "must":
         return {}
-    found = client.get(PREFIX + _TAG_OF.get(operation.name, path))
+    found = client.get(PREFIX + path)
     tag = found.headers.get("etag") if found.status_code == 200 else None
     return {"if-match": tag} if tag is not None else {"if-none-match": "*"}
 
@@ -104,7 +92,7 @@ def _body(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _file(path: Path) -> Any:
-    """A body from a file; TOML where it is called so, else JSON.
+    """Return a body from a file; TOML where it is called so, else JSON.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""``suffice admin``: one command an operation, made of its declaration when the group is first looked into.
+"""Makes ``suffice admin``: one command an operation, of its declaration, when the group is first looked into.
 
 Declarations import the server's parts; the other commands should not wait for that.
 """
@@ -6,7 +6,6 @@ Declarations import the server's parts; the other commands should not wait for t
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -22,16 +21,16 @@ _TYPES: Mapping[str, type] = {"integer": int, "number": float, "boolean": bool}
 
 
 class AdminGroup(TyperGroup):
-    """Its commands are there when somebody asks for them."""
+    """Holds commands that are made when somebody asks for them."""
 
     @cached_property
     def _made(self) -> dict[str, Any]:
-        from gateway.admin.describing import unopened_room
-        from gateway.config.settings import load_settings
+        from gateway.admin.api import admin_operations
+        from gateway.config.sections import AdminConfig
 
         app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
         # Defaults alone: which operations there are does not depend on settings.
-        for operation in unopened_room(load_settings(environ={})).operations:
+        for operation in admin_operations(AdminConfig()):
             app.command(operation.name.replace("_", "-"), help=operation.summary)(_command(operation))
         found: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
         return found
@@ -46,22 +45,21 @@ class AdminGroup(TyperGroup):
 
 
 def _command(operation: Operation) -> Callable[..., None]:
-    """A function whose signature is the operation's parameters."""
-    from gateway.admin.operation import Bytes, Free
+    """Return a function whose signature is the operation's parameters."""
+    from gateway.admin.operation import member_schemas
 
     parameters: dict[str, Any] = {}
-    for name in re.findall(r"{(\w+)}", operation.path):
+    for name in operation.path_parameters:
         parameters[name] = Annotated[str, typer.Argument(metavar=name.upper())]
-    for name, each in operation.query.items():
-        parameters[f"query_{name}"] = _option(name, each.schema, each.help)
-    if isinstance(operation.body, Bytes | Free):
-        parameters["file"] = Annotated[Path, typer.Argument(help=_FILE_HELP[type(operation.body).__name__])]
-    else:
-        for name, each in (operation.body or {}).items():
-            parameters |= _body_options(name, each.schema, each.help)
+    for name, schema in operation.query_schemas.items():
+        parameters[f"query_{name}"] = _option(name, schema)
+    if operation.body_kind == "members":
+        for name, schema in member_schemas(operation.body):
+            parameters |= _body_options(name, schema)
+    elif operation.body_kind != "none":
+        parameters["file"] = Annotated[Path, typer.Argument(help=_FILE_HELP[operation.body_kind])]
     if operation.conditional != "no":
-        help_text = "The ETag that the change rests on; by default the one in force now."
-        parameters["if_match"] = Annotated[str | None, typer.Option("--if-match", help=help_text)]
+        parameters["if_match"] = Annotated[str | None, typer.Option("--if-match", help=_IF_MATCH_HELP)]
     parameters["config"] = Annotated[
         Path | None, typer.Option("--config", "-c", metavar="FILE", help="TOML file with the server's address.")
     ]
@@ -86,9 +84,10 @@ def _command(operation: Operation) -> Callable[..., None]:
     return run
 
 
+_IF_MATCH_HELP = "The ETag that must still be the active one; put-policy and remove-policy read it where none is given."
 _FILE_HELP = {
-    "Bytes": "The artifact.",
-    "Free": "The body, as JSON or TOML; - reads JSON from standard input.",
+    "bytes": "The artifact.",
+    "free": "The body, as JSON or TOML; - reads JSON from standard input.",
 }
 
 
@@ -98,34 +97,24 @@ def _default(name: str, kind: Any) -> Any:
     return False if name == "as_json" else None
 
 
-def _option(name: str, schema: Mapping[str, Any], help_text: str) -> Any:
+def _option(name: str, schema: Mapping[str, Any]) -> Any:
     kind = _TYPES.get(str(schema.get("type")), str)
     flag = f"--{name.replace('_', '-')}"
     names = [f"{flag}/--no-{flag[2:]}"] if kind is bool else [flag]
-    # A check's default is the server's to apply; it is only told of.
-    shown = f"{help_text} [default: {schema['default']}]" if _says(schema.get("default")) else help_text
+    # A default is the server's to apply; it is only told of.
+    default = schema.get("default")
+    shown = schema["description"] if default in (None, "") else f"{schema['description']} [default: {default}]"
     return Annotated[kind | None, typer.Option(*names, help=shown, show_default=False)]
 
 
-def _says(default: Any) -> bool:
-    return default not in (None, "") and not isinstance(default, list | tuple)
+def _body_options(name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options for one member of a body: an object of plain members is one option each, a deeper one a file."""
+    from gateway.admin.operation import given_schema
 
-
-def _body_options(name: str, schema: Mapping[str, Any], help_text: str) -> dict[str, Any]:
-    """Options for one member of a body: an object of plain members is one option each, a deeper one a file."""
-    members = schema.get("properties")
+    members = {each: given_schema(inner) for each, inner in schema.get("properties", {}).items()}
     if not members:
-        return {f"body_{name}": _option(name, schema, help_text)}
-    if any(_plain(each).get("type") in ("object", "array") for each in members.values()):
-        option = typer.Option(f"--{name}", metavar="FILE", help=f"{help_text} A file of JSON or TOML.")
+        return {f"body_{name}": _option(name, schema)}
+    if any(each.get("type") in ("object", "array") for each in members.values()):
+        option = typer.Option(f"--{name}", metavar="FILE", help=f"{schema['description']} A file of JSON or TOML.")
         return {f"file_{name}": Annotated[Path | None, option]}
-    return {
-        f"body_{name}__{each}": _option(each, _plain(inner), inner.get("description", help_text))
-        for each, inner in members.items()
-    }
-
-
-def _plain(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What is inside "this or null"."""
-    alternatives = [each for each in schema.get("anyOf", ()) if each.get("type") != "null"]
-    return alternatives[0] if alternatives else schema
+    return {f"body_{name}__{each}": _option(each, inner) for each, inner in members.items()}

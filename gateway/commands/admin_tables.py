@@ -1,4 +1,4 @@
-"""What the administration answers, for people: a listing is a table, an object its members, one a line."""
+"""Prints what the administration answers: a listing as a table, an object as its members, one a line."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _show_listing(data: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _fitting(names: Sequence[str], data: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The first columns, as many as fit beside each other: an id that is broken over two lines cannot be copied."""
+    """Return as many columns as fit beside each other: an id that is broken over two lines cannot be copied."""
     left = shutil.get_terminal_size().columns if sys.stdout.isatty() else _PIPED_WIDTH
     found: list[str] = []
     for name in names:

@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from gateway.admin.describing import describe_settings
+from gateway.admin.openapi import describe_settings
 from gateway.config.settings import load_settings
 
 

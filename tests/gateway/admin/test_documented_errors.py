@@ -18,10 +18,11 @@ from backends.protocol import EmbedResult
 from backends.testing import EchoBackend, Script
 from classifier.router import BUILTIN
 from gateway.access.authenticator import make_key
-from gateway.admin.describing import describe_settings, unopened_room
-from gateway.admin.docs import renew
-from gateway.admin.operation import Bytes, Operation
-from gateway.config.settings import load_settings
+from gateway.admin.api import admin_operations
+from gateway.admin.openapi import describe_settings
+from gateway.admin.operation import Operation
+from gateway.admin.operation_table import renew
+from gateway.config.sections import AdminConfig
 from gateway.ids import uuid7
 from tests.faults import PrivatePostgres
 from tests.gateway.admin.kit import PREFIX, Admin, Seen, add_key, administered
@@ -51,7 +52,7 @@ class SlowEmbedder(EchoBackend):
 
 
 def operations() -> list[Operation]:
-    return unopened_room(load_settings(environ={})).operations
+    return admin_operations(AdminConfig())
 
 
 def sample(operation: Operation) -> str:
@@ -79,7 +80,7 @@ async def test_the_document_is_valid_and_has_every_route(tmp_path: Path) -> None
 
 def test_the_page_has_every_operation() -> None:
     page = (Path(__file__).parents[3] / "docs" / "admin.md").read_text()
-    assert renew(page, operations()) == page, "run: python -m gateway.admin.docs docs/admin.md"
+    assert renew(page, operations()) == page, "run: python -m gateway.admin.operation_table docs/admin.md"
 
 
 @pytest.mark.db
@@ -159,19 +160,19 @@ async def _wrong_forms(tmp_path: Path, seen: Seen) -> None:
     async with administered(tmp_path, seen, **options) as admin:
         for each in operations():
             path, tag = sample(each), {"if-match": '"x"'}
-            body = {} if each.body is None or isinstance(each.body, Bytes) else {"json": {}}
+            body = {} if each.body_kind in ("none", "bytes") else {"json": {}}
             await admin(each.method, f"{path}?colour=red", headers=tag, **body)
             if each.conditional == "must":
                 await admin.error(each.method, path, 428, "precondition_required", "If-Match", **body)
-            if "limit" in each.query:
+            if "limit" in each.query_schemas:
                 await admin.error(each.method, f"{path}?limit=x", 400, "invalid_type", "limit")
-            elif "tier" in each.query:
+            elif "tier" in each.query_schemas:
                 await admin.error(each.method, f"{path}?tier=x", 400, "invalid_type", "tier")
             if each.body is None:
                 continue
             await admin.error(each.method, path, 413, "request_too_large", content=b"x" * 2000, headers=tag)
             await admin.error(each.method, path, 408, "request_timeout", content=_slowly(), headers=tag)
-            if isinstance(each.body, Bytes):
+            if each.body_kind == "bytes":
                 await admin.error(each.method, path, 400, "router_refused", content=b"x")
                 continue
             await admin.error(each.method, path, 400, "invalid_json", content=b"{", headers=tag)

@@ -216,11 +216,11 @@ async def test_what_the_log_never_tried_is_not_guessed(tmp_path: Path) -> None:
 async def test_a_trial_ends_with_its_time(tmp_path: Path) -> None:
     async with administered(tmp_path, admin__what_if_timeout_s=0.1) as admin:
         await fill(admin, 60, share=0.1)
-        from gateway.admin.what_if import WhatIf
+        from gateway.admin.policy_replay import PolicyReplay
 
         catalog = admin.gateway.parts.catalog
         rows = await admin.gateway.rows()
-        trial = WhatIf(catalog.default_policy, catalog, until_s=5.0, clock=iter([0.0, 6.0]).__next__)
+        trial = PolicyReplay(catalog.default_policy, catalog, until_s=5.0, clock=iter([0.0, 6.0]).__next__)
         assert not trial.add(rows, {})
         assert 0 < trial.tally.num_rows < 60
         assert trial.report()["num_rows"] == trial.tally.num_rows

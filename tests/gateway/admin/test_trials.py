@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.admin.trial import Trial, try_apart
+from gateway.admin.trial_process import Trial, run_trial
 from gateway.config.store_section import StoreConfig
 from gateway.store.admin_queries import RequestFilter
 from gateway.store.errors import StoreUnavailable
@@ -29,7 +29,7 @@ def children() -> list[int]:
     for entry in Path("/proc").iterdir():
         try:
             parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1]) if entry.name.isdigit() else 0
-            if parent == os.getpid() and b"gateway.admin.trial" in (entry / "cmdline").read_bytes():
+            if parent == os.getpid() and b"gateway.admin.trial_process" in (entry / "cmdline").read_bytes():
                 found.append(int(entry.name))
         except (OSError, IndexError):
             continue
@@ -77,4 +77,4 @@ async def test_a_second_trial_waits_for_its_turn(tmp_path: Path) -> None:
 async def test_a_trial_without_a_database_says_so(tmp_path: Path) -> None:
     trial = Trial(Policy(), PLACED, RequestFilter(), 10, 5.0)
     with pytest.raises(StoreUnavailable, match="nowhere"):
-        await try_apart(trial, StoreConfig(url=f"sqlite:////proc/nowhere/{tmp_path.name}.db"))
+        await run_trial(trial, StoreConfig(url=f"sqlite:////proc/nowhere/{tmp_path.name}.db"))

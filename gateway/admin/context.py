@@ -1,4 +1,4 @@
-"""What the administration works on: the parts of the running server, gathered once."""
+"""Gathers the parts of the running server that the administration works on."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from gateway.config.settings import Settings
 
 
-class Monitor(Protocol):
-    """The watch over floor and drift, as far as it reports."""
+class MonitorReports(Protocol):
+    """The monitor of floor and drift, as far as it reports."""
 
     async def floor_report(self) -> Mapping[str, Any]: ...
 
@@ -26,8 +26,8 @@ class Monitor(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Rooms:
-    """Parts of the server. ``forget_key`` drops what is remembered of a key that was changed here."""
+class AdminContext:
+    """Holds parts of the server. ``forget_key`` drops what is remembered of a key that was changed here."""
 
     settings: Settings
     store: Store
@@ -36,8 +36,8 @@ class Rooms:
     catalog: Catalog
     plane: ControlPlane
     forget_key: Callable[[str], None]
-    monitor: Monitor | None = None
+    monitor: MonitorReports | None = None
 
     async def state(self) -> ControlState:
-        """What is in force everywhere, read now: this server's own knowledge may be half a second old."""
+        """Return the active state, read now: this server's own knowledge may be half a second old."""
         return ControlState.decode(await self.plane.store.rows())

@@ -1,4 +1,4 @@
-"""Who may administer: the holder of a key of the scope ``admin``; on loopback, until there is such a key, anybody."""
+"""Knows administrators: holders of a key of the scope ``admin``; on loopback, until there is such a key, anybody."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class AdminKeys(Protocol):
     async def count_admin_keys(self) -> int: ...
 
 
-class AdminGate:
-    """Lets administrators in.
+class AdminAuthenticator:
+    """Finds the administrator behind a request.
 
     A server that listens on loopback alone and asks no key for use asks none here either, as long as no admin key was
     made; with the first one the administration is closed to everybody else. It protects against other machines and
@@ -28,7 +28,7 @@ class AdminGate:
         self._keys = keys
 
     async def check(self, head: Head) -> Caller:
-        """The administrator behind a request.
+        """Return the administrator behind a request.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""A what-if in a process of its own: thousands of decisions made again, and not one request waits for them.
+"""Tries a policy in an isolated process: thousands of decisions made again, and not one request waits for them.
 
 What is tried travels on standard input and the report on standard output. A caller who leaves takes the process along.
 """
@@ -17,7 +17,7 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
-from gateway.admin.what_if import WhatIf
+from gateway.admin.policy_replay import PolicyReplay
 from gateway.child_process import run_apart
 from gateway.config.policy_body import from_body, to_body
 from gateway.config.store_section import StoreConfig
@@ -38,7 +38,7 @@ _GRACE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What is to be tried: a completed policy on the newest ``last`` rows that the filter lets through."""
+    """Describes a trial: of a completed policy, on the newest ``last`` rows that the filter lets through."""
 
     policy: Policy
     ladder: Ladder
@@ -47,7 +47,7 @@ class Trial:
     timeout_s: float
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return JSON for the isolated process."""
         return {
             "name": self.policy.name,
             "version": self.policy.version,
@@ -60,7 +60,7 @@ class Trial:
 
     @classmethod
     def from_dict(cls, told: Mapping[str, Any]) -> Trial:
-        """What :meth:`as_dict` wrote."""
+        """Read what :meth:`as_dict` wrote."""
         ladder = tuple(_tier(each) for each in told["ladder"])
         which = dict(told["which"])
         which |= {name: datetime.fromisoformat(which[name]) for name in ("since", "until") if which[name] is not None}
@@ -68,7 +68,7 @@ class Trial:
         return cls(policy, ladder, RequestFilter(**which), told["last"], told["timeout_s"])
 
 
-async def try_apart(trial: Trial, store: StoreConfig) -> dict[str, Any]:
+async def run_trial(trial: Trial, store: StoreConfig) -> dict[str, Any]:
     """Run a trial in a child process and return its report; cancelled, or out of time, it kills the child.
 
     Raises
@@ -77,7 +77,7 @@ async def try_apart(trial: Trial, store: StoreConfig) -> dict[str, Any]:
         The child found no database.
     """
     told = {"database_url": store.url, "trial": trial.as_dict()}
-    ended = await run_apart("gateway.admin.trial", told, timeout_s=trial.timeout_s + _GRACE_S)
+    ended = await run_apart("gateway.admin.trial_process", told, timeout_s=trial.timeout_s + _GRACE_S)
     if ended.status:
         raise RuntimeError(f"the trial ended with {ended.status}: {ended.said}")
     report: dict[str, Any] = json.loads(ended.output)
@@ -86,7 +86,7 @@ async def try_apart(trial: Trial, store: StoreConfig) -> dict[str, Any]:
     return report
 
 
-async def run(trial: Trial, database_url: str) -> dict[str, Any]:
+async def replay_log(trial: Trial, database_url: str) -> dict[str, Any]:
     """Replay the rows, page by page, newest first, until they or the time are at an end.
 
     Raises
@@ -94,22 +94,22 @@ async def run(trial: Trial, database_url: str) -> dict[str, Any]:
     StoreUnavailable and its kinds
     """
     catalog = Catalog(trial.ladder, trial.policy, {trial.policy.name: trial.policy}, {})
-    what_if = WhatIf(trial.policy, catalog, time.monotonic() + trial.timeout_s)
+    replay = PolicyReplay(trial.policy, catalog, time.monotonic() + trial.timeout_s)
     async with Store(StoreConfig(url=database_url, migrate=False)) as store:
-        is_complete = await _replay(trial, what_if, AdminQueries(store))
-    return {"complete": is_complete} | what_if.report()
+        is_complete = await _replay(trial, replay, AdminQueries(store))
+    return {"complete": is_complete} | replay.report()
 
 
-async def _replay(trial: Trial, what_if: WhatIf, queries: AdminQueries) -> bool:
-    """Whether every row was replayed."""
+async def _replay(trial: Trial, replay: PolicyReplay, queries: AdminQueries) -> bool:
+    """Replay rows; return whether all of them were."""
     left, before_id = trial.last, None
-    while left > 0 and not what_if.is_over():
+    while left > 0 and not replay.is_over():
         records = await queries.requests(trial.which, limit=min(_PAGE, left), before_id=before_id)
         if not records:
             return True
         rows = await queries.verdicts([record.request_id for record in records])
         verdicts = {row["request_id"]: (row["p_good"], row["inclusion_probability"]) for row in rows}
-        if not what_if.add(records, verdicts):
+        if not replay.add(records, verdicts):
             return False
         left -= len(records)
         before_id = records[-1].request_id
@@ -117,7 +117,7 @@ async def _replay(trial: Trial, what_if: WhatIf, queries: AdminQueries) -> bool:
 
 
 def _plain(value: Any) -> dict[str, Any]:
-    """A dataclass as JSON: amounts and times as text, which keeps them exact."""
+    """Return a dataclass as JSON: amounts and times as text, which keeps them exact."""
     return {
         each.name: str(found) if isinstance(found := getattr(value, each.name), Decimal | datetime) else found
         for each in dataclasses.fields(value)
@@ -134,7 +134,7 @@ def main() -> int:
     told: Mapping[str, Any] = json.load(sys.stdin)
     os.nice(_NICE)
     try:
-        report = asyncio.run(run(Trial.from_dict(told["trial"]), told["database_url"]))
+        report = asyncio.run(replay_log(Trial.from_dict(told["trial"]), told["database_url"]))
     except StoreError as error:
         report = {"unavailable": str(error)}
     json.dump(report, sys.stdout)

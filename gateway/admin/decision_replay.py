@@ -1,4 +1,4 @@
-"""A logged decision made again: from the facts its row holds, by a policy of today or of then."""
+"""Makes a logged decision again: from the facts its row holds, by a policy of today or of then."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ NOT_LOGGED = "which tiers were down or slow, and where the conversation stood"
 
 
 @dataclass(frozen=True, slots=True)
-class Replayed:
-    """A decision made again: what would be served without the dice, and the chances with them."""
+class ReplayedDecision:
+    """Holds a decision made again: what would be served without the dice, and the chances with them."""
 
     decision: RoutingDecision
     propensities: dict[int, float]
 
 
 def facts_of(record: RequestRecord, catalog: Catalog) -> RequestFacts:
-    """What the row knows of the request. The model asked for counts as an override where it names a tier."""
+    """Return what the row knows of the request. The model asked for counts as an override where it names a tier."""
     said = overrides_of(record.overrides)
     tier = said.tier
     if tier is None and record.reason == ReasonCode.PINNED:
@@ -47,7 +47,7 @@ def facts_of(record: RequestRecord, catalog: Catalog) -> RequestFacts:
     )
 
 
-def replay(facts: RequestFacts, policy: Policy, ladder: Ladder) -> Replayed:
+def replay(facts: RequestFacts, policy: Policy, ladder: Ladder) -> ReplayedDecision:
     """Decide again.
 
     Raises
@@ -56,11 +56,11 @@ def replay(facts: RequestFacts, policy: Policy, ladder: Ladder) -> Replayed:
         Policy and request leave no tier.
     """
     drawn = decide(facts, policy, ladder, _NeverExplores())
-    return Replayed(drawn, dict(drawn.propensities))
+    return ReplayedDecision(drawn, dict(drawn.propensities))
 
 
 def replay_view(record: RequestRecord, catalog: Catalog, policy: Policy) -> dict[str, Any]:
-    """The decision that a policy makes of a logged request, beside the one that was made."""
+    """Show the decision that a policy makes of a logged request, beside the one that was made."""
     try:
         again = replay(facts_of(record, catalog), policy, catalog.ladder)
     except PolicyError as error:

@@ -1,6 +1,6 @@
-"""The table of operations on the administration's page, written from their declarations.
+"""Writes the table of operations on the administration's page from their declarations.
 
-``python -m gateway.admin.docs docs/admin.md`` renews it; a test fails when that would change anything.
+``python -m gateway.admin.operation_table docs/admin.md`` renews it; a test fails when that would change anything.
 """
 
 from __future__ import annotations
@@ -9,14 +9,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from gateway.admin.api import PREFIX, admin_operations
 from gateway.admin.operation import Operation
-from gateway.admin.room import PREFIX
+from gateway.config.sections import AdminConfig
 
 _BEGIN, _END = "<!-- operations -->\n", "<!-- end -->"
 
 
 def table(operations: Sequence[Operation]) -> str:
-    """Every operation in Markdown."""
+    """Return every operation in Markdown."""
     lines = ["| operation | does |", "|---|---|"]
     lines += [
         f"| `{each.method} {PREFIX}{each.path}` | {each.summary.replace('|', chr(92) + '|')} |" for each in operations
@@ -25,7 +26,7 @@ def table(operations: Sequence[Operation]) -> str:
 
 
 def renew(page: str, operations: Sequence[Operation]) -> str:
-    """The page with the table between its markers written anew.
+    """Return the page with the table between its markers written anew.
 
     Raises
     ------
@@ -40,10 +41,6 @@ def renew(page: str, operations: Sequence[Operation]) -> str:
 
 
 if __name__ == "__main__":
-    from gateway.admin.describing import unopened_room
-    from gateway.config.settings import load_settings
-
     for written in sys.argv[1:]:
         target = Path(written)
-        room = unopened_room(load_settings(environ={}))
-        target.write_text(renew(target.read_text(encoding="utf-8"), room.operations), encoding="utf-8")
+        target.write_text(renew(target.read_text(encoding="utf-8"), admin_operations(AdminConfig())), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""A policy tried on the log before it is saved: where requests would go, what they would cost, how good they would be.
+"""Replays the log by a policy before it is saved: where requests would go, at what cost, and how good.
 
 Costs are those of the same tokens at the other tier's prices. Quality is P(as good as the top tier), estimated from
 checked answers by :mod:`policies.offpolicy`: it needs tiers that the log has tried, and says so where it has not.
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from gateway.admin.replay import facts_of, replay
+from gateway.admin.decision_replay import facts_of, replay
 from gateway.models.catalog import Catalog
 from gateway.store.records import RequestRecord
 from policies.errors import PolicyError
@@ -32,8 +32,8 @@ _LOOK_EVERY = 10
 
 
 @dataclass(slots=True)
-class Tally:
-    """What has been replayed so far."""
+class ReplayTally:
+    """Counts what has been replayed so far."""
 
     num_rows: int = 0
     num_moved: int = 0
@@ -46,13 +46,13 @@ class Tally:
     costs_usd: list[float] = field(default_factory=list)
     logged_costs_usd: list[float] = field(default_factory=list)
     predicted: list[float] = field(default_factory=list)
-    graded: list[Graded] = field(default_factory=list)
+    graded: list[GradedRow] = field(default_factory=list)
     num_unsupported: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Graded:
-    """One row with a known outcome, as :class:`policies.offpolicy.LoggedRows` wants it, by tier."""
+class GradedRow:
+    """Holds one row with a known outcome, as :class:`policies.offpolicy.LoggedRows` wants it, by tier."""
 
     chosen: int
     logged: tuple[float, ...]
@@ -62,12 +62,12 @@ class Graded:
     weight: float
 
 
-class WhatIf:
-    """One trial of a policy.
+class PolicyReplay:
+    """Replays logged requests by one policy and sums up what came of it.
 
     Parameters
     ----------
-    policy : completed with what was derived for the router in force
+    policy : completed with what was derived for the active router
     catalog : the ladder and the names requests may have asked for
     until_s : of ``clock``; rows after it are left out
     """
@@ -79,7 +79,7 @@ class WhatIf:
         self._catalog = catalog
         self._until_s = until_s
         self._clock = clock
-        self.tally = Tally()
+        self.tally = ReplayTally()
 
     def is_over(self) -> bool:
         """Whether the time is up."""
@@ -150,7 +150,7 @@ class WhatIf:
             tally.num_unsupported += 1
             return
         tally.graded.append(
-            Graded(
+            GradedRow(
                 chosen=indexes.index(record.final_tier),
                 logged=tuple(logged.get(index, 0.0) for index in indexes),
                 target=tuple(target.get(index, 0.0) for index in indexes),
@@ -161,7 +161,7 @@ class WhatIf:
         )
 
     def report(self) -> dict[str, Any]:
-        """What the trial found."""
+        """Return what the replay found."""
         tally = self.tally
         num_decided = tally.num_rows - tally.num_refused
         return {
@@ -228,7 +228,7 @@ class WhatIf:
         return found
 
 
-def _logged_rows(graded: Sequence[Graded]) -> tuple[LoggedRows, Any]:
+def _logged_rows(graded: Sequence[GradedRow]) -> tuple[LoggedRows, Any]:
     rows = LoggedRows(
         chosen=np.asarray([each.chosen for each in graded], dtype=np.int64),
         propensity=np.asarray([each.logged for each in graded]),
@@ -240,7 +240,7 @@ def _logged_rows(graded: Sequence[Graded]) -> tuple[LoggedRows, Any]:
 
 
 def _unexplored(record: RequestRecord) -> int:
-    """The tier the logged policy would have chosen without the dice."""
+    """Return the tier the logged policy would have chosen without the dice."""
     assert record.decided_tier is not None
     if record.explored and record.propensities:
         return max(record.propensities, key=lambda tier: record.propensities[tier])
