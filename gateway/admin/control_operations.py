@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta, Struct
 
 from gateway.admin.listing import Listing
 from gateway.admin.operation import AdminRequest, AdminResponse, AdminShape, OperationGroup, operation
-from gateway.admin.record_views import Json, Usd, view_of
+from gateway.admin.record_views import Json, RecordView, Usd
 from gateway.admin.router_operations import row_version
 from gateway.control import control_state as names
 from gateway.control.control_state import stored_least
 from policies.types import Tier
 
 
-class LoadView(Struct):
+class LoadView(RecordView):
     """What a tier is doing now."""
 
     running: int
@@ -24,8 +24,10 @@ class LoadView(Struct):
     predicted_wait_s: float | None
 
 
-class TierView(Struct, kw_only=True):
+class TierView(RecordView, kw_only=True):
     """A tier of the ladder."""
+
+    sources: ClassVar = {"tier": "index"}
 
     object: Literal["suffice.tier"] = "suffice.tier"
     tier: int
@@ -51,7 +53,7 @@ class TierThreshold(Struct, kw_only=True):
     is_allowed: bool
 
 
-class PolicyThresholds(Struct, kw_only=True):
+class PolicyThresholds(RecordView, kw_only=True):
     """The thresholds of one policy."""
 
     policy: str
@@ -116,7 +118,7 @@ class ControlOperations(OperationGroup):
                         is_allowed=policy.permits(tier),
                     )
                 )
-            data.append(view_of(PolicyThresholds, policy, policy=name, mode=policy.mode.value, tiers=tiers))
+            data.append(PolicyThresholds.of(policy, policy=name, mode=policy.mode.value, tiers=tiers))
         return AdminResponse(Listing(data=data))
 
     @operation("GET", "/control", returns=ControlView)
@@ -146,11 +148,9 @@ class ControlOperations(OperationGroup):
 
     def _tier(self, tier: Tier) -> TierView:
         backend = self._context.catalog.backend(tier)
-        return view_of(
-            TierView,
+        return TierView.of(
             tier,
-            tier=tier.index,
             context_length=tier.context_length or backend.context_length,
             capabilities=sorted(backend.capabilities),
-            load=view_of(LoadView, backend.load()),
+            load=LoadView.of(backend.load()),
         )

@@ -16,7 +16,7 @@ from gateway.access.authenticator import hash_key, make_key, shown_prefix
 from gateway.access.key_limits import NO_LIMITS, KeyLimits
 from gateway.admin.listing import Listing
 from gateway.admin.operation import AdminRequest, AdminResponse, AdminShape, OperationGroup, operation
-from gateway.admin.record_views import Json, KeyView, key_view
+from gateway.admin.record_views import Json, KeyView
 from gateway.control.errors import Conflict
 from gateway.errors import NotFound
 from gateway.ids import uuid7
@@ -56,7 +56,7 @@ class KeyOperations(OperationGroup):
     @operation("GET", "/keys", returns=Listing[KeyView])
     async def list_keys(self, request: AdminRequest) -> AdminResponse:
         """Every key, revoked ones included, by its prefix."""
-        return AdminResponse(Listing(data=[key_view(each) for each in await self._context.store.list_keys()]))
+        return AdminResponse(Listing(data=[KeyView.of(each) for each in await self._context.store.list_keys()]))
 
     @operation("POST", "/keys", returns=KeyWithSecret, status=201)
     async def create_key(self, request: AdminRequest, body: KeyBody) -> AdminResponse:
@@ -72,9 +72,9 @@ class KeyOperations(OperationGroup):
             limits=(body.limits or NO_LIMITS).stored(),
             scope=body.scope,
         )
-        shown = msgspec.structs.asdict(key_view(key))
+        shown = msgspec.structs.asdict(KeyView.of(key))
         await self._context.writes.insert_key(key, request.audited(f"key {key.key_id}", None, shown))
-        return AdminResponse(_with_secret(key, secret), etag=_tag(key))
+        return AdminResponse(KeyWithSecret.of(key, key=secret), etag=_tag(key))
 
     @operation("GET", "/keys/{key_id}", returns=KeyView, errors=(NotFound,))
     async def get_key(self, request: AdminRequest, key_id: str) -> AdminResponse:
@@ -82,14 +82,14 @@ class KeyOperations(OperationGroup):
         found = await self._context.queries.key(key_id)
         if found is None:
             raise NotFound("key", key_id)
-        return AdminResponse(key_view(found), etag=_tag(found))
+        return AdminResponse(KeyView.of(found), etag=_tag(found))
 
     @operation("PUT", "/keys/{key_id}/limits", returns=KeyView, errors=(NotFound, Conflict), conditional="may")
     async def limit_key(self, request: AdminRequest, key_id: str, body: LimitsBody) -> AdminResponse:
         """Change what a key may use."""
         values = {"limits": (body.limits or NO_LIMITS).stored()}
         key = await self._change(request, key_id, values, lambda key: {"limits": dict(key.limits)})
-        return AdminResponse(key_view(key), etag=_tag(key))
+        return AdminResponse(KeyView.of(key), etag=_tag(key))
 
     @operation("POST", "/keys/{key_id}/rotate", returns=KeyWithSecret, errors=(NotFound, Conflict), conditional="may")
     async def rotate_key(self, request: AdminRequest, key_id: str) -> AdminResponse:
@@ -97,14 +97,14 @@ class KeyOperations(OperationGroup):
         secret = make_key()
         values = {"key_hash": hash_key(secret), "prefix": shown_prefix(secret)}
         key = await self._change(request, key_id, values, lambda key: {"prefix": key.prefix})
-        return AdminResponse(_with_secret(key, secret), etag=_tag(key))
+        return AdminResponse(KeyWithSecret.of(key, key=secret), etag=_tag(key))
 
     @operation("DELETE", "/keys/{key_id}", returns=KeyView, errors=(NotFound, Conflict), conditional="may")
     async def revoke_key(self, request: AdminRequest, key_id: str) -> AdminResponse:
         """Revoke a key, for good."""
         values = {"revoked_at": datetime.now(UTC)}
         key = await self._change(request, key_id, values, lambda key: {"revoked": key.revoked_at is not None})
-        return AdminResponse(key_view(key), etag=_tag(key))
+        return AdminResponse(KeyView.of(key), etag=_tag(key))
 
     async def _change(
         self, request: AdminRequest, key_id: str, values: Mapping[str, Any], shown: Callable[[ApiKey], Json]
@@ -132,10 +132,6 @@ class KeyOperations(OperationGroup):
             raise NotFound("key", key_id)
         self._context.forget_key(before[0].key_hash)
         return changed
-
-
-def _with_secret(key: ApiKey, secret: str) -> KeyWithSecret:
-    return KeyWithSecret(**msgspec.structs.asdict(key_view(key)), key=secret)
 
 
 def _tag(key: ApiKey) -> str:

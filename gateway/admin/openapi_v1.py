@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from msgspec import Struct
+from msgspec import defstruct
 
 from backends import errors as backends
 from gateway.admin.listing import Listing
@@ -63,75 +63,19 @@ _STREAM = {"type": "string", "description": "Events of OpenAI's stream; the last
 _TEXT = {"type": "string"}
 
 
-class Usage(Struct):
-    """Tokens of a request."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
+def _answer(**members: Any) -> dict[str, Any]:
+    """Return the JSON Schema of an answer with these members."""
+    return answer_schema(defstruct("Answer", list(members.items())))
 
 
-class AnswerNote(Struct):
-    """How the request was routed, and what it cost."""
-
-    request_id: str
-    tier: int
-    reason: str
-    cost_usd: Usd
-
-
-class GenerationAnswer(Struct):
-    """A whole answer in OpenAI's form."""
-
-    id: str
-    object: str
-    created: int
-    model: str
-    choices: list[Json]
-    usage: Usage
-    suffice: AnswerNote
-
-
-class EmbeddingUsage(Struct):
-    """Tokens of a request that makes none."""
-
-    prompt_tokens: int
-    total_tokens: int
-
-
-class EmbeddingAnswer(Struct):
-    """Vectors in OpenAI's form."""
-
-    object: str
-    data: list[Json]
-    model: str
-    usage: EmbeddingUsage
-
-
-class ModelEntry(Struct):
-    """A name that `model` may hold."""
-
-    id: str
-    object: str
-    created: int
-    owned_by: str
-
-
-class FeedbackAnswer(Struct):
-    """A report as it was kept."""
-
-    id: str
-    object: str
-    request_id: str
-    kind: str
-
-
-class ExplainedRequest(Struct):
-    """Why a request went where it went."""
-
-    id: str
-    decision: Json
-    tiers: list[Json]
+_USAGE = defstruct("TokenUsage", [("prompt_tokens", int), ("completion_tokens", int), ("total_tokens", int)])
+_SPENT = defstruct("PromptUsage", [("prompt_tokens", int), ("total_tokens", int)])
+_NOTE = defstruct("AnswerNote", [("request_id", str), ("tier", int), ("reason", str), ("cost_usd", Usd)])
+_MODEL = defstruct("ModelEntry", [("id", str), ("object", str), ("created", int), ("owned_by", str)])
+_GENERATED = _answer(id=str, object=str, created=int, model=str, choices=list[Json], usage=_USAGE, suffice=_NOTE)
+_VECTORS = _answer(object=str, data=list[Json], model=str, usage=_SPENT)
+_FEEDBACK = _answer(id=str, object=str, request_id=str, kind=str)
+_EXPLAINED = _answer(id=str, decision=Json, tiers=list[Json])
 
 
 def v1_paths(limits: BodyLimits, error_responses: ErrorResponses, *, with_metrics: bool) -> dict[str, Any]:
@@ -143,22 +87,22 @@ def v1_paths(limits: BodyLimits, error_responses: ErrorResponses, *, with_metric
             | {
                 "parameters": _headers(limits),
                 "requestBody": {"required": True, "content": {_JSON: {"schema": schema}}},
-                "responses": _success(GenerationAnswer, _STREAM) | error_responses(GENERATION_ERRORS),
+                "responses": _success(_GENERATED, _STREAM) | error_responses(GENERATION_ERRORS),
             }
         }
 
-    def reading(name: str, summary: str, shape: Any, *errors: type[Exception], path: str = "") -> Any:
+    def reading(name: str, summary: str, schema: Mapping[str, Any], *errors: type[Exception], path: str = "") -> Any:
         return {
             "get": _use(name, summary)
             | {
                 "parameters": [_path(path)] if path else [],
-                "responses": _success(shape) | error_responses((*READING_ERRORS, *errors)),
+                "responses": _success(schema) | error_responses((*READING_ERRORS, *errors)),
             }
         }
 
     embeddings = _use("create_embedding", "Vectors of texts.") | {
         "requestBody": {"required": True, "content": {_JSON: {"schema": schema_of(EmbeddingBody)}}},
-        "responses": _success(EmbeddingAnswer) | error_responses(EMBEDDING_ERRORS),
+        "responses": _success(_VECTORS) | error_responses(EMBEDDING_ERRORS),
     }
     feedback = _use("create_feedback", "Report what you know of an answer.") | {
         "parameters": [{"name": "Idempotency-Key", "in": "header", "required": False, "schema": _TEXT}],
@@ -166,7 +110,7 @@ def v1_paths(limits: BodyLimits, error_responses: ErrorResponses, *, with_metric
             "required": True,
             "content": {_JSON: {"schema": schema_of(FeedbackBody)}},
         },
-        "responses": _success(FeedbackAnswer)
+        "responses": _success(_FEEDBACK)
         | error_responses((*_CALLER, *_PLAIN_BODY, RequestNotFound, IdempotencyKeyReused)),
     }
     found: dict[str, Any] = {
@@ -176,12 +120,16 @@ def v1_paths(limits: BodyLimits, error_responses: ErrorResponses, *, with_metric
         "/v1/completions": generation("create_completion", "Continue a text.", CompletionDecoder(limits).schema()),
         "/v1/embeddings": {"post": embeddings},
         "/v1/feedback": {"post": feedback},
-        "/v1/models": reading("list_models", "What `model` may name.", Listing[ModelEntry]),
-        "/v1/models/{model}": reading("get_model", "One of them.", ModelEntry, UnknownModel, path="model"),
+        "/v1/models": reading(
+            "list_models",
+            "What `model` may name.",
+            answer_schema(Listing[_MODEL]),  # type: ignore[valid-type]
+        ),
+        "/v1/models/{model}": reading("get_model", "One of them.", answer_schema(_MODEL), UnknownModel, path="model"),
         "/v1/requests/{request_id}": reading(
             "explain_request",
             "Why a request of yours went where it went.",
-            ExplainedRequest,
+            _EXPLAINED,
             RequestNotFound,
             path="request_id",
         ),
@@ -212,8 +160,8 @@ def _health(name: str, summary: str, *more: int) -> dict[str, Any]:
     return {"get": {"operationId": name, "summary": summary, "tags": ["health"], "responses": responses}}
 
 
-def _success(shape: Any, stream: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    content: dict[str, Any] = {_JSON: {"schema": answer_schema(shape)}}
+def _success(schema: Mapping[str, Any], stream: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    content: dict[str, Any] = {_JSON: {"schema": schema}}
     if stream is not None:
         content["text/event-stream"] = {"schema": stream}
     return {"200": {"description": "Done.", "content": content}}

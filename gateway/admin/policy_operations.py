@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from gateway.admin.common_shapes import ReasonBody
 from gateway.admin.listing import Listing
 from gateway.admin.operation import AdminRequest, AdminResponse, AdminShape, OperationGroup, operation
 from gateway.admin.policy_document import (
@@ -19,7 +20,7 @@ from gateway.admin.policy_document import (
     checked_policy,
     quarantine_view,
 )
-from gateway.admin.record_views import Json, PolicyVersionView, policy_version_view
+from gateway.admin.record_views import Json, PolicyVersionView
 from gateway.config.errors import SettingsError
 from gateway.config.policy_body import from_body, to_body
 from gateway.control.control_state import ControlState
@@ -89,12 +90,6 @@ class VersionBody(AdminShape, frozen=True):
     """A stored version."""
 
     version: Annotated[VersionName, Meta(description="A stored version of this policy.")]
-
-
-class ReleaseBody(AdminShape, frozen=True):
-    """The words that a quarantine is ended with."""
-
-    reason: Annotated[str, Meta(max_length=500, description="Why.")] = ""
 
 
 class DiffQuery(AdminShape, frozen=True):
@@ -192,7 +187,7 @@ class PolicyOperations(OperationGroup):
         return await self._now(name)
 
     @operation("POST", "/policies/{name}/release", returns=ReleasedPolicy, errors=(NotFound,))
-    async def release_policy(self, request: AdminRequest, name: str, body: ReleaseBody) -> AdminResponse:
+    async def release_policy(self, request: AdminRequest, name: str, body: ReasonBody) -> AdminResponse:
         """End the quarantines that the monitor set."""
         if name not in (await self._context.state()).policies.active:
             raise NotFound("policy", name)
@@ -209,7 +204,7 @@ class PolicyOperations(OperationGroup):
     @operation("GET", "/policies/{name}/versions", returns=Listing[PolicyVersionView], errors=(NotFound,))
     async def list_policy_versions(self, request: AdminRequest, name: str) -> AdminResponse:
         """Every version of a policy, newest first."""
-        return AdminResponse(Listing(data=[policy_version_view(each) for each in await self._versions(name)]))
+        return AdminResponse(Listing(data=[PolicyVersionView.of(each) for each in await self._versions(name)]))
 
     @operation("GET", "/policies/{name}/diff", returns=PolicyChanges, errors=(NotFound,))
     async def diff_policy(self, request: AdminRequest, name: str, query: DiffQuery) -> AdminResponse:

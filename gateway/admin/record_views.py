@@ -5,23 +5,33 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime
 from decimal import Decimal
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from msgspec import Meta, Struct
 
-from gateway.store.control_records import Alert, RolloutRow, RouterVersion
-from gateway.store.records import ApiKey, PolicyVersion, RequestRecord
 from policies.pricing import from_nano_usd
-
-V = TypeVar("V", bound=Struct)
 
 Usd = Annotated[str, Meta(description="Dollars, as a decimal number.")]
 Timestamp = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
 Json = dict[str, Any]
 
 
-class KeyView(Struct, kw_only=True):
-    """A key without its secret."""
+class RecordView(Struct):
+    """Base of the views of records: fields by their names, or as ``sources`` says; amounts and times become text."""
+
+    sources: ClassVar[Mapping[str, str]] = {}
+
+    @classmethod
+    def of(cls, record: object, **given: Any) -> Self:
+        """Show a record; ``given`` are fields that it does not have."""
+        names = [name for name in cls.__struct_fields__ if name != "object" and name not in given]
+        return cls(**given, **{name: shown(getattr(record, cls.sources.get(name, name))) for name in names})
+
+
+class KeyView(RecordView, kw_only=True):
+    """A key, without anything that could open a door."""
+
+    sources: ClassVar = {"id": "key_id"}
 
     id: str
     object: Literal["suffice.key"] = "suffice.key"
@@ -35,7 +45,7 @@ class KeyView(Struct, kw_only=True):
     revoked_at: Timestamp | None
 
 
-class PolicyVersionView(Struct, kw_only=True):
+class PolicyVersionView(RecordView, kw_only=True):
     """A stored version of a policy."""
 
     object: Literal["suffice.policy_version"] = "suffice.policy_version"
@@ -47,7 +57,7 @@ class PolicyVersionView(Struct, kw_only=True):
     body: Json
 
 
-class RouterView(Struct, kw_only=True):
+class RouterView(RecordView, kw_only=True):
     """A router's entry and its card."""
 
     version: str
@@ -60,8 +70,10 @@ class RouterView(Struct, kw_only=True):
     card: Json
 
 
-class RolloutView(Struct, kw_only=True):
+class RolloutView(RecordView, kw_only=True):
     """A rollout and what happened in it."""
+
+    sources: ClassVar = {"id": "rollout_id"}
 
     id: str
     object: Literal["suffice.rollout"] = "suffice.rollout"
@@ -77,8 +89,10 @@ class RolloutView(Struct, kw_only=True):
     history: list[Json]
 
 
-class AlertView(Struct, kw_only=True):
+class AlertView(RecordView, kw_only=True):
     """Something a person should look at; open until it is resolved."""
+
+    sources: ClassVar = {"id": "alert_id"}
 
     id: str
     object: Literal["suffice.alert"] = "suffice.alert"
@@ -90,8 +104,10 @@ class AlertView(Struct, kw_only=True):
     resolved_at: Timestamp | None
 
 
-class RequestView(Struct, kw_only=True):
+class RequestView(RecordView, kw_only=True):
     """A row of the decision log in brief."""
+
+    sources: ClassVar = {"id": "request_id", "policy": "policy_name", "status": "status_code", "error": "error_code"}
 
     id: str
     object: Literal["suffice.request"] = "suffice.request"
@@ -120,54 +136,13 @@ class RequestView(Struct, kw_only=True):
     finish_reason: str
 
 
-def key_view(key: ApiKey) -> KeyView:
-    """Show a key without anything that could open a door."""
-    return view_of(KeyView, key, id=key.key_id)
-
-
-def policy_version_view(version: PolicyVersion) -> PolicyVersionView:
-    """Show a stored version."""
-    return view_of(PolicyVersionView, version)
-
-
-def router_view(router: RouterVersion) -> RouterView:
-    """Show a router."""
-    return view_of(RouterView, router)
-
-
-def rollout_view(rollout: RolloutRow) -> RolloutView:
-    """Show a rollout."""
-    return view_of(RolloutView, rollout, id=rollout.rollout_id)
-
-
-def alert_view(alert: Alert) -> AlertView:
-    """Show an alert."""
-    return view_of(AlertView, alert, id=alert.alert_id)
-
-
-def request_view(record: RequestRecord) -> RequestView:
-    """Show a row of the log in brief."""
-    renamed = {
-        "id": record.request_id,
-        "policy": record.policy_name,
-        "status": record.status_code,
-        "error": record.error_code,
-    }
-    return view_of(RequestView, record, **renamed)
-
-
-def view_of(shape: type[V], record: object, **given: Any) -> V:
-    """Return a record as a view: fields by their names, but for what is given; amounts and times become text."""
-    names = [name for name in shape.__struct_fields__ if name != "object"]
-    return shape(**{name: _shown(given[name] if name in given else getattr(record, name)) for name in names})
-
-
 def row_view(row: Mapping[str, Any]) -> Json:
     """Return a row of a table with its amounts in dollars and its times as text."""
-    return {
-        name.replace("_nano_usd", "_usd"): usd_of_nano(value) if name.endswith("_nano_usd") else _shown(value)
-        for name, value in row.items()
-    }
+    found = {}
+    for name, value in row.items():
+        is_amount = name.endswith("_nano_usd") and value is not None
+        found[name.replace("_nano_usd", "_usd")] = usd_of_nano(value) if is_amount else shown(value)
+    return found
 
 
 def usd(amount: Decimal) -> str:
@@ -175,12 +150,13 @@ def usd(amount: Decimal) -> str:
     return format(amount, "f")
 
 
-def usd_of_nano(amount: int | None) -> str | None:
+def usd_of_nano(amount: int) -> str:
     """Return billionths of a dollar as dollars."""
-    return None if amount is None else usd(from_nano_usd(int(amount)))
+    return usd(from_nano_usd(int(amount)))
 
 
-def _shown(value: Any) -> Any:
+def shown(value: Any) -> Any:
+    """Return a value of a record as JSON has it."""
     if isinstance(value, Decimal):
         return usd(value)
     if isinstance(value, datetime):

@@ -7,11 +7,11 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from gateway.admin.common_shapes import ByPolicy, ByRouter, Moment, Name, OfTenant, TierNumber
 from gateway.admin.context import MonitorReports
 from gateway.admin.listing import Page, PageCursor, PageLimit, page_bounds, page_response
 from gateway.admin.operation import AdminRequest, AdminResponse, AdminShape, OperationGroup, operation
-from gateway.admin.query_types import ByPolicy, ByRouter, Moment, Name, OfTenant, TierNumber
-from gateway.admin.record_views import AlertView, Json, Timestamp, Usd, alert_view, row_view, usd_of_nano
+from gateway.admin.record_views import AlertView, Json, Timestamp, Usd, row_view, shown, usd_of_nano
 from gateway.control.errors import Conflict
 from gateway.errors import NotFound, NotHere
 from gateway.store.admin_writes import Edit
@@ -94,8 +94,8 @@ class VerificationCosts(Struct, kw_only=True):
     object: Literal["suffice.verification_report"] = "suffice.verification_report"
     since: Timestamp | None
     until: Timestamp | None
-    serving_cost_usd: Usd | None
-    verification_cost_usd: Usd | None
+    serving_cost_usd: Usd
+    verification_cost_usd: Usd
     share: float | None
     max_share: float
     checks: Json
@@ -146,8 +146,8 @@ class ReportOperations(OperationGroup):
         window, queries = (query.since, query.until), self._context.queries
         served, checked = await queries.serving_cost(*window), await queries.verification_cost(*window)
         report = VerificationCosts(
-            since=None if query.since is None else query.since.isoformat(),
-            until=None if query.until is None else query.until.isoformat(),
+            since=shown(query.since),
+            until=shown(query.until),
             serving_cost_usd=usd_of_nano(served),
             verification_cost_usd=usd_of_nano(checked),
             share=checked / served if served else None,
@@ -175,7 +175,7 @@ class ReportOperations(OperationGroup):
     async def list_alerts(self, request: AdminRequest, query: AlertQuery) -> AdminResponse:
         """What a person should look at, newest first."""
         found = await self._context.queries.alerts(only_open=query.open, kind=query.kind, **page_bounds(query))
-        return page_response([alert_view(each) for each in found], query)
+        return page_response([AlertView.of(each) for each in found], query)
 
     @operation("POST", "/alerts/{alert_id}/resolve", returns=AlertView, errors=(NotFound, Conflict))
     async def resolve_alert(self, request: AdminRequest, alert_id: str) -> AdminResponse:
@@ -191,7 +191,7 @@ class ReportOperations(OperationGroup):
         found = await self._context.writes.change_alert(alert_id, edit)
         if found is None:
             raise NotFound("alert", alert_id)
-        return AdminResponse(alert_view(found))
+        return AdminResponse(AlertView.of(found))
 
     @operation("GET", "/audit", returns=Page[AuditEntryView])
     async def list_audit(self, request: AdminRequest, query: AuditQuery) -> AdminResponse:

@@ -6,10 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from gateway.admin.decision_replay import NOT_LOGGED, replay_view
-from gateway.admin.listing import Page, PageCursor, PageLimit, page_bounds, page_response
-from gateway.admin.operation import AdminRequest, AdminResponse, AdminShape, OperationGroup, operation
-from gateway.admin.query_types import (
+from gateway.admin.common_shapes import (
     ByPolicy,
     ByRouter,
     ByTier,
@@ -20,7 +17,10 @@ from gateway.admin.query_types import (
     WithKey,
     filter_of,
 )
-from gateway.admin.record_views import Json, RequestView, request_view, row_view
+from gateway.admin.decision_replay import NOT_LOGGED, replay_view
+from gateway.admin.listing import Page, PageCursor, PageLimit, page_bounds, page_response
+from gateway.admin.operation import AdminRequest, AdminResponse, AdminShape, OperationGroup, operation
+from gateway.admin.record_views import Json, RequestView, row_view
 from gateway.answering.explanation import explain
 from gateway.errors import NotFound
 from gateway.ids import is_uuid
@@ -63,7 +63,7 @@ class RequestOperations(OperationGroup):
     async def list_requests(self, request: AdminRequest, query: RequestQuery) -> AdminResponse:
         """Rows of the decision log, newest first."""
         records = await self._context.queries.requests(filter_of(query), **page_bounds(query))
-        return page_response([request_view(record) for record in records], query)
+        return page_response([RequestView.of(record) for record in records], query)
 
     @operation("GET", "/requests/{request_id}", returns=RequestExplanation, errors=(NotFound,))
     async def get_request(self, request: AdminRequest, request_id: str) -> AdminResponse:

@@ -6,14 +6,14 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from gateway.admin.common_shapes import ReasonBody
 from gateway.admin.listing import Page, PageCursor, PageLimit, page_bounds, page_response
 from gateway.admin.operation import AdminRequest, AdminResponse, AdminShape, OperationGroup, operation
 from gateway.admin.record_views import row_view
-from gateway.admin.router_operations import ReasonBody
 from gateway.errors import NotFound
 
 
-class RetrainRun(Struct):
+class RetrainRunView(Struct):
     """A retraining: its stage, its progress, what became of it."""
 
     run_id: str
@@ -33,7 +33,7 @@ class RunQuery(AdminShape, frozen=True):
 class RetrainOperations(OperationGroup):
     """Retrainings over HTTP; they run on the leader, in an isolated process."""
 
-    @operation("POST", "/router/retrain", returns=RetrainRun, status=202)
+    @operation("POST", "/router/retrain", returns=RetrainRunView, status=202)
     async def retrain_router(self, request: AdminRequest, body: ReasonBody) -> AdminResponse:
         """Ask for a new router from the log. A run that is asked for or under way already is told of."""
         run_id = await self._context.plane.writer.request_retrain(
@@ -43,13 +43,13 @@ class RetrainOperations(OperationGroup):
         )
         return await self._run(run_id)
 
-    @operation("GET", "/retrain-runs", returns=Page[RetrainRun])
+    @operation("GET", "/retrain-runs", returns=Page[RetrainRunView])
     async def list_retrain_runs(self, request: AdminRequest, query: RunQuery) -> AdminResponse:
         """Retrainings, newest first."""
         rows = await self._context.queries.retrain_runs({"status": query.status}, **page_bounds(query))
         return page_response([row_view(row) for row in rows], query, "run_id")
 
-    @operation("GET", "/retrain-runs/{run_id}", returns=RetrainRun, errors=(NotFound,))
+    @operation("GET", "/retrain-runs/{run_id}", returns=RetrainRunView, errors=(NotFound,))
     async def get_retrain_run(self, request: AdminRequest, run_id: str) -> AdminResponse:
         """One retraining: its stage, its progress, what became of it."""
         return await self._run(run_id)

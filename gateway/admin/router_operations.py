@@ -11,9 +11,10 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from classifier.types import Router
+from gateway.admin.common_shapes import ReasonBody
 from gateway.admin.listing import Listing
 from gateway.admin.operation import AdminRequest, AdminResponse, AdminShape, OperationGroup, operation
-from gateway.admin.record_views import Json, RolloutView, RouterView, rollout_view, router_view
+from gateway.admin.record_views import Json, RolloutView, RouterView
 from gateway.control.control_state import ROUTER, ControlState
 from gateway.control.errors import Conflict, RouterRefused, UnknownVersion
 from gateway.control.router_set import describe
@@ -41,12 +42,6 @@ class UploadQuery(AdminShape, frozen=True):
     note: Annotated[str, Meta(max_length=500, description="What it is.")] = ""
 
 
-class ReasonBody(AdminShape, frozen=True):
-    """The words that a change is made with."""
-
-    reason: Annotated[str, Meta(max_length=500, description="Why, for the history.")] = ""
-
-
 class RouterOperations(OperationGroup):
     """Routers over HTTP."""
 
@@ -54,7 +49,7 @@ class RouterOperations(OperationGroup):
     async def list_routers(self, request: AdminRequest) -> AdminResponse:
         """Every router there was, newest first, and which one serves."""
         state = await self._context.state()
-        data = [router_view(each) for each in await self._context.plane.store.list_routers(500)]
+        data = [RouterView.of(each) for each in await self._context.plane.store.list_routers(500)]
         return AdminResponse(RouterListing(data=data, serving=state.router.as_dict()), etag=_tag(state))
 
     @operation("POST", "/routers", returns=RouterView, status=201, errors=(RouterRefused, BodyTooLarge))
@@ -69,12 +64,12 @@ class RouterOperations(OperationGroup):
         )
         audit = request.auditing(f"router {router.version}", lambda _: None, {"num_bytes": len(body)})
         await self._context.plane.writer.routers.add(entry, body, by=request.by, audit=audit)
-        return AdminResponse(router_view(await self._router(router.version)))
+        return AdminResponse(RouterView.of(await self._router(router.version)))
 
     @operation("GET", "/routers/{version}", returns=RouterView, errors=(NotFound,))
     async def get_router(self, request: AdminRequest, version: str) -> AdminResponse:
         """A router's card and where it stands."""
-        return AdminResponse(router_view(await self._router(version)))
+        return AdminResponse(RouterView.of(await self._router(version)))
 
     @operation("POST", "/routers/{version}/promote", returns=ServingView, errors=(UnknownVersion,), conditional="may")
     async def promote_router(self, request: AdminRequest, version: str, body: ReasonBody) -> AdminResponse:
@@ -99,7 +94,7 @@ class RouterOperations(OperationGroup):
         )
         rollout = await self._context.plane.store.get_rollout(rollout_id)
         assert rollout is not None, "just begun"
-        return AdminResponse(rollout_view(rollout))
+        return AdminResponse(RolloutView.of(rollout))
 
     @operation("POST", "/routers/rollback", returns=ServingView, errors=(Conflict,), conditional="may")
     async def roll_back_router(self, request: AdminRequest, body: ReasonBody) -> AdminResponse:
@@ -112,7 +107,7 @@ class RouterOperations(OperationGroup):
     async def list_rollouts(self, request: AdminRequest) -> AdminResponse:
         """Rollouts, newest first, with what happened in each."""
         found = await self._context.plane.store.list_rollouts()
-        return AdminResponse(Listing(data=[rollout_view(each) for each in found]))
+        return AdminResponse(Listing(data=[RolloutView.of(each) for each in found]))
 
     @operation("GET", "/rollouts/{rollout_id}", returns=RolloutView, errors=(NotFound,))
     async def get_rollout(self, request: AdminRequest, rollout_id: str) -> AdminResponse:
@@ -120,7 +115,7 @@ class RouterOperations(OperationGroup):
         found = await self._context.plane.store.get_rollout(rollout_id)
         if found is None:
             raise NotFound("rollout", rollout_id)
-        return AdminResponse(rollout_view(found))
+        return AdminResponse(RolloutView.of(found))
 
     async def _router(self, version: str) -> RouterVersion:
         found = await self._context.plane.store.get_router(version)

@@ -11,10 +11,10 @@ from typing import Annotated, Any, TypeVar
 
 from msgspec import Meta, Struct
 
+from gateway.admin.common_shapes import ByPolicy, OfTenant, Since, Until, WithKey
 from gateway.admin.context import AdminContext
 from gateway.admin.operation import AdminRequest, AdminResponse, AdminShape, Operation, OperationGroup, operation
 from gateway.admin.policy_document import MAX_NAME, PolicyBody, checked_policy
-from gateway.admin.query_types import ByPolicy, OfTenant, Since, Until, WithKey
 from gateway.admin.record_views import Json
 from gateway.admin.trial_process import Trial, run_trial
 from gateway.api.declaration import limited

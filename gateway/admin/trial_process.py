@@ -6,7 +6,6 @@ What is tried travels on standard input and the report on standard output. A cal
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
 import os
 import sys
@@ -14,12 +13,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from decimal import Decimal
 from typing import Any
+
+import msgspec
 
 from gateway.admin.policy_replay import PolicyReplay
 from gateway.child_process import run_apart
-from gateway.config.policy_body import from_body, to_body
 from gateway.config.store_section import StoreConfig
 from gateway.models.catalog import Catalog
 from gateway.store.admin_queries import AdminQueries, RequestFilter
@@ -27,7 +26,6 @@ from gateway.store.errors import StoreError, StoreUnavailable
 from gateway.store.store import Store
 from policies.ladder import Ladder
 from policies.policy import Policy
-from policies.types import Tier
 
 _PAGE = 200
 # Beside live requests, whose processor it shares.
@@ -47,25 +45,14 @@ class Trial:
     timeout_s: float
 
     def as_dict(self) -> dict[str, Any]:
-        """Return JSON for the isolated process."""
-        return {
-            "name": self.policy.name,
-            "version": self.policy.version,
-            "body": to_body(self.policy),
-            "ladder": [_plain(tier) for tier in self.ladder],
-            "which": _plain(self.which),
-            "last": self.last,
-            "timeout_s": self.timeout_s,
-        }
+        """Return JSON for the isolated process; amounts and times are text, which keeps them exact."""
+        told: dict[str, Any] = msgspec.to_builtins(self, str_keys=True, enc_hook=datetime.isoformat)
+        return told
 
     @classmethod
     def from_dict(cls, told: Mapping[str, Any]) -> Trial:
         """Read what :meth:`as_dict` wrote."""
-        ladder = tuple(_tier(each) for each in told["ladder"])
-        which = dict(told["which"])
-        which |= {name: datetime.fromisoformat(which[name]) for name in ("since", "until") if which[name] is not None}
-        policy = from_body(told["name"], told["body"], ladder, version=told["version"])
-        return cls(policy, ladder, RequestFilter(**which), told["last"], told["timeout_s"])
+        return msgspec.convert(told, cls, str_keys=True)
 
 
 async def run_trial(trial: Trial, store: StoreConfig) -> dict[str, Any]:
@@ -114,19 +101,6 @@ async def _replay(trial: Trial, replay: PolicyReplay, queries: AdminQueries) -> 
         left -= len(records)
         before_id = records[-1].request_id
     return left == 0
-
-
-def _plain(value: Any) -> dict[str, Any]:
-    """Return a dataclass as JSON: amounts and times as text, which keeps them exact."""
-    return {
-        each.name: str(found) if isinstance(found := getattr(value, each.name), Decimal | datetime) else found
-        for each in dataclasses.fields(value)
-    }
-
-
-def _tier(told: Mapping[str, Any]) -> Tier:
-    fields: dict[str, Any] = {name: Decimal(each) if name.endswith("_usd") else each for name, each in told.items()}
-    return Tier(**fields)
 
 
 def main() -> int:

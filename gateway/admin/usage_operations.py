@@ -9,8 +9,8 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 from msgspec import Meta, Struct
 
+from gateway.admin.common_shapes import ByPolicy, ByRouter, ByTier, OfTenant, Since, Until, WithKey, filter_of
 from gateway.admin.operation import AdminRequest, AdminResponse, AdminShape, OperationGroup, operation
-from gateway.admin.query_types import ByPolicy, ByRouter, ByTier, OfTenant, Since, Until, WithKey, filter_of
 from gateway.admin.record_views import Usd, usd, usd_of_nano
 from gateway.api.declaration import JsonScalar, Words
 from gateway.errors import InvalidRequest
@@ -115,7 +115,7 @@ def _sums(row: Mapping[str, Any], top: Tier) -> dict[str, Any]:
         completion_tokens=int(row["completion_tokens"]),
         compute_s=float(row["compute_s"]),
         cost_usd=usd(cost_usd),
-        measured_cost_usd=usd(from_nano_usd(int(row["measured_cost_nano_usd"]))),
+        measured_cost_usd=usd_of_nano(row["measured_cost_nano_usd"]),
         all_top_tier_usd=usd(all_top_usd),
         saved_usd=usd(saved_usd),
         saved_share=float(saved_usd / all_top_usd) if all_top_usd > Decimal(0) else 0.0,

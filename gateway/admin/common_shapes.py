@@ -42,6 +42,12 @@ Since = Annotated[Moment, Meta(description="Accepted at or after this moment.")]
 Until = Annotated[Moment, Meta(description="Accepted before this moment.")]
 
 
+class ReasonBody(AdminShape, frozen=True):
+    """The words that a change is made with."""
+
+    reason: Annotated[str, Meta(max_length=500, description="Why, for the history.")] = ""
+
+
 def filter_of(query: AdminShape) -> RequestFilter:
     """Return the rows that a query states; what it does not declare is not filtered by."""
     return RequestFilter(**{each.name: getattr(query, each.name, None) for each in dataclasses.fields(RequestFilter)})
