@@ -10,7 +10,7 @@ from gateway.errors import Unauthenticated, WrongScope
 
 
 class AdminKeys(Protocol):
-    """The part of the store that is needed here."""
+    """Stands for the part of the store that is needed here."""
 
     async def count_admin_keys(self) -> int: ...
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class MonitorReports(Protocol):
-    """The monitor of floor and drift, as far as it reports."""
+    """Reports on floor and drift."""
 
     async def floor_report(self) -> Mapping[str, Any]: ...
 

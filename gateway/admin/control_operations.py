@@ -16,7 +16,7 @@ from policies.types import Tier
 
 
 class LoadView(RecordView):
-    """What a tier is doing now."""
+    """The load of a tier now."""
 
     running: int
     waiting: int
@@ -75,7 +75,7 @@ class ControlView(Struct, kw_only=True):
 
 
 class KillSwitchView(Struct):
-    """Whether all traffic goes to the top tier."""
+    """The switch that sends all traffic to the top tier."""
 
     on: bool
     reason: str
@@ -89,16 +89,16 @@ class KillSwitchBody(AdminShape, frozen=True):
 
 
 class ControlOperations(OperationGroup):
-    """The active state over HTTP."""
+    """Serves the active state over HTTP."""
 
     @operation("GET", "/tiers", returns=Listing[TierView])
     async def list_tiers(self, request: AdminRequest) -> AdminResponse:
-        """The ladder: models, prices, contexts, and what each tier is doing now."""
+        """List the tiers: models, prices, contexts, and what each is doing now."""
         return AdminResponse(Listing(data=[self._tier(tier) for tier in self._context.catalog.ladder]))
 
     @operation("GET", "/thresholds", returns=Listing[PolicyThresholds])
     async def list_thresholds(self, request: AdminRequest) -> AdminResponse:
-        """The least P(as good) of every tier under every policy: stated, derived, tightened."""
+        """List the least P(as good) of every tier under every policy: stated, derived, quarantined."""
         state, catalog = await self._context.state(), self._context.catalog
         data = []
         for name, policy in catalog.policies.items():
@@ -123,7 +123,7 @@ class ControlOperations(OperationGroup):
 
     @operation("GET", "/control", returns=ControlView)
     async def get_control(self, request: AdminRequest) -> AdminResponse:
-        """The whole active state, and how far this server has followed it."""
+        """Show the whole active state, and how far this server has followed it."""
         state, context = await self._context.state(), self._context
         view = ControlView(
             state=state.as_dict(), server=context.plane.status(), config_hash=context.settings.config_hash
@@ -132,7 +132,7 @@ class ControlOperations(OperationGroup):
 
     @operation("GET", "/kill-switch", returns=KillSwitchView)
     async def get_kill_switch(self, request: AdminRequest) -> AdminResponse:
-        """Whether all traffic goes to the top tier."""
+        """Say whether all traffic goes to the top tier."""
         state = await self._context.state()
         return AdminResponse(state.kill_switch.as_dict(), etag=str(state.versions.get(names.KILL_SWITCH, 0)))
 

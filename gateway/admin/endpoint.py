@@ -33,7 +33,7 @@ _MAX_TAG_CHARS = 256
 
 
 class AuditLog(Protocol):
-    """The part of the store that is needed here."""
+    """Stands for the part of the store that is needed here."""
 
     async def audit(self, entry: AuditEntry) -> None: ...
 

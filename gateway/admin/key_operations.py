@@ -51,11 +51,11 @@ class KeyBody(AdminShape, frozen=True):
 
 
 class KeyOperations(OperationGroup):
-    """Keys over HTTP. A secret is in the answer to its making and nowhere else."""
+    """Serves keys over HTTP. A secret is in the answer to its making and nowhere else."""
 
     @operation("GET", "/keys", returns=Listing[KeyView])
     async def list_keys(self, request: AdminRequest) -> AdminResponse:
-        """Every key, revoked ones included, by its prefix."""
+        """List every key, revoked ones included, by its prefix."""
         return AdminResponse(Listing(data=[KeyView.of(each) for each in await self._context.store.list_keys()]))
 
     @operation("POST", "/keys", returns=KeyWithSecret, status=201)
@@ -78,7 +78,7 @@ class KeyOperations(OperationGroup):
 
     @operation("GET", "/keys/{key_id}", returns=KeyView, errors=(NotFound,))
     async def get_key(self, request: AdminRequest, key_id: str) -> AdminResponse:
-        """One key."""
+        """Show one key."""
         found = await self._context.queries.key(key_id)
         if found is None:
             raise NotFound("key", key_id)

@@ -10,6 +10,7 @@ declared type. Its docstring is the operation's summary, its name the operation'
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from functools import cached_property
 from typing import Any, Literal, TypeVar, get_origin, get_type_hints
 
 from msgspec import Struct
-from msgspec.structs import fields
+from msgspec.structs import FieldInfo, fields
 
 from gateway.admin.audit_trail import AuditTrail
 from gateway.admin.context import AdminContext
@@ -136,7 +137,7 @@ class Operation:
         InvalidRequest
             Unknown, given twice, of the wrong form or out of range.
         """
-        types = {} if self.query is None else {each.encode_name: each.type for each in fields(self.query)}
+        types = {each.encode_name: each.type for each in _fields(self.query)} if self.query else {}
         found: dict[str, Any] = {}
         for name, text in given:
             schema = self.query_schemas.get(name)
@@ -270,12 +271,18 @@ def _check_declaration(declared: Operation, parameters: Sequence[str]) -> None:
         raise TypeError(f"{declared.name} has no summary; its docstring is missing.")
 
 
+@functools.cache
+def _fields(shape: type[Struct]) -> tuple[FieldInfo, ...]:
+    # Remembered because msgspec resolves the annotations each time.
+    return fields(shape)
+
+
 def _is_shape(declared: Any) -> bool:
     return get_origin(declared) is None and isinstance(declared, type) and issubclass(declared, AdminShape)
 
 
 def _read_members(shape: type[S], given: Mapping[str, Any], place: str) -> S:
-    for each in fields(shape):
+    for each in _fields(shape):
         name = each.encode_name
         if each.required and given.get(name) is None:
             help_text = given_schema(schema_of(shape)["properties"][name])["description"]

@@ -50,14 +50,14 @@ class RemovedPolicy(Struct):
 
 
 class PolicyProblem(Struct):
-    """What is wrong with one field of a policy."""
+    """A field of a policy and what is wrong with it."""
 
     param: str
     message: str
 
 
 class PolicyCheck(Struct, kw_only=True):
-    """Whether a policy could be saved; one that could has a `body` too, as it would be kept."""
+    """The result of a check of a policy; one that could be saved has a `body` too, as it would be kept."""
 
     valid: bool
     version: str | None
@@ -72,7 +72,7 @@ class ReleasedPolicy(Struct):
 
 
 class PolicyChanges(Struct, kw_only=True):
-    """What differs between two versions, field by field; what one of them lacks is null there."""
+    """Two versions and their differences, field by field; what one of them lacks is null there."""
 
     name: str
     from_: str = msgspec.field(name="from")
@@ -100,18 +100,18 @@ class DiffQuery(AdminShape, frozen=True):
 
 
 class PolicyOperations(OperationGroup):
-    """Policies over HTTP. The entity tag of a policy is its active version, which is a hash of its content."""
+    """Serves policies over HTTP. The entity tag of a policy is its active version, which is a hash of its content."""
 
     @operation("GET", "/policies", returns=Listing[PolicyView])
     async def list_policies(self, request: AdminRequest) -> AdminResponse:
-        """Every policy, active or not."""
+        """List every policy, active or not."""
         state = await self._context.state()
         names = {*await self._context.queries.policy_names(), *state.policies.active}
         return AdminResponse(Listing(data=[await self._view(state, name) for name in sorted(names)]))
 
     @operation("GET", "/policies/{name}", returns=PolicyView, errors=(NotFound,))
     async def get_policy(self, request: AdminRequest, name: str) -> AdminResponse:
-        """A policy's active version, and what was derived for it."""
+        """Show a policy's active version, and what was derived for it."""
         state = await self._context.state()
         shown = msgspec.structs.asdict(await self._view(state, name))
         effective = self._context.catalog.policies.get(name)
@@ -203,12 +203,12 @@ class PolicyOperations(OperationGroup):
 
     @operation("GET", "/policies/{name}/versions", returns=Listing[PolicyVersionView], errors=(NotFound,))
     async def list_policy_versions(self, request: AdminRequest, name: str) -> AdminResponse:
-        """Every version of a policy, newest first."""
+        """List every version of a policy, newest first."""
         return AdminResponse(Listing(data=[PolicyVersionView.of(each) for each in await self._versions(name)]))
 
     @operation("GET", "/policies/{name}/diff", returns=PolicyChanges, errors=(NotFound,))
     async def diff_policy(self, request: AdminRequest, name: str, query: DiffQuery) -> AdminResponse:
-        """What differs between two versions."""
+        """Show what differs between two versions."""
         state = await self._context.state()
         first, last = query.from_, query.to or state.policies.active.get(name, "")
         before, after = await self._stored(name, first), await self._stored(name, last)

@@ -121,28 +121,28 @@ class AuditEntryView(Struct):
 
 
 class ReportOperations(OperationGroup):
-    """Checks, certificates, evaluations, alerts and the audit log over HTTP."""
+    """Serves checks, certificates, evaluations, alerts and the audit log over HTTP."""
 
     @operation("GET", "/verifications", returns=Page[CheckView])
     async def list_verifications(self, request: AdminRequest, query: CheckQuery) -> AdminResponse:
-        """Checked answers and those that wait to be, newest first."""
+        """List checked answers and those that wait to be, newest first."""
         equal = {name: getattr(query, name) for name in CheckFilter.__struct_fields__}
         rows = await self._context.queries.verifications(equal, **page_bounds(query))
         return page_response([row_view(row) for row in rows], query, "verification_id")
 
     @operation("GET", "/reports/floor", returns=Json)
     async def report_floor(self, request: AdminRequest) -> AdminResponse:
-        """Whether each policy's floor is held, with the certificate's numbers."""
+        """Say whether each policy's floor is held, with the certificate's numbers."""
         return AdminResponse(await self._monitor().floor_report())
 
     @operation("GET", "/reports/drift", returns=Json)
     async def report_drift(self, request: AdminRequest) -> AdminResponse:
-        """Whether the rate of needed upgrades has risen, for policies, domains and tenants."""
+        """Say whether the rate of needed upgrades has risen, for policies, domains and tenants."""
         return AdminResponse(await self._monitor().drift_report())
 
     @operation("GET", "/reports/verification", returns=VerificationCosts)
     async def report_verification(self, request: AdminRequest, query: WindowQuery) -> AdminResponse:
-        """What checking costs, against what serving costs and what it may cost."""
+        """Show what checking costs, against what serving costs and what it may cost."""
         window, queries = (query.since, query.until), self._context.queries
         served, checked = await queries.serving_cost(*window), await queries.verification_cost(*window)
         report = VerificationCosts(
@@ -158,14 +158,14 @@ class ReportOperations(OperationGroup):
 
     @operation("GET", "/evaluations", returns=Page[EvaluationView])
     async def list_evaluations(self, request: AdminRequest, query: EvaluationQuery) -> AdminResponse:
-        """Estimates of what routers and policies would have earned, newest first."""
+        """List estimates of what routers and policies would have earned, newest first."""
         equal = {"kind": query.kind, "subject": query.subject}
         rows = await self._context.queries.evaluations(equal, **page_bounds(query))
         return page_response([row_view(row) for row in rows], query, "evaluation_id")
 
     @operation("GET", "/evaluations/{evaluation_id}", returns=EvaluationView, errors=(NotFound,))
     async def get_evaluation(self, request: AdminRequest, evaluation_id: str) -> AdminResponse:
-        """One evaluation."""
+        """Show one evaluation."""
         found = await self._context.queries.evaluation(evaluation_id)
         if found is None:
             raise NotFound("evaluation", evaluation_id)
@@ -173,7 +173,7 @@ class ReportOperations(OperationGroup):
 
     @operation("GET", "/alerts", returns=Page[AlertView])
     async def list_alerts(self, request: AdminRequest, query: AlertQuery) -> AdminResponse:
-        """What a person should look at, newest first."""
+        """List what a person should look at, newest first."""
         found = await self._context.queries.alerts(only_open=query.open, kind=query.kind, **page_bounds(query))
         return page_response([AlertView.of(each) for each in found], query)
 
@@ -195,7 +195,7 @@ class ReportOperations(OperationGroup):
 
     @operation("GET", "/audit", returns=Page[AuditEntryView])
     async def list_audit(self, request: AdminRequest, query: AuditQuery) -> AdminResponse:
-        """Every administrative change, and every one that was refused, newest first."""
+        """List every administrative change, and every one that was refused, newest first."""
         equal = {"action": query.action, "key_id": query.key_id}
         rows = await self._context.queries.audit(equal, **page_bounds(query))
         return page_response([row_view(row) for row in rows], query, "audit_id")

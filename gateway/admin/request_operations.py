@@ -57,17 +57,17 @@ class RequestExplanation(Struct):
 
 
 class RequestOperations(OperationGroup):
-    """The decision log over HTTP."""
+    """Serves the decision log over HTTP."""
 
     @operation("GET", "/requests", returns=Page[RequestView])
     async def list_requests(self, request: AdminRequest, query: RequestQuery) -> AdminResponse:
-        """Rows of the decision log, newest first."""
+        """List rows of the decision log, newest first."""
         records = await self._context.queries.requests(filter_of(query), **page_bounds(query))
         return page_response([RequestView.of(record) for record in records], query)
 
     @operation("GET", "/requests/{request_id}", returns=RequestExplanation, errors=(NotFound,))
     async def get_request(self, request: AdminRequest, request_id: str) -> AdminResponse:
-        """Why a request went where it went, what other tiers would have cost, what its checks said, and whether it
+        """Show why a request went where it went, what other tiers would have cost, what its checks said, and whether it
         would be decided otherwise today.
         """
         bare_id = request_id.removeprefix("chatcmpl-").removeprefix("cmpl-")

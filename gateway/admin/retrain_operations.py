@@ -31,7 +31,7 @@ class RunQuery(AdminShape, frozen=True):
 
 
 class RetrainOperations(OperationGroup):
-    """Retrainings over HTTP; they run on the leader, in an isolated process."""
+    """Serves retrainings over HTTP; they run on the leader, in an isolated process."""
 
     @operation("POST", "/router/retrain", returns=RetrainRunView, status=202)
     async def retrain_router(self, request: AdminRequest, body: ReasonBody) -> AdminResponse:
@@ -45,13 +45,13 @@ class RetrainOperations(OperationGroup):
 
     @operation("GET", "/retrain-runs", returns=Page[RetrainRunView])
     async def list_retrain_runs(self, request: AdminRequest, query: RunQuery) -> AdminResponse:
-        """Retrainings, newest first."""
+        """List retrainings, newest first."""
         rows = await self._context.queries.retrain_runs({"status": query.status}, **page_bounds(query))
         return page_response([row_view(row) for row in rows], query, "run_id")
 
     @operation("GET", "/retrain-runs/{run_id}", returns=RetrainRunView, errors=(NotFound,))
     async def get_retrain_run(self, request: AdminRequest, run_id: str) -> AdminResponse:
-        """One retraining: its stage, its progress, what became of it."""
+        """Show one retraining: its stage, its progress, what became of it."""
         return await self._run(run_id)
 
     async def _run(self, run_id: str) -> AdminResponse:

@@ -37,17 +37,17 @@ class RouterListing(Listing[RouterView], kw_only=True):
 
 
 class UploadQuery(AdminShape, frozen=True):
-    """What goes with an artifact."""
+    """The words that an artifact is kept with."""
 
     note: Annotated[str, Meta(max_length=500, description="What it is.")] = ""
 
 
 class RouterOperations(OperationGroup):
-    """Routers over HTTP."""
+    """Serves routers over HTTP."""
 
     @operation("GET", "/routers", returns=RouterListing)
     async def list_routers(self, request: AdminRequest) -> AdminResponse:
-        """Every router there was, newest first, and which one serves."""
+        """List every router there was, newest first, and which one serves."""
         state = await self._context.state()
         data = [RouterView.of(each) for each in await self._context.plane.store.list_routers(500)]
         return AdminResponse(RouterListing(data=data, serving=state.router.as_dict()), etag=_tag(state))
@@ -68,7 +68,7 @@ class RouterOperations(OperationGroup):
 
     @operation("GET", "/routers/{version}", returns=RouterView, errors=(NotFound,))
     async def get_router(self, request: AdminRequest, version: str) -> AdminResponse:
-        """A router's card and where it stands."""
+        """Show a router's card and where it stands."""
         return AdminResponse(RouterView.of(await self._router(version)))
 
     @operation("POST", "/routers/{version}/promote", returns=ServingView, errors=(UnknownVersion,), conditional="may")
@@ -105,13 +105,13 @@ class RouterOperations(OperationGroup):
 
     @operation("GET", "/rollouts", returns=Listing[RolloutView])
     async def list_rollouts(self, request: AdminRequest) -> AdminResponse:
-        """Rollouts, newest first, with what happened in each."""
+        """List rollouts, newest first, with what happened in each."""
         found = await self._context.plane.store.list_rollouts()
         return AdminResponse(Listing(data=[RolloutView.of(each) for each in found]))
 
     @operation("GET", "/rollouts/{rollout_id}", returns=RolloutView, errors=(NotFound,))
     async def get_rollout(self, request: AdminRequest, rollout_id: str) -> AdminResponse:
-        """One rollout."""
+        """Show one rollout."""
         found = await self._context.plane.store.get_rollout(rollout_id)
         if found is None:
             raise NotFound("rollout", rollout_id)

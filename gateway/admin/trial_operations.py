@@ -59,7 +59,7 @@ class TrialReport(Struct):
 
 
 class TrialOperations(OperationGroup):
-    """Trials of policies over HTTP."""
+    """Serves trials of policies over HTTP."""
 
     def __init__(self, context: AdminContext) -> None:
         super().__init__(context)

@@ -76,11 +76,11 @@ class UsageReport(Struct):
 
 
 class UsageOperations(OperationGroup):
-    """Sums of the log over HTTP."""
+    """Serves sums of the log over HTTP."""
 
     @operation("GET", "/usage", returns=UsageReport)
     async def get_usage(self, request: AdminRequest, query: UsageQuery) -> AdminResponse:
-        """Requests, tokens and cost, and what sending everything to the top tier would have cost."""
+        """Sum up requests, tokens and cost, and what sending everything to the top tier would have cost."""
         which, group_by = filter_of(query), (query.group_by or "day").split(",")
         queries = self._context.queries
         rows, total = await queries.usage(which, group_by), await queries.usage(which, ())
