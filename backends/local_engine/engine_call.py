@@ -55,15 +55,14 @@ class EngineCall:
         event = await self.sink.get()
         while not isinstance(event, engine_request.RequestEnding):
             self._take(event)
-            # What has arrived by now, as after a late turn of the event loop, goes out together.
-            if (waiting := self.sink.get_nowait()) is not None:
-                event = waiting
-                continue
-            delta = self._delta()
-            if delta is not None:
-                began = True
-                yield delta
-            event = await self.sink.get()
+            # Tokens that have arrived by now, as after a late turn of the event loop, go out together.
+            waiting = self.sink.get_nowait()
+            if waiting is None or isinstance(waiting, engine_request.RequestEnding):
+                delta = self._delta()
+                if delta is not None:
+                    began = True
+                    yield delta
+            event = await self.sink.get() if waiting is None else waiting
         if event.error is not None and not began and not isinstance(event.error, EngineClosed):
             self.failed = True
             raise translate(event.error, self._model_id) from event.error

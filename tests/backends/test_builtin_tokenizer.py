@@ -8,7 +8,6 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from engine.tokenize import Tokenizer as EngineTokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
@@ -30,6 +29,7 @@ from backends.builtin.tokenizer import (
     save_tokenizer,
 )
 from backends.builtin.train.specs import SPECS
+from engine.tokenizer import Tokenizer as EngineTokenizer
 
 TOKENIZER = Tokenizer.from_file(str(model_dir(1) / "tokenizer.json"))
 ENGINE = EngineTokenizer(model_dir(1))

@@ -11,7 +11,6 @@ from dataclasses import fields, replace
 from typing import Any
 
 import pytest
-from engine.tokenize import Tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -45,6 +44,7 @@ from backends.protocol import (
 from engine import errors as engine_errors
 from engine import request as engine_request
 from engine.sink import AsyncSink
+from engine.tokenizer import Tokenizer
 
 TOKENIZER = Tokenizer(model_dir(1))
 CONTEXT = 200
@@ -179,7 +179,7 @@ def engine_form(request: GenerateRequest, prompt_ids: tuple[int, ...] = (1, 2), 
 def test_every_sampling_option_reaches_the_engine() -> None:
     """The engine's options are those of the protocol, by name; stop strings are looked for in the text."""
     theirs = {each.name for each in fields(engine_request.SamplingParams)}
-    assert {each.name for each in fields(SamplingParams)} - theirs == {"stop"}
+    assert set(SamplingParams.__struct_fields__) - theirs == {"stop"}
     assert theirs <= {each.name for each in fields(SamplingParams)}
     sampling = SamplingParams(
         temperature=0.5, top_p=0.9, top_k=3, min_p=0.1, seed=4, max_tokens=9, min_tokens=2, stop=("x",), logprobs=1
@@ -268,13 +268,13 @@ async def play(
     return [event async for event in EngineCall("small", inner, sink, text, TOKENIZER.bytes).events()]
 
 
-def chunk(*token_ids: int) -> engine_request.Chunk:
+def chunk(*token_ids: int) -> engine_request.TokenChunk:
     logprobs = tuple(engine_request.TokenLogprob(token_id, -0.5, 0, ((token_id, -0.5),)) for token_id in token_ids)
-    return engine_request.Chunk(tuple(token_ids), logprobs)
+    return engine_request.TokenChunk(tuple(token_ids), logprobs)
 
 
-def ending(reason: str = "stop", **fields_: Any) -> engine_request.Ending:
-    return engine_request.Ending(
+def ending(reason: str = "stop", **fields_: Any) -> engine_request.RequestEnding:
+    return engine_request.RequestEnding(
         engine_request.FinishReason(reason), **{"num_prompt_tokens": 1, "num_output_tokens": 0, **fields_}
     )
 

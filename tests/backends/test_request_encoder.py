@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -83,7 +83,7 @@ OPTIONS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", [each.name for each in fields(SamplingParams)])
+@pytest.mark.parametrize("name", SamplingParams.__struct_fields__)
 def test_every_sampling_option_travels_by_itself(name: str) -> None:
     """An option that is added to the protocol and forgotten here fails this test."""
     value, sent = OPTIONS[name]
