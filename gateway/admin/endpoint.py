@@ -18,7 +18,7 @@ from gateway.config.sections import AdminConfig
 from gateway.control.errors import Conflict
 from gateway.edge.body import parse_object
 from gateway.edge.error_table import row_of
-from gateway.edge.gate import open_request
+from gateway.edge.gate import Authenticate, open_request
 from gateway.edge.head import Head
 from gateway.edge.watchdog import Watchdog
 from gateway.endpoints.pages import error_response
@@ -63,9 +63,9 @@ class AdminEndpoint:
         self._handler = handler
         self._authenticator = authenticator
         self._log = log
-        self._max_body_bytes = {"none": None, "bytes": config.max_artifact_bytes}.get(
-            operation.body_kind, config.max_body_bytes
-        )
+        json_bytes = config.max_body_bytes
+        limits = {"none": None, "bytes": config.max_artifact_bytes, "free": json_bytes, "members": json_bytes}
+        self._max_body_bytes = limits[operation.body_kind]
         self._timeout_s = timeout_s
 
     async def __call__(self, request: Request) -> Response:
@@ -80,17 +80,9 @@ class AdminEndpoint:
             trail.key_id = caller.key_id
             return caller
 
-        watchdog = Watchdog(request.receive, timeout_s=self._timeout_s, stall_timeout_s=self._timeout_s)
         try:
-            opened = await open_request(
-                request.scope["headers"],
-                request.receive,
-                authenticate,
-                max_body_bytes=self._max_body_bytes,
-                watchdog=watchdog,
-            )
-            watchdog.close()
-            response = await self._do(request, opened.body, trail)
+            content = await self._open(request, authenticate)
+            response = await self._do(request, content, trail)
         except Exception as error:
             # Only a known caller's attempts are written down: others could fill the log.
             if caller is not None and operation.is_write:
@@ -98,15 +90,24 @@ class AdminEndpoint:
             if row_of(error).log_level >= logging.ERROR:
                 _log.error("%s failed (%s)", operation.name, request_id, exc_info=error)
             return error_response(error, request_id)
-        finally:
-            watchdog.close()
         if operation.is_write:
             _log.info("%s %s by %s", operation.name, trail.subject, _name(trail))
         headers = {"x-suffice-request-id": request_id, "cache-control": "no-store"}
         if response.etag is not None:
             headers["etag"] = f'"{response.etag}"'
-        content = orjson.dumps(response.value, default=msgspec.structs.asdict, option=orjson.OPT_NON_STR_KEYS)
-        return Response(content, operation.status, headers, "application/json")
+        answer = orjson.dumps(response.value, default=msgspec.structs.asdict, option=orjson.OPT_NON_STR_KEYS)
+        return Response(answer, operation.status, headers, "application/json")
+
+    async def _open(self, request: Request, authenticate: Authenticate) -> bytes:
+        """Return the body of a request whose caller is an administrator."""
+        receive, max_bytes = request.receive, self._max_body_bytes
+        watchdog = Watchdog(receive, timeout_s=self._timeout_s, stall_timeout_s=self._timeout_s)
+        try:
+            headers = request.scope["headers"]
+            opened = await open_request(headers, receive, authenticate, max_body_bytes=max_bytes, watchdog=watchdog)
+        finally:
+            watchdog.close()
+        return opened.body
 
     async def _do(self, request: Request, content: bytes, trail: AuditTrail) -> AdminResponse:
         operation = self._operation
