@@ -17,7 +17,7 @@ from msgspec import Struct
 
 
 class FinishReason(StrEnum):
-    """How a generation ended; every admitted request has exactly one."""
+    """Says how a generation ended; every admitted request has exactly one."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -28,7 +28,7 @@ class FinishReason(StrEnum):
 
 
 class Priority(StrEnum):
-    """Who goes first when a tier is busy."""
+    """Orders requests when a tier is busy."""
 
     LIVE = "live"
     BACKGROUND = "background"
@@ -44,7 +44,7 @@ class Message:
 
 
 class SamplingParams(Struct, frozen=True):
-    """How the next token is drawn; OpenAI's and vLLM's names and defaults.
+    """Says how the next token is drawn; OpenAI's and vLLM's names and defaults.
 
     ``max_tokens`` None means "up to the context". ``logprobs`` is the number of alternatives (0 = only the chosen
     token's, None = none). ``prompt_logprobs`` likewise for the prompt. ``logit_bias`` maps token id to an additive
@@ -187,7 +187,7 @@ class EmbedResult:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a backend knows of its own state now; cheap enough to read per routed request."""
+    """Reports a backend's own state now; cheap enough to read per routed request."""
 
     running: int = 0
     waiting: int = 0

@@ -87,10 +87,10 @@ class ArtifactRouter:
         self, artifact: RouterArtifact, *, embedder: Embedder | None = None, path: Path | str = "(in memory)"
     ) -> None:
         self.artifact = artifact
-        # Read once for every request: not worth a call each.
+        # Attributes, since every request reads them.
         self.version = artifact.version
-        self.num_tiers = artifact.num_tiers
         try:
+            self.num_tiers = artifact.num_tiers
             _check_schema(artifact, path)
             self._estimator, self._seen, self._scale = _unpack(artifact)
             self._calibrators = _calibrators(artifact)

@@ -1,1 +1,1 @@
-"""Where everything meets: HTTP, settings, stores, telemetry and the command line."""
+"""Joins everything: HTTP, settings, stores, telemetry and the command line."""

@@ -131,7 +131,7 @@ class _Application(Starlette):
 
 
 class _Parts:
-    """What lives as long as the application."""
+    """Holds what lives as long as the application."""
 
     def __init__(
         self,

@@ -17,7 +17,7 @@ _MAX_TOLD = 500
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a child process ended.
+    """Holds how a child process ended.
 
     Attributes
     ----------

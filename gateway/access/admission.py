@@ -1,4 +1,4 @@
-"""Who is answered now, who waits, who is turned away: a bounded number of places before a bounded queue."""
+"""Admission control: a bounded number of places before a bounded queue."""
 
 from __future__ import annotations
 

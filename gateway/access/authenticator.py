@@ -1,4 +1,4 @@
-"""Who is calling: API keys by their hash, checked keys remembered for a moment, open only where nobody else reaches."""
+"""Authenticates callers by the hash of their API keys, remembered for a moment; open only where nobody else reaches."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class KeyFinder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whose request it is; ``key_id`` None on an open server."""
+    """Names the tenant and key of a request; ``key_id`` is None on an open server."""
 
     tenant: str = "default"
     key_id: str | None = None

@@ -16,7 +16,7 @@ from gateway.access.rate_windows import Account, Want
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of a reservation.
+    """Holds the result of a reservation.
 
     Attributes
     ----------
@@ -78,7 +78,7 @@ class LocalLedger:
         book.used = max(book.used, used)
 
     def mark(self, account: Account) -> int:
-        """Where own settlements stand, to be given to ``renew`` with a sum of the log read after this."""
+        """Return where own settlements stand, to be given to ``renew`` with a sum of the log read after this."""
         book = self._books.get(account)
         return book.since if book is not None else 0
 

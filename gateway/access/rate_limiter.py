@@ -54,7 +54,7 @@ class Sums(Protocol):
 
 @dataclass(slots=True)
 class Reservation:
-    """What is held for one request. ``headers`` tell its caller what is left."""
+    """Holds what is reserved for one request. ``headers`` tell its caller what is left."""
 
     hold_id: str
     caller: Caller
@@ -206,7 +206,7 @@ class RateLimiter:
         return True
 
     async def _try_shared(self, work: Awaitable[T], instead: T | None = None) -> T | None:
-        """What Redis answers, ``instead`` where that is nothing; None where it does not answer."""
+        """Return what Redis answers, ``instead`` where that is nothing; None where it does not answer."""
         from redis.exceptions import RedisError
 
         try:

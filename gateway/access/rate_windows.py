@@ -1,4 +1,4 @@
-"""What is metered, and over which stretch of the calendar."""
+"""Declares what is metered, and over which window of the calendar."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def account_of(owner: str, meter: Meter, now: datetime) -> Account:
 
 
 def rate_wants(key_id: str, limits: KeyLimits, now: datetime, num_tokens: int) -> Iterator[Want]:
-    """What one request wants of the minute."""
+    """Yield what one request wants of the minute."""
     if limits.requests_per_minute is not None:
         yield Want(account_of(key_id, Meter.REQUESTS, now), limits.requests_per_minute, 1)
     if limits.tokens_per_minute is not None:
@@ -67,14 +67,14 @@ def rate_wants(key_id: str, limits: KeyLimits, now: datetime, num_tokens: int) -
 
 
 def budget_wants(key_id: str, limits: KeyLimits, now: datetime, cost_nano_usd: int) -> Iterator[Want]:
-    """What one request wants of the day's and the month's budget."""
+    """Yield what one request wants of the day's and the month's budget."""
     for meter, budget_usd in ((Meter.DAY, limits.budget_usd_per_day), (Meter.MONTH, limits.budget_usd_per_month)):
         if budget_usd is not None:
             yield Want(account_of(key_id, meter, now), to_nano_usd(budget_usd), cost_nano_usd)
 
 
 def policy_wants(policy: Policy, now: datetime, cost_nano_usd: int) -> Iterator[Want]:
-    """What one request wants of the budget of the policy that decided it."""
+    """Yield what one request wants of the budget of the policy that decided it."""
     if policy.budget_usd_per_day is not None:
         account = account_of(policy.name, Meter.POLICY_DAY, now)
         yield Want(account, to_nano_usd(policy.budget_usd_per_day), cost_nano_usd)

@@ -1,4 +1,4 @@
-"""What one request used and cost, summed once when it has ended."""
+"""Sums what one request used and cost, once it has ended."""
 
 from __future__ import annotations
 

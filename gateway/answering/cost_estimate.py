@@ -1,4 +1,4 @@
-"""What a request is held to cost before it is known what it does."""
+"""Estimates what a request will use and cost, for its reservation."""
 
 from __future__ import annotations
 

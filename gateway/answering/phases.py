@@ -32,7 +32,7 @@ UNCALIBRATED = AnswerConfidence()
 
 @dataclass(slots=True, eq=False)
 class RoutingBasis:
-    """What a decision rests on besides the state of the tiers; known even where no tier could be chosen."""
+    """Holds what a decision rests on besides the state of the tiers; known even where no tier could be chosen."""
 
     policy: Policy
     router_version: str
@@ -81,7 +81,7 @@ class RoutedRequest:
 
 @dataclass(slots=True, eq=False)
 class Answer:
-    """What tiers gave for a routed request, as it comes.
+    """Collects what tiers give for a routed request, as it comes.
 
     Attributes
     ----------

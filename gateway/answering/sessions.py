@@ -1,4 +1,4 @@
-"""Which tier served a conversation last: remembered here, read back from the log after a restart."""
+"""Remembers which tier served a conversation last; reads it back from the log after a restart."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Sessions:
         self._remembered: OrderedDict[tuple[str, str], SessionState | None] = OrderedDict()
 
     async def get(self, tenant: str, session_id: str | None) -> SessionState | None:
-        """Where a conversation stands; None when it is new or not named."""
+        """Return where a conversation stands; None when it is new or not named."""
         if session_id is None:
             return None
         key = (tenant, session_id)

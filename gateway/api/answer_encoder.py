@@ -1,4 +1,4 @@
-"""How answers look on the wire: what chat and plain completions share.
+"""Encodes answers: what chat and plain completions share.
 
 A stream's frames differ in a few characters, so everything around those is encoded once per stream. The parts of a
 frame, in order: what it is (id, object, created, model), one choice, and ``"usage":null`` where usage was asked for.
@@ -22,7 +22,7 @@ _LEAST_LOGPROB = -9999.0
 
 @dataclass(slots=True)
 class ResponseHead:
-    """What every frame of one response repeats."""
+    """Holds what every frame of one response repeats."""
 
     request_id: str
     created_s: int

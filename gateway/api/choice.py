@@ -1,4 +1,4 @@
-"""What has been generated so far for one choice."""
+"""Holds what has been generated so far for one choice."""
 
 from __future__ import annotations
 

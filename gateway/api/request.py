@@ -49,7 +49,7 @@ class ToolCallPart(Struct, frozen=True):
 
 
 class ToolResultPart(Struct, frozen=True):
-    """What a call gave; ``call_id`` names the call it answers."""
+    """Holds what a call gave; ``call_id`` names the call it answers."""
 
     call_id: str
     parts: tuple[TextPart | ImagePart, ...]
@@ -96,7 +96,7 @@ class ToolChoice(Struct, frozen=True):
 
 
 class OutputFormat(Struct, frozen=True):
-    """What the answer's text must be; ``spec`` is the JSON Schema, regular expression, choices or grammar."""
+    """Says what the answer's text must be; ``spec`` is the JSON Schema, regular expression, choices or grammar."""
 
     kind: Literal["text", "json_object", "json_schema", "regex", "choice", "grammar"] = "text"
     spec: Any = None
@@ -108,7 +108,7 @@ PLAIN_TEXT = OutputFormat()
 
 
 class RoutingPreferences(Struct, frozen=True):
-    """What a request asks of the routing: the ``suffice`` object and the ``x-suffice-*`` headers.
+    """Holds what a request asks of the routing: the ``suffice`` object and the ``x-suffice-*`` headers.
 
     ``given`` holds only what was said, for the log.
     """

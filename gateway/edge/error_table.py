@@ -51,7 +51,7 @@ from policies import errors as policies
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """How one exception is answered.
+    """Says how one exception is answered.
 
     ``retryable`` says whether the same request may succeed later; ``is_public`` whether the exception's own message is
     for the caller (otherwise it goes to the log, and the caller gets a fixed sentence with the request's id).
@@ -149,7 +149,7 @@ TABLE: Mapping[type[Exception], Row] = {
     learn.LearningError: _broken("learning_failed"),
     learn.NothingToLearn: _broken("nothing_to_learn"),
     learn.RetrainRefused: _broken("retrain_refused"),
-    # control: changes to what is in force
+    # control: changes to what is active
     control.ControlError: _broken("control_error"),
     control.Conflict: Row(409, _INVALID, "conflict"),
     control.UnknownVersion: Row(404, _INVALID, "not_found"),
@@ -178,7 +178,7 @@ _PRIVATE_MESSAGES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class ErrorAnswer:
-    """What a caller is told: status, headers and OpenAI's error object."""
+    """Holds what a caller is told: status, headers and OpenAI's error object."""
 
     status: int
     body: Mapping[str, Any]

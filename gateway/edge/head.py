@@ -1,4 +1,4 @@
-"""What a request's headers say, read in one pass, duplicates settled."""
+"""Reads a request's headers in one pass and settles duplicates."""
 
 from __future__ import annotations
 

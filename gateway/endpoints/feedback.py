@@ -170,7 +170,7 @@ def _metadata(metadata: Mapping[str, Any] | None) -> Mapping[str, Any]:
 
 
 def gold_from(record: FeedbackRecord, answered: RequestRecord, kept_answers: list[KeptAnswer]) -> list[GoldLabel]:
-    """What a report says of the quality of answers.
+    """Return what a report says of the quality of answers.
 
     ``rating`` and ``correct`` speak of the answer that was given; a preferred tier says that its answer would do, and
     where it is a dearer one, that the given answer does not; a reference is compared with every answer still there.

@@ -1,4 +1,4 @@
-"""What a request's ``model`` may name: ``auto``, a tier, a served model, a policy; and the backend behind each."""
+"""Resolves what a request's ``model`` may name: ``auto``, a tier, a served model, a policy; and its backend."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ AUTO = "auto"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a model name stands for: a policy to decide by, or a tier to go to."""
+    """Holds what a model name stands for: a policy to decide by, or a tier to go to."""
 
     kind: str
     policy: Policy
@@ -56,7 +56,7 @@ class Catalog:
 
     @property
     def policies(self) -> Mapping[str, Policy]:
-        """The policies in force, with what was derived for them."""
+        """Return the active policies, with what was derived for them."""
         return self._policies
 
     @property
@@ -69,7 +69,7 @@ class Catalog:
         return tuple(self._targets)
 
     def resolve(self, model: str) -> Target:
-        """What ``model`` stands for.
+        """Return what ``model`` stands for.
 
         Raises
         ------

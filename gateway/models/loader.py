@@ -92,7 +92,7 @@ def fit_ladder(ladder: Ladder, backends: Mapping[str, Backend]) -> Ladder:
 def complete_policies(policies: Mapping[str, Policy], router: Router | None) -> dict[str, Policy]:
     """Fill what the policies leave open with what was derived together with the router.
 
-    The log names policy and router version, and both together say what was in force.
+    The log names policy and router version, and both together say what was active.
     """
     derived: Mapping[str, Any] = getattr(router, "decision", {})
     if not derived:

@@ -1,1 +1,1 @@
-"""What operators see of running requests: metrics, one log line each, logging set-up."""
+"""Shows operators running requests: metrics, one log line each, logging set-up."""

@@ -1,4 +1,4 @@
-"""What ``/metrics`` shows: the same observations under vLLM's, OpenTelemetry's and our own names.
+"""Serves ``/metrics``: the same observations under vLLM's, OpenTelemetry's and our own names.
 
 Observations are kept once, in plain numbers, and given their names when Prometheus asks; so a request costs no label
 look-ups and dashboards made for vLLM or for ``gen_ai.*`` work unchanged. The names are listed in docs/metrics.md.
@@ -65,7 +65,7 @@ def observe_each(values: Iterable[tuple[Distribution, float | None]]) -> None:
 
 
 class ModelMetrics:
-    """What one tier's answers added up to."""
+    """Sums one tier's answers."""
 
     def __init__(self) -> None:
         self.ttft_s = Distribution(ANSWER_S)

@@ -63,7 +63,7 @@ def _console_line(record: RequestRecord) -> str:
 
 
 def log_fields(record: RequestRecord) -> dict[str, Any]:
-    """What the one log line of a request says; nothing the caller wrote is in it."""
+    """Return what the one log line of a request says; nothing the caller wrote is in it."""
     return {
         "request_id": record.request_id,
         "endpoint": record.endpoint,

@@ -1,4 +1,4 @@
-"""What the administration reads."""
+"""Reads for the administration."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestFilter:
-    """Which rows of the log; None means any."""
+    """Selects rows of the log; None means any."""
 
     tenant: str | None = None
     key_id: str | None = None
@@ -150,7 +150,7 @@ class AdminQueries:
         return int((await self._rows(_within(select(spent), requests, since, until)))[0]["cost"])
 
     async def checks_by_status(self, since: datetime | None, until: datetime | None) -> dict[str, int]:
-        """How many checks of requests of this time wait, run, are done or came to nothing."""
+        """Count how many checks of requests of this time wait, run, are done or came to nothing."""
         counted = select(verifications.c.status, func.count().label("num")).group_by(verifications.c.status)
         rows = await self._rows(_within(counted, verifications, since, until))
         return {str(row["status"]): int(row["num"]) for row in rows}

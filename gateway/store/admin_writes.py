@@ -1,4 +1,4 @@
-"""What the administration writes beside what is in force: keys, alerts, evaluations, each with its audit entry.
+"""Writes keys, alerts and evaluations for the administration, each with its audit entry.
 
 A change and its entry are one transaction, so neither is there without the other. What a change rests on is read in the
 same transaction, after its row was taken, so that two changes of one row see each other.

@@ -50,7 +50,7 @@ class RolloutRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShadowDecision:
-    """What the router in shadow would have done with a request."""
+    """Holds what the shadow router would have done with a request."""
 
     request_id: str
     router_version: str
@@ -77,7 +77,7 @@ class Alert:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """Who may do what only one may; ``token`` is larger than that of any holder before."""
+    """Lets one server do what only one may; ``token`` is larger than that of any holder before."""
 
     name: str
     holder: str

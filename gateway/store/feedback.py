@@ -1,4 +1,4 @@
-"""What callers report, which never changes, and what is known of answers apart from the graders."""
+"""Keeps what callers report, which never changes, and what is known of answers apart from the graders."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ class FeedbackRecord:
 
     @property
     def content(self) -> tuple[Any, ...]:
-        """What was reported, apart from when and under which id."""
+        """Return what was reported, apart from when and under which id."""
         return (self.request_id, self.kind, self.value, self.reference, self.comment, dict(self.metadata))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GoldLabel:
-    """How good one tier's answer to one request is, 0..1, and who says so."""
+    """Says how good one tier's answer to one request is, 0..1, and who says so."""
 
     request_id: str
     tier: int
@@ -91,7 +91,7 @@ class FeedbackBook:
         return FeedbackRecord(**kept), is_new
 
     async def of_request(self, request_id: str) -> list[FeedbackRecord]:
-        """What was reported about a request, oldest first."""
+        """Return what was reported about a request, oldest first."""
         wanted = select(feedback).where(feedback.c.request_id == request_id).order_by(feedback.c.created_at)
         async with self._store.transaction() as connection:
             return [FeedbackRecord(**row) for row in (await connection.execute(wanted)).mappings()]

@@ -1,4 +1,4 @@
-"""What a key or a policy has used since a moment, summed from the log: where its accounts begin after a start."""
+"""Sums from the log what a key or a policy has used since a moment: where its accounts begin after a start."""
 
 from __future__ import annotations
 

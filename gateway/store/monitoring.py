@@ -1,4 +1,4 @@
-"""What the monitor reads: checked answers, the traffic they stand for, what is known of the grader, decisions."""
+"""Reads for the monitor: checked answers, the traffic they stand for, what is known of the grader, decisions."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class DrawnCount:
-    """How many answers were drawn for a check, and how many of the checks are done."""
+    """Counts answers drawn for a check, and how many of the checks are done."""
 
     num_drawn: int = 0
     num_done: int = 0

@@ -44,7 +44,7 @@ class RequestRecord:
     endpoint : path without host, ``/v1/chat/completions``
     model_requested : the body's ``model``
     num_choices : the body's ``n``; the tokens and costs below are sums over the choices
-    policy_name, policy_version, router_version, config_hash : what was in force
+    policy_name, policy_version, router_version, config_hash : what was active
     features : what the router measured on the prompt
     sufficiency : per tier, calibrated P(right) and P(as good as the top tier)
     novelty : 0 (familiar) to 1 (foreign to the router)

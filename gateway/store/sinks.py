@@ -1,4 +1,4 @@
-"""Where a batch of rows becomes durable: one raw connection, one transaction a batch, for each database.
+"""Makes batches of rows durable: one raw connection, one transaction a batch, for each database.
 
 The hot path bypasses SQLAlchemy's statement machinery, most of the cost of a row; its tables still give the SQL.
 """

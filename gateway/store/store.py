@@ -72,7 +72,7 @@ class Store:
 
     @property
     def dialect(self) -> Dialect:
-        """Which of the two databases it is."""
+        """Return which of the two databases it is."""
         return self._url.dialect
 
     @property

@@ -37,7 +37,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What work cost: dollars, and device seconds as far as they are measured."""
+    """Holds what work cost: dollars, and device seconds as far as they are measured."""
 
     cost_usd: Decimal = Decimal(0)
     compute_s: float = 0.0
@@ -51,7 +51,7 @@ NOTHING = Spent()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckResult:
-    """What a check found. ``scores`` are the graders' own, by name; ``other_answer`` what was generated for it."""
+    """Holds what a check found: the graders' own ``scores`` by name; ``other_answer`` was generated for it."""
 
     p_good: float
     grader: str
@@ -68,7 +68,7 @@ class CheckResult:
 
 @dataclass(frozen=True, slots=True)
 class QueueState:
-    """How many jobs wait and run, and when the oldest of them was drawn (None without any)."""
+    """Counts jobs that wait and run, and when the oldest of them was drawn (None without any)."""
 
     num_queued: int = 0
     num_running: int = 0
@@ -186,7 +186,7 @@ class VerificationQueue:
         return QueueState(num_queued, num_running, min((row[2] for row in rows.values()), default=None))
 
     async def spent_since(self, moment: datetime) -> Spent:
-        """What checks that ended after ``moment``, and those under way, have cost."""
+        """Return what checks that ended after ``moment``, and those under way, have cost."""
         which = or_(_V.finished_at > moment, _V.status.in_(_OPEN))
         summed = select(func.sum(_V.cost_nano_usd), func.sum(_V.compute_s)).where(which)
         async with self._store.transaction() as connection:
@@ -194,7 +194,7 @@ class VerificationQueue:
         return Spent(from_nano_usd(int(nano or 0)), float(compute_s or 0.0))
 
     async def served_since(self, moment: datetime) -> Decimal:
-        """What answering cost since ``moment``: by device seconds where measured, else by the price table."""
+        """Return what answering cost since ``moment``: by device seconds where measured, else by the price table."""
         cost = func.coalesce(requests.c.measured_cost_nano_usd, requests.c.cost_nano_usd)
         async with self._store.transaction() as connection:
             nano = (await connection.execute(select(func.sum(cost)).where(requests.c.created_at >= moment))).scalar()
