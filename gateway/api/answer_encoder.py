@@ -31,7 +31,11 @@ class ResponseHead:
 
 
 class AnswerEncoder:
-    """Formats one response. Subclasses say how a choice looks.
+    """Formats one response; a protocol's encoder is a subclass that says how each event looks.
+
+    A stream is driven by the events of its answer: ``start_stream`` once; for each choice ``opening``, a ``delta`` for
+    each piece of text or reasoning with its log-probabilities, ``ending``; last ``usage_frame``. Calls of tools will be
+    deltas of their own kind. A response that is not streamed takes ``choice`` for each and ``body`` once.
 
     ``holds_back``: a stream's choice is sent in one piece when it has ended, because what belongs at its beginning is
     only known then.
