@@ -25,11 +25,11 @@ from gateway.admin.operation_table import renew
 from gateway.config.sections import AdminConfig
 from gateway.ids import uuid7
 from tests.faults import PrivatePostgres
+from tests.gateway.access.test_limits_http import limited
 from tests.gateway.admin.kit import PREFIX, Admin, Seen, add_key, administered
 from tests.gateway.admin.test_reports import raise_alert
 from tests.gateway.admin.test_routers import FOUR, ladder_of_four
 from tests.gateway.harness import echo_backends, make_settings, running
-from tests.gateway.rates.test_limits_http import limited
 
 CHAT = {"model": "simple", "messages": [{"role": "user", "content": "one two"}]}
 TEXT = {"model": "simple", "prompt": "one two"}
@@ -329,7 +329,7 @@ async def test_bodies_that_are_taken_fit_the_document(tmp_path: Path) -> None:
                 schema = admin.document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
                 jsonschema.validate(sent, schema)
         chat = admin.document["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]
-        from tests.gateway.test_bad_requests import WRONG_FIELDS
+        from tests.gateway.endpoints.test_bad_requests import WRONG_FIELDS
 
         told = 0
         for change, _ in WRONG_FIELDS:

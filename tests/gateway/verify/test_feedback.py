@@ -16,9 +16,9 @@ from gateway.store.store import Store
 from gateway.store.tables import feedback, gold_labels
 from gateway.store.verifications import CheckResult, VerificationQueue
 from policies.judge_correction import GoldCounts
+from tests.gateway.access.test_authenticator import add_key, bearer
 from tests.gateway.harness import Gateway, assert_error, echo_backends, make_settings, running
 from tests.gateway.records import NOW
-from tests.gateway.test_auth import add_key, bearer
 from tests.gateway.verify.jobs import draw_jobs
 from tests.gateway.verify.test_worker import ALL, CHEAP, read, until_done
 

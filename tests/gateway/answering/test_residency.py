@@ -13,6 +13,7 @@ from gateway.config.errors import SettingsError
 from gateway.config.policy_body import to_body
 from gateway.config.settings import Settings
 from tests.gateway.admin.kit import administered
+from tests.gateway.endpoints.test_pages import FixedRouter
 from tests.gateway.harness import (
     ECHO,
     LADDER_TOML,
@@ -23,7 +24,6 @@ from tests.gateway.harness import (
     make_settings,
     running,
 )
-from tests.gateway.test_pages import FixedRouter
 
 PLACED = {"tiers__simple__region": "eu", "tiers__expert__region": "us"}
 NEW = {"if-none-match": "*"}

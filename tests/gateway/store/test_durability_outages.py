@@ -26,7 +26,7 @@ from tests.faults import PrivatePostgres, TinyDisk
 from tests.gateway.live import LiveServer
 from tests.gateway.raw import PATIENCE_S
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 CHAT = "/v1/chat/completions"
 
 

@@ -14,8 +14,8 @@ from backends.protocol import Capability, Priority
 from backends.testing import Script
 from classifier.types import RouterRequest, Sufficiency
 from gateway.models.predictor import Predictor
+from tests.gateway.endpoints.test_pages import FixedRouter
 from tests.gateway.harness import LADDER_TOML, assert_error, echo_backends, make_settings, running
-from tests.gateway.test_pages import FixedRouter
 
 SURE = FixedRouter(0.99, 0.995)
 

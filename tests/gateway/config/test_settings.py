@@ -22,7 +22,7 @@ from policies.types import ThresholdMode
 HOME = {"HOME": "/home/someone"}
 
 # Every section, and every kind of model, with values of every type.
-FULL = Path(__file__).with_name("config") / "full.toml"
+FULL = Path(__file__).with_name("full.toml")
 
 # Settings that are gone, with what they were by default.
 REMOVED_SINCE = {"learning.prefill_probe": False}

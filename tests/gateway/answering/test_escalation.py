@@ -24,9 +24,9 @@ from classifier.confidence import SIGNALS, AnswerConfidence, TierConfidence
 from classifier.types import TierSufficiency
 from gateway.ids import uuid7
 from gateway.store.records import RequestRecord
+from tests.gateway.endpoints.test_pages import FixedRouter
 from tests.gateway.harness import Gateway, assert_error, events, make_settings, running
 from tests.gateway.raw import RawClient, eventually
-from tests.gateway.test_pages import FixedRouter
 
 LADDER = """
 [[tiers]]

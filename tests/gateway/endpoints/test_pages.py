@@ -16,7 +16,7 @@ from gateway.ids import uuid7
 from gateway.observe.metrics import Gauges, Metrics
 from tests.gateway.harness import assert_error, echo_backends, make_settings, running
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 
 
 class FixedRouter:

@@ -62,7 +62,7 @@ async def test_sigterm_lets_a_stream_finish_and_ends_the_process_in_order(tmp_pa
     config.write_text(f'data_dir = "{tmp_path}"\n{toml}\n[server]\nport = {free_port}\n')
     log = (tmp_path / "log").open("wb")
     command = [sys.executable, "-c", "from gateway.cli import main; main()", "serve", "--config", str(config)]
-    process = await asyncio.create_subprocess_exec(*command, stderr=log, cwd=Path(__file__).parents[2])
+    process = await asyncio.create_subprocess_exec(*command, stderr=log, cwd=Path(__file__).parents[3])
     try:
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{free_port}", timeout=30) as client:
             for _ in range(600):
