@@ -322,10 +322,28 @@ def _explain_array(value: list[Any], declared: Any, param: str, words: Words, li
         expected = f"at least {least} {words.items}" if is_short else f"at most {most} {words.items}"
         return wrong_value(param, words.value or expected, f"{len(value)} {words.counted or words.items}")
     item = get_args(declared)[0]
-    for place, each in enumerate(value):
-        if not fits(each, item):
-            return explain(each, item, f"{param}[{place}]")
+    place = _first_misfit(value, item)
+    if place is not None:
+        return explain(value[place], item, f"{param}[{place}]")
     return wrong_value(param, words.value or "another value", value)
+
+
+def _first_misfit(value: list[Any], item: Any) -> int | None:
+    """Return the place of the first item that does not fit; None where each one does.
+
+    By halves, each checked as a whole: one by one a million items would hold the event loop for a second.
+    """
+    items = list[item]
+    begin, end = 0, len(value)
+    if fits(value, items):
+        return None
+    while end - begin > 1:
+        middle = (begin + end) // 2
+        if fits(value[begin:middle], items):
+            begin = middle
+        else:
+            end = middle
+    return begin
 
 
 def _explain_table(

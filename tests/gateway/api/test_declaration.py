@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Meta, Struct
 
-from gateway.api.declaration import ClosedShape, Dollars, Words, checked, limited, schema_of
+from gateway.api.declaration import ClosedShape, Dollars, Words, checked, explain, fits, limited, schema_of
 from gateway.errors import InvalidRequest
 
 Count = Annotated[int, Meta(ge=1, le=8)]
@@ -222,3 +222,10 @@ def _is_beyond_the_parser(value: Any) -> bool:
     except orjson.JSONEncodeError:
         return True
     return False
+
+
+@given(st.lists(st.integers(-2, 10) | st.text(max_size=2), max_size=40))
+def test_the_first_item_that_does_not_fit_is_blamed(items: list[Any]) -> None:
+    misfits = [place for place, each in enumerate(items) if not fits(each, Count)]
+    error = explain(items, list[Count], "n")
+    assert error.param == (f"n[{misfits[0]}]" if misfits else "n")
