@@ -60,11 +60,6 @@ class Catalog:
         return self._policies
 
     @property
-    def default_policy(self) -> Policy:
-        """The policy of requests that name none."""
-        return self._default
-
-    @property
     def names(self) -> tuple[str, ...]:
         return tuple(self._targets)
 

@@ -223,10 +223,6 @@ class Store:
 
     # ---- policies and configurations
 
-    async def insert_policy_version(self, version: PolicyVersion) -> None:
-        """Versions are immutable: inserting a name and version again raises :class:`RecordRejected`."""
-        await self._insert(policy_versions, _values(version))
-
     async def get_policy_version(self, name: str, version: str) -> PolicyVersion | None:
         wanted = (policy_versions.c.name == name) & (policy_versions.c.version == version)
         rows = await self._rows(select(policy_versions).where(wanted))
@@ -243,10 +239,6 @@ class Store:
         await self._insert(
             configs, {"config_hash": config_hash, "body": dict(body), "created_at": created_at}, ignore_existing=True
         )
-
-    async def get_config(self, config_hash: str) -> Mapping[str, Any] | None:
-        rows = await self._rows(select(configs.c.body).where(configs.c.config_hash == config_hash))
-        return rows[0]["body"] if rows else None
 
     # ---- health
 

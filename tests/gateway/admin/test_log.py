@@ -220,7 +220,7 @@ async def test_a_trial_ends_with_its_time(tmp_path: Path) -> None:
 
         catalog = admin.gateway.parts.catalog
         rows = await admin.gateway.rows()
-        trial = PolicyReplay(catalog.default_policy, catalog, until_s=5.0, clock=iter([0.0, 6.0]).__next__)
+        trial = PolicyReplay(catalog.resolve("auto").policy, catalog, until_s=5.0, clock=iter([0.0, 6.0]).__next__)
         assert not trial.add(rows, {})
         assert 0 < trial.tally.num_rows < 60
         assert trial.report()["num_rows"] == trial.tally.num_rows

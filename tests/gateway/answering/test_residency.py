@@ -181,7 +181,7 @@ def test_what_cannot_stand_is_refused_at_start(tmp_path: Path, options: dict[str
 
 async def test_a_policy_is_edited_and_checked_by_the_admin_api(tmp_path: Path) -> None:
     async with administered(tmp_path, **PLACED) as admin:
-        body = to_body(admin.gateway.parts.catalog.default_policy)
+        body = to_body(admin.gateway.parts.catalog.resolve("auto").policy)
         assert body["allowed_regions"] == []
         refused = await admin("PUT", "/policies/local", json=body | {"allowed_regions": ["uk"]}, headers=NEW)
         assert_error(refused, 400, "invalid_value", "allowed_regions")
