@@ -1,4 +1,4 @@
-# `make run` serves the built-in ladder, `make test` proves it; both set up all they need.
+# `make run` serves the built-in ladder, `make test` and `make test-all` prove it; all set up what they need.
 HOST ?= 127.0.0.1
 PORT ?= 8000
 PYTHON ?= python3
@@ -8,14 +8,20 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Small models on few cores: idle OpenMP workers must sleep, not spin.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: run test test-gpu lint format bench services clean
+.PHONY: run test test-all test-gpu lint format bench services clean
 
 run: $(VENV)/.run
 	$(BIN)/suffice up --host $(HOST) --port $(PORT)
 
 # A file's tests stay in one process, which then builds their models once. Many wait for a server: so four, on two cores too.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
+
+# What a change is tried with; `test-all` is what must pass.
 test: $(VENV)/.test tests/clients/node_modules/.installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 4 --dist loadfile
+	$(PYTEST) -m "not slow"
+
+test-all: $(VENV)/.test tests/clients/node_modules/.installed
+	$(PYTEST)
 
 test-gpu: $(VENV)/.test
 	$(BIN)/python -m pytest -m gpu

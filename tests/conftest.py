@@ -22,6 +22,7 @@ import asyncpg
 import pytest
 import redis
 import uvicorn
+from hypothesis import Phase
 from hypothesis import settings as hypothesis_settings
 
 from gateway.config.store_section import StoreConfig
@@ -38,9 +39,19 @@ SERVICES_REQUIRED = bool(os.environ.get("CI") or os.environ.get("SUFFICE_REQUIRE
 # A deadline is a timing assertion, and a busy machine would fail it.
 hypothesis_settings.register_profile("suffice", deadline=None)
 hypothesis_settings.load_profile("suffice")
+# A mutant is killed by any failure, the same in every run: `python -m tests.mutants`.
+hypothesis_settings.register_profile(
+    "mutants", deadline=None, derandomize=True, database=None, phases=[Phase.explicit, Phase.generate]
+)
 
 _absent: dict[str, str] = {}
 T = TypeVar("T")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that have slow tests: given out last, one would keep a single process busy at the end."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

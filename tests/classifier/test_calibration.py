@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from classifier.calibration import Calibrator, CalibratorBank
 from classifier.fitting import fit_calibrator
-from classifier.heads import MAX_LOGIT, sigmoid
+from classifier.heads import MAX_LOGIT, Calibrator, CalibratorBank, sigmoid
 from classifier.metrics import log_loss
 
 logits = hnp.arrays(np.float64, st.integers(1, 30), elements=st.floats(-MAX_LOGIT, MAX_LOGIT))

@@ -8,7 +8,6 @@ from scipy import sparse
 from sklearn.ensemble import ExtraTreesRegressor
 from sklearn.linear_model import LogisticRegression
 
-from classifier.calibration import CalibratorBank
 from classifier.fitting import (
     DENSE_SHRINK,
     fit_calibrator,
@@ -21,7 +20,7 @@ from classifier.fitting import (
     sparse_matrix,
 )
 from classifier.hashing import SparseRows
-from classifier.heads import MAX_LOGIT, bounded_logit, sigmoid
+from classifier.heads import MAX_LOGIT, CalibratorBank, bounded_logit, sigmoid
 
 RNG = np.random.default_rng(7)
 

@@ -94,6 +94,7 @@ arrivals = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(
     arrivals=arrivals,
     drafting=st.sampled_from([None, None, "ngram", "model", "adaptive"]),

@@ -47,6 +47,7 @@ def test_peers_agree_with_each_other(tmp_path: Path) -> None:
     assert [len(answer) for answer in alone.answers] == [job.num_output for job in jobs]
 
 
+@pytest.mark.slow
 def test_last_line_is_the_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     threads = torch.get_num_threads()
     save_quantized(make_reference(seed=1, max_position_embeddings=512), tmp_path / "m", "gptq")

@@ -110,6 +110,7 @@ def test_hash_depends_on_every_earlier_token_and_on_the_salt() -> None:
     names = {chain("", [1] * SIZE, same), chain("", [2] * SIZE, same), chain("a", [1] * SIZE, same), chain("", same)}
     assert len(names) == 4
     assert chain("a", same) == chain("a", list(same))
+    assert {len(name) for name in names} == {16}, "128 bits, as the module says"
 
 
 def test_forgotten_blocks_are_not_found_again() -> None:

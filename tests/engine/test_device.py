@@ -126,6 +126,7 @@ def differs_at_a_tie(model: DecoderModel, request: Request, ours: Result, theirs
     return bool((logits[ours.token_ids[place]] - logits[theirs.token_ids[place]]).abs() < 1e-4)
 
 
+@pytest.mark.slow
 @given(
     arrivals=st.lists(st.tuples(prompts, st.sampled_from(KINDS), st.integers(0, 3)), min_size=1, max_size=7),
     drafting=st.sampled_from([None, None, "ngram", "model", "device", "device"]),
@@ -239,6 +240,7 @@ def test_a_twin_is_believed_and_a_worse_model_changes_nothing(models: list[Decod
         assert (speculator.num_accepted == speculator.num_drafted) == is_twin
 
 
+@pytest.mark.slow
 def test_sampled_drafts_follow_the_targets_distribution(tmp_path: Path) -> None:
     """Unseeded, on a vocabulary of 6: the second and third token against the target's own probabilities."""
     sizes = {"vocab_size": 6, "hidden_size": 24, "intermediate_size": 16, "num_hidden_layers": 1}

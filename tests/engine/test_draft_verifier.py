@@ -148,6 +148,7 @@ def test_equal_distributions_accept_everything_and_disjoint_ones_nothing() -> No
     assert all(accept_draft([1], draft, target, seed=seed, position=0) == [0] for seed in range(50))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["blurred", "ngram"])
 def test_sampled_output_follows_the_targets_distribution(kind: str) -> None:
     """The whole engine, unseeded, on a vocabulary of 6: pairs of tokens against exact probabilities."""

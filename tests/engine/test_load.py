@@ -196,6 +196,50 @@ def test_a_hub_id_without_network_comes_from_the_cache(
     assert load_model("acme/tiny").config == load_model(saved).config
 
 
+def test_a_missing_folder_is_not_looked_up_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``models/tiny`` is more likely a folder that is not there than somebody's repository (security review L10)."""
+    import huggingface_hub
+
+    asked: list[tuple[str, object]] = []
+
+    def record(name: str, *, revision: object = None, **_: object) -> str:
+        asked.append((name, revision))
+        raise OSError("no network in tests")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", record)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+    with pytest.raises(CheckpointNotFound, match="two ways") as caught:
+        resolve_checkpoint("models/tiny")
+    assert str(tmp_path / "models") in str(caught.value)
+    assert "'models/tiny@main'" in str(caught.value)
+    assert asked == []
+    for source, wanted in (("models/tiny@v1.0", ("models/tiny", "v1.0")), ("acme/tiny", ("acme/tiny", None))):
+        with pytest.raises(CheckpointNotFound, match="could not be fetched"):
+            resolve_checkpoint(source)
+        assert asked[0] == wanted
+        asked.clear()
+    for source in ("acme/tiny@", "acme/ti ny", "acme/tiny@a@b"):
+        with pytest.raises(CheckpointNotFound, match="no such folder"):
+            resolve_checkpoint(source)
+    assert asked == []
+
+
+def test_a_pinned_revision_is_the_one_that_is_read(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import constants
+
+    cache = tmp_path / "hub"
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    repo, commit = cache / "models--acme--tiny", "0123456789abcdef0123456789abcdef01234567"
+    shutil.copytree(saved, repo / "snapshots" / commit)
+    assert resolve_checkpoint(f"acme/tiny@{commit}") == repo / "snapshots" / commit
+    with pytest.raises(CheckpointNotFound, match="at revision 'other'"):
+        resolve_checkpoint("acme/tiny@other")
+
+
 def test_missing_weights(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     with pytest.raises(CheckpointNotFound, match=r"pytorch_model\.bin"):

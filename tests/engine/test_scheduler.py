@@ -252,6 +252,18 @@ def test_a_prompt_gets_on_beside_however_many_decodes() -> None:
     assert world.finished == [last]
 
 
+def test_without_a_least_chunk_decodes_may_take_the_whole_step() -> None:
+    world = World(num_blocks=40, max_batch_tokens=16)
+    world.scheduler.chunk_bounds = lambda: ChunkBounds(3)
+    for token in range(3):
+        world.add([token], 3)
+    world.step()
+    last = world.add([9] * 6, 1)
+    assert [item.num_tokens for item in world.step().items] == [1] * 3
+    while last not in world.finished:
+        world.step()
+
+
 class StoringScheduler(Scheduler):
     """Keeps the bounds that somebody worked out after the step before, whether or not this one needs them."""
 

@@ -41,6 +41,7 @@ def walker(agreement: float) -> DecoderModel:
     return model
 
 
+@pytest.mark.slow
 def test_every_figure_and_the_ladder_come_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "lines.jsonl"
     shape = "tiny-int4"
@@ -67,6 +68,7 @@ def test_every_figure_and_the_ladder_come_out(tmp_path: Path, capsys: pytest.Cap
     assert shape in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_each_pair_of_limits_may_start_at_a_rate_of_its_own(tmp_path: Path) -> None:
     out = tmp_path / "lines.jsonl"
     main(
@@ -173,6 +175,7 @@ def test_a_load_is_judged_whole_and_tier_by_tier() -> None:
     assert not judge({"errors": ["out of memory"]}, 1.0, 1.0)["holds"]
 
 
+@pytest.mark.slow
 def test_a_shape_cut_over_two_devices_is_measured_too(tmp_path: Path) -> None:
     out = tmp_path / "lines.jsonl"
     options = "--batches 1 --prompt-lengths 16 --at-once 2 --repeats 1 --profile --tensor-parallel 2"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -37,6 +38,7 @@ def drawn(seen: TokenCounts, items: list[ScheduledSequence], tokens: list[int], 
     return before
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=200, deadline=None)
 def test_every_step_finds_what_its_sequences_said(data: st.DataObject) -> None:

@@ -92,7 +92,11 @@ async def ask(app: Any, *, streamed: bool, follower: Follower | None) -> None:
     """
     body = {"model": "auto", "messages": [{"role": "user", "content": PROMPT}], "stream": streamed}
     content = json.dumps(body).encode()
-    headers = [(b"host", b"test"), (b"content-type", b"application/json"), (b"content-length", b"%d" % len(content))]
+    headers = [
+        (b"host", b"localhost"),
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % len(content)),
+    ]
     path = "/v1/chat/completions"
     scope: dict[str, Any] = {
         "type": "http",

@@ -91,13 +91,14 @@ exploration_share = 0.0
 sampling_share = 0.0
 """
     + "".join(
-        f'[policies.down-{each}]\nallowed_tiers = ["t-ok", "t-{each}"]\n'
+        f'[policies.down-{each}]\nallowed_tiers = ["t-ok", "t-{each}"]\nfallback = "any"\n'
         f'[policies.up-{each}]\nallowed_tiers = ["t-{each}", "last"]\n'
         for each in FALLING_BACK
     )
     + """
 [policies.all-fail]
 allowed_tiers = ["t-500", "t-503", "t-429"]
+fallback = "any"
 [policies.no-fallback]
 allowed_tiers = ["t-ok", "t-500"]
 fallback = "none"
@@ -194,7 +195,7 @@ def play_tight(recorder: Recorder) -> None:
     ):
         name = f"beyond a limit: {json.dumps(change)[:60]}"
         recorder.call("POST", CHAT, {"model": "fast", "messages": USER} | change, name=name)
-    head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 100\r\n\r\n".encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: 100\r\n\r\n".encode()
     recorder.raw("a body that does not come", [head + b'{"model"'], ("POST",))
     for path in ("/metrics", "/admin/v1/tiers", "/admin/v1/nothing", "/openapi.json"):
         recorder.call("GET", path)
@@ -209,7 +210,7 @@ def _while_full(recorder: Recorder) -> None:
     """Ask while the one place is taken by a stream whose next token is a minute away."""
     body = json.dumps({"model": "slow", "messages": USER, "stream": True}).encode()
     with socket.create_connection(("127.0.0.1", recorder.server.port), timeout=30) as holder:
-        head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+        head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
         holder.sendall(head.encode() + body)
         assert holder.recv(100), "the answer has begun"
         recorder.call("POST", CHAT, {"model": "fast", "messages": USER}, name="while full")

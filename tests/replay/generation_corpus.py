@@ -530,7 +530,7 @@ def _headers(recorder: Recorder) -> None:
 
 def _raw_bytes(recorder: Recorder) -> None:
     body = json.dumps({"model": "simple", "messages": USER}).encode()
-    head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n".encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n".encode()
     length = b"content-length: %d\r\n" % len(body)
     close = b"connection: close\r\n"
     whole = head + length + close + b"\r\n" + body
@@ -541,10 +541,12 @@ def _raw_bytes(recorder: Recorder) -> None:
     recorder.raw("no length and no body", [head + close + b"\r\n"], post)
     recorder.raw("HTTP/1.0", [whole.replace(b"HTTP/1.1", b"HTTP/1.0")], post)
     recorder.raw("HTTP/1.0 stream", [_streamed(body).replace(b"HTTP/1.1", b"HTTP/1.0")], post)
-    recorder.raw("no host", [whole.replace(b"host: x\r\n", b"")], post)
+    recorder.raw("no host", [whole.replace(b"host: localhost\r\n", b"")], post)
     expecting = head + length + close + b"expect: 100-continue\r\n\r\n"
     recorder.raw("expect 100-continue", [expecting, body], post, pause_s=0.3)
-    recorder.raw("pipelined", [kept + kept + b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n" + whole], ("POST",) * 4)
+    recorder.raw(
+        "pipelined", [kept + kept + b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n" + whole], ("POST",) * 4
+    )
     recorder.raw("stream, then another", [_streamed(body, is_kept=True), whole], ("POST", "POST"), pause_s=0.2)
     recorder.raw("refused, then another", [kept.replace(b'"simple"', b'"nosuch"') + whole], ("POST", "POST"))
     recorder.raw("no HTTP", [b"\x00\x01garbage\r\n\r\n"])
@@ -552,10 +554,10 @@ def _raw_bytes(recorder: Recorder) -> None:
     recorder.raw("a negative length", [head + b"content-length: -5\r\n\r\n"], post)
     recorder.raw("two lengths", [head + b"content-length: 5\r\ncontent-length: 6\r\n\r\nabcdef"], post)
     recorder.raw(
-        "upgrade", [b"GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n"]
+        "upgrade", [b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n"]
     )
-    recorder.raw("absolute form", [b"GET http://x/healthz HTTP/1.1\r\nhost: x\r\n" + close + b"\r\n"])
-    recorder.raw("a path with a query", [b"GET /healthz?a=b HTTP/1.1\r\nhost: x\r\n" + close + b"\r\n"])
+    recorder.raw("absolute form", [b"GET http://x/healthz HTTP/1.1\r\nhost: localhost\r\n" + close + b"\r\n"])
+    recorder.raw("a path with a query", [b"GET /healthz?a=b HTTP/1.1\r\nhost: localhost\r\n" + close + b"\r\n"])
     recorder.raw("a head too large", [head + b"x-big: " + b"a" * 66_000 + b"\r\n"], post)
     huge = head + close + b"content-length: 10000000\r\n\r\n"
     recorder.raw("a body too large, announced", [huge], post)
@@ -571,7 +573,7 @@ def _streamed(body: bytes, *, is_kept: bool = False) -> bytes:
     content = body[:-1] + b', "stream": true}'
     end = b"" if is_kept else b"connection: close\r\n"
     return (
-        b"POST %s HTTP/1.1\r\nhost: x\r\n%scontent-length: %d\r\n\r\n"
+        b"POST %s HTTP/1.1\r\nhost: localhost\r\n%scontent-length: %d\r\n\r\n"
         % (
             CHAT.encode(),
             end,

@@ -39,7 +39,7 @@ cors_origins = ["https://app.example"]
 [database]
 url = "sqlite:///FOLDER/suffice.db"
 """
-COMMANDS = (("keys", "create", "--name", "root", "--scope", "admin", "--json"),)
+COMMANDS = (("keys", "create", "--create", "--name", "root", "--scope", "admin", "--json"),)
 
 CHEAP: dict[str, Any] = {"model": "simple", "messages": USER}
 PATHS = (

@@ -41,7 +41,7 @@ def request_bytes(
         content = json.dumps(json_body, ensure_ascii=False, separators=(",", ":")).encode()
     lines = [f"{method} {path} HTTP/1.1"]
     if "host" not in given:
-        lines.append("host: replay.test")
+        lines.append("host: localhost")
     if "connection" not in given:
         lines.append("connection: close")
     if json_body is not None and "content-type" not in given:

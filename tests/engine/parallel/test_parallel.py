@@ -51,6 +51,7 @@ def whole_and_cut(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tu
     cut.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whole_and_cut", ["Llama", "tied", "biased"], indirect=True)
 def test_greedy_tokens_and_log_probabilities_are_those_of_the_whole(whole_and_cut: tuple[Any, ParallelModel]) -> None:
     whole, cut = whole_and_cut

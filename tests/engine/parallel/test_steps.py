@@ -79,6 +79,7 @@ def test_steps_of_two_ranks_draw_what_one_draws(whole_and_cut: tuple[DecoderMode
         assert [t.logprob for t in ours.logprobs] == pytest.approx([t.logprob for t in theirs.logprobs], abs=2e-4)
 
 
+@pytest.mark.slow
 def test_four_ranks_draw_what_one_draws(tmp_path: Path) -> None:
     sizes = {"num_attention_heads": 8, "num_key_value_heads": 4}
     folder = save_reference(make_reference(seed=4, **sizes), tmp_path)
