@@ -15,6 +15,7 @@
     ├── NothingAllowed             min_tokens and stop tokens left no token to draw
     ├── TokenizerError             text and token ids
     │   ├── InvalidText            text that no tokenizer can read (a lone surrogate)
+    │   ├── TextTooLong            more tokens than were allowed; carries a lower bound of their number
     │   ├── NoChatTemplate         messages, but the checkpoint has no template
     │   └── ChatTemplateError      the template refused the messages
     └── LoadError                  a checkpoint could not become a model; carries ``path``
@@ -108,6 +109,15 @@ class TokenizerError(EngineError):
 
 class InvalidText(TokenizerError):
     pass
+
+
+class TextTooLong(TokenizerError):
+    """A text was not encoded, or not to its end: it has ``least_tokens`` at least, and ``limit`` fit."""
+
+    def __init__(self, least_tokens: int, limit: int) -> None:
+        super().__init__(f"The text has at least {least_tokens} tokens; at most {limit} fit. Shorten it.")
+        self.least_tokens = least_tokens
+        self.limit = limit
 
 
 class NoChatTemplate(TokenizerError):

@@ -5,6 +5,9 @@ spells a control token: such spellings are cut out before the template is render
 that knows no added tokens. A message without any is rendered and encoded as a whole, exactly as ``transformers`` would.
 (Reasoning tags in an earlier assistant turn are left alone, since templates strip them.) A raw prompt, as the
 completions endpoint takes it, is the caller's whole context, so there control tokens are read as such.
+
+Encoding lets other threads run (:mod:`engine.bounded_encoder`), and with a ``limit`` its work is bounded by that, not
+by the text.
 """
 
 from __future__ import annotations
@@ -18,9 +21,10 @@ from typing import Any
 
 from tokenizers import Tokenizer as RawTokenizer
 
+from engine.bounded_encoder import BoundedEncoder, batches
 from engine.chat_template import ChatTemplate
 from engine.detokenizer import TokenBytes, decode
-from engine.errors import CheckpointCorrupt, CheckpointNotFound, InvalidText, NoChatTemplate
+from engine.errors import CheckpointCorrupt, CheckpointNotFound, InvalidText, NoChatTemplate, TextTooLong
 from engine.load.source import read_json
 from engine.text_stream import ThinkTags
 
@@ -57,6 +61,8 @@ class Tokenizer:
         for each in (self._raw, self._plain):
             each.no_padding()
             each.no_truncation()
+        self._encoder = BoundedEncoder(self._raw, self._json)
+        self._plain_encoder = BoundedEncoder(self._plain, self._json)
         self.vocab_size = self._raw.get_vocab_size(with_added_tokens=True)
         self.bytes = TokenBytes(self._raw, self._json)
         self.eos_token_ids = self._eos_ids(folder)
@@ -109,26 +115,54 @@ class Tokenizer:
         """Return a number that is equal for tokenizers of the same ids and tokens, which drafting needs."""
         return hash(frozenset(self._raw.get_vocab(with_added_tokens=True).items()))
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    @property
+    def max_token_bytes(self) -> int | None:
+        """Return the most bytes of text that one token can stand for; None where there is no such number."""
+        return self._encoder.max_token_bytes
+
+    def encode(self, text: str, *, add_special_tokens: bool = True, limit: int | None = None) -> list[int]:
         """Return the token ids of a raw prompt; control tokens are read as such.
 
         Raises
         ------
+        TextTooLong
+            It has more than ``limit`` tokens. Not every text that has is refused: the caller counts what it gets.
         InvalidText
             The text has a lone surrogate.
         """
         _check(text)
-        ids: list[int] = self._raw.encode(text, add_special_tokens=add_special_tokens).ids
-        return ids
+        return self._encoder.encode(text, add_special_tokens=add_special_tokens, limit=limit)
 
-    def encode_plain(self, text: str) -> list[int]:
-        """Return the token ids of text in which nothing is a control token."""
+    def encode_many(self, texts: Sequence[str], *, limit: int) -> list[list[int]]:
+        """Return the token ids of each of several raw prompts, none of which may have more than ``limit``.
+
+        Raises
+        ------
+        TextTooLong, InvalidText
+            Before anything is encoded, where the bytes of one are too many.
+        """
+        for text in texts:
+            self._encoder.refuse_long([text], limit)
+        for text in texts:
+            _check(text)
+        return [ids for batch in batches(texts) for ids in self._encode_batch(batch, limit)]
+
+    def _encode_batch(self, texts: list[str], limit: int) -> list[list[int]]:
+        if len(texts) == 1:  # perhaps a long one
+            return [self._encoder.encode(texts[0], add_special_tokens=True, limit=limit)]
+        return self._encoder.encode_many(texts, add_special_tokens=True)
+
+    def encode_plain(self, text: str, *, limit: int | None = None) -> list[int]:
+        """Return the token ids of text in which nothing is a control token. ``limit`` as for :meth:`encode`."""
         _check(text)
-        ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
+        return self._spelled_out(text, self._plain_encoder.encode(text, add_special_tokens=False, limit=limit))
+
+    def _spelled_out(self, text: str, ids: list[int]) -> list[int]:
         if self._added_ids.isdisjoint(ids):
             return ids
         # The control token is an ordinary entry of the vocabulary too; single characters cannot spell it.
-        return [i for char in text for i in self._plain.encode(char, add_special_tokens=False).ids]
+        spelled = self._plain_encoder.encode_many(list(text), add_special_tokens=False)
+        return [i for char_ids in spelled for i in char_ids]
 
     def encode_chat(
         self,
@@ -137,6 +171,7 @@ class Tokenizer:
         thinking: bool | None = None,
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
+        limit: int | None = None,
     ) -> list[int]:
         """Return the token ids of messages, laid out by the checkpoint's template.
 
@@ -145,29 +180,52 @@ class Tokenizer:
         messages : ``role``, ``content`` (text) and perhaps ``name``
         thinking : passed to the template as ``enable_thinking`` unless None
         variables : more for the template
+        limit : as for :meth:`encode`
 
         Raises
         ------
-        NoChatTemplate, ChatTemplateError, InvalidText
+        NoChatTemplate, ChatTemplateError, InvalidText, TextTooLong
         """
         if self.template is None:
             raise NoChatTemplate(
                 "The checkpoint has no chat template (chat_template.jinja, or chat_template in tokenizer_config.json), "
                 "so it cannot be given messages; use the completions endpoint with a prompt."
             )
+        if limit is not None:
+            # Templates may leave out an assistant's reasoning, so its turns are measured when they are laid out.
+            self._encoder.refuse_long([_text(each) for each in messages if each.get("role") != "assistant"], limit)
         more = dict(variables or {})
         if thinking is not None:
             more["enable_thinking"] = thinking
         cut: list[str] = []
         marker = f"\ue000{secrets.token_hex(8)}:"
         safe = [self._cut_controls(message, cut, marker) for message in messages]
+        if limit is not None and len(cut) > limit:
+            raise TextTooLong(len(cut), limit)  # each takes a token at least
         text = self.template.render(safe, add_generation_prompt=add_generation_prompt, **more)
         if not cut:
-            return self.encode(text, add_special_tokens=False)
-        ids: list[int] = []
+            return self.encode(text, add_special_tokens=False, limit=limit)
         # re.split with a group alternates text and the index between marker and end mark.
-        for place, piece in enumerate(re.split(re.escape(marker) + "([0-9]+)\ue001", text)):
-            ids += self.encode_plain(cut[int(piece)]) if place % 2 else self.encode(piece, add_special_tokens=False)
+        pieces = re.split(re.escape(marker) + "([0-9]+)\ue001", text)
+        return self._join(pieces[::2], [cut[int(index)] for index in pieces[1::2]], limit)
+
+    def _join(self, pieces: list[str], spellings: list[str], limit: int | None) -> list[int]:
+        """Encode text and the spellings between its pieces, and lay them end to end."""
+        if limit is not None:
+            self._encoder.refuse_long(pieces, limit)
+        for piece in pieces:
+            _check(piece)
+            if limit is not None:
+                self._encoder.refuse_counted(piece, limit)
+        plain = {each: self.encode_plain(each) for each in set(spellings)}
+        following, ids = iter(spellings), list[int]()
+        for batch in batches(pieces):
+            for own in self._encoder.encode_many(batch, add_special_tokens=False):
+                ids += own
+                if (spelling := next(following, None)) is not None:
+                    ids += plain[spelling]
+            if limit is not None and len(ids) > limit:
+                raise TextTooLong(len(ids), limit)
         return ids
 
     def _cut_controls(self, message: Mapping[str, Any], cut: list[str], marker: str) -> dict[str, Any]:
@@ -186,7 +244,7 @@ class Tokenizer:
     def is_thinking_open(self, prompt_ids: Sequence[int]) -> bool:
         """Tell whether a prompt ends inside reasoning, as templates leave it for models that always think."""
         tags = self.think_tags
-        if tags is None:
+        if tags is None or tags.open_id not in prompt_ids:
             return False
         last = next((i for i in reversed(prompt_ids) if i in (tags.open_id, tags.close_id)), None)
         return last == tags.open_id
@@ -216,7 +274,14 @@ def _any_of(names: Any) -> re.Pattern[str] | None:
     return re.compile("|".join(map(re.escape, ordered))) if ordered else None
 
 
+def _text(message: Mapping[str, Any]) -> str:
+    content = message.get("content")
+    return content if isinstance(content, str) else ""
+
+
 def _check(text: str) -> None:
+    if text.isascii():
+        return
     try:
         text.encode()
     except UnicodeEncodeError as error:
