@@ -26,6 +26,7 @@ SpeculationMode = Literal["off", "draft", "ngram"]
 Transport = Literal["auto", "httpx", "aiohttp"]
 ScoreApi = Literal["none", "vllm", "echo"]
 ThinkingParameter = Literal["none", "chat_template_kwargs", "reasoning_effort"]
+HealthCheck = Literal["models", "token"]
 MaxTokensParameter = Literal["max_tokens", "max_completion_tokens"]
 
 _DEVICE = re.compile(r"cpu|cuda(?::(\d{1,3}))?", re.ASCII)
@@ -102,7 +103,10 @@ class LocalModelConfig:
 
     kind: ClassVar[str] = "local"
 
-    path: str = option(MISSING, "A folder in Hugging Face layout, a hub id, or `builtin:tier1` … `builtin:tier3`.")
+    path: str = option(
+        MISSING,
+        "A folder in Hugging Face layout, a hub id (`owner/name@revision` pins it), or `builtin:tier1` … `tier3`.",
+    )
     dtype: Dtype = option(
         "auto", "Type of weights that are not quantised, and of activations.", choices=get_args(Dtype)
     )
@@ -128,6 +132,12 @@ class LocalModelConfig:
     drafter: str | None = option(None, "The model that drafts: another served model's name, or a path as above.")
     speculation: SpeculationConfig = option(SpeculationConfig(), "How the tier drafts.")
     max_num_seqs: int = option(32, "Most sequences in one step.", at_least=1, at_most=4096)
+    max_outstanding: int | None = option(
+        None,
+        "Most answers the gateway lets into it at once, the others wait in its queue; by default `max_num_seqs`, on a "
+        "CPU at most 8. Models on one CPU share the least of theirs.",
+        at_least=1,
+    )
     max_batch_tokens: int = option(1024, "Most tokens in one step, prefill chunks included.", at_least=16)
     kv_cache_bytes: int | None = option(
         None, "Memory for the KV cache; by default sized from what is free.", at_least=1
@@ -169,7 +179,9 @@ def device_key(name: str) -> str | None:
 class BreakerConfig:
     """Says when a replica is left alone, and for how long."""
 
-    failure_threshold: int = option(3, "Consecutive failures that open the breaker.", at_least=1)
+    failure_threshold: int = option(
+        3, "Requests failed in a row that open the breaker; the tries of one count once.", at_least=1
+    )
     open_s: float = option(5.0, "Seconds a breaker stays open before one probe is let through.", at_least=0)
     max_open_s: float = option(60.0, "Longest wait; the time doubles with each failed probe.", at_least=0)
 
@@ -235,6 +247,12 @@ class RemoteModelConfig:
         "How the server scores a given text: vLLM's `prompt_logprobs`, or `echo` with `logprobs`.",
         choices=get_args(ScoreApi),
     )
+    health_check: HealthCheck = option(
+        "models",
+        "How a server that has answered nothing lately is checked: `models` lists its models, `token` has it generate "
+        "one, which a hosted one bills.",
+        choices=get_args(HealthCheck),
+    )
     extra_body: Mapping[str, Any] = field(
         default_factory=dict, metadata={"help": "Fields added to every request, such as `service_tier`."}
     )
@@ -245,6 +263,9 @@ class RemoteModelConfig:
         "auto",
         "HTTP client: `aiohttp` costs less CPU and is taken by `auto` when installed.",
         choices=get_args(Transport),
+    )
+    cache_salt: bool = option(
+        False, "Whether the server takes vLLM's `cache_salt`, which keeps the prefixes of tenants apart in its cache."
     )
     proxy: str | None = option(None, "URL of an HTTP proxy.")
     verify_tls: bool = option(True, "Whether certificates are checked.")
@@ -297,7 +318,11 @@ class ReplayModelConfig:
 
     kind: ClassVar[str] = "replay"
 
-    path: str = option(MISSING, "A JSON Lines file of recorded answers.")
+    path: str = option(
+        MISSING,
+        "A folder in Hugging Face layout, a hub id (`owner/name@revision` pins one), or `builtin:tier1` … "
+        "`builtin:tier3`.",
+    )
     context_length: int | None = option(None, "The recorded model's context in tokens, where known.", at_least=8)
 
     def __post_init__(self) -> None:

@@ -7,7 +7,7 @@ in-process engine and OpenAI-compatible servers); ``backends.testing`` has the p
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -82,6 +82,8 @@ class GenerateRequest:
     was used until then, so that the bill of an abandoned request is right. A backend that cannot know need not call it.
     ``prediction`` is text that the answer (reasoning apart) may turn out to be: a backend with that capability answers
     quicker for it, the others leave it; the answer is the same either way.
+    ``before_retry``, where given, is awaited before a server is asked once more, which may be paid for as well; what it
+    raises ends the generation.
     """
 
     request_id: str
@@ -94,6 +96,7 @@ class GenerateRequest:
     echo: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict)
     on_abandoned: Callable[[Finished], None] | None = field(default=None, compare=False, repr=False)
+    before_retry: Callable[[], Awaitable[None]] | None = field(default=None, compare=False, repr=False)
     prediction: str | None = None
 
 
@@ -187,18 +190,31 @@ class EmbedResult:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Reports a backend's own state now; cheap enough to read per routed request."""
+    """Reports a backend's own state now; cheap enough to read per routed request.
+
+    ``num_cut`` and ``num_bad_usage`` only grow: answers of a remote server that went on past what was asked for, and
+    those whose token counts could not be.
+
+    ``max_running`` is how many answers are best computed at once: more should wait before the backend, where they can
+    be turned away. None where it does not matter. Backends with the same ``computed_by`` take turns on one device, and
+    share that number. ``has_kv_memory`` says that ``kv_free_fraction`` may run short.
+    """
 
     running: int = 0
     waiting: int = 0
     kv_free_fraction: float = 1.0
     predicted_wait_s: float | None = None
     acceptance_rate: float | None = None
+    num_cut: int = 0
+    num_bad_usage: int = 0
+    max_running: int | None = None
+    computed_by: str | None = None
+    has_kv_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Result of making one real token."""
+    """Result of making one real token or, at a hosted server, of what costs nothing there."""
 
     ok: bool
     latency_s: float
@@ -231,8 +247,14 @@ class Backend(Protocol):
 
     def generate(self, request: GenerateRequest) -> AsyncIterator[Event]: ...
 
-    async def count_tokens(self, request: GenerateRequest) -> int | None:
-        """Prompt length in tokens after the chat template, None when unknowable."""
+    async def count_tokens(self, request: GenerateRequest, *, limit: int | None = None) -> int | None:
+        """Prompt length in tokens after the chat template, None when unknowable.
+
+        Raises
+        ------
+        ContextLengthExceeded
+            It is more than ``limit``, by default the context, and counting on would be work for nothing.
+        """
 
     async def score(self, prompt: GenerateRequest, answer: str) -> ScoreResult: ...
 

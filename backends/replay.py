@@ -197,7 +197,7 @@ class ReplayBackend:
         self._turns[key] = self._turns.get(key, 0) + (request.sampling.seed is None)
         return found[turn % len(found)]
 
-    async def count_tokens(self, request: GenerateRequest) -> int | None:
+    async def count_tokens(self, request: GenerateRequest, *, limit: int | None = None) -> int | None:
         """Return the recorded prompt's length, None for a question that was not recorded."""
         found = (self._records or {}).get(_key(request.messages, request.prompt))
         return found[0].usage.prompt_tokens or None if found else None

@@ -245,7 +245,7 @@ class EchoBackend:
         else:
             self.num_finished += 1
 
-    async def count_tokens(self, request: GenerateRequest) -> int | None:
+    async def count_tokens(self, request: GenerateRequest, *, limit: int | None = None) -> int | None:
         """Return the prompt's length in the fake's tokens."""
         return count_prompt_tokens(request)
 

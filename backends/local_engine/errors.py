@@ -23,7 +23,9 @@ def translate(error: Exception, model_id: str, *, param: str = "messages") -> Ba
     """
     match error:
         case errors.RequestTooLong():
-            return ContextLengthExceeded(error.num_prompt_tokens, error.limit, error.max_tokens)
+            return ContextLengthExceeded(error.num_prompt_tokens, error.limit, error.max_tokens, param=param)
+        case errors.TextTooLong():
+            return ContextLengthExceeded(error.least_tokens, error.limit, is_counted=False, param=param)
         case errors.InvalidRequest():
             return RequestRejected(str(error), status=400, param=error.param)
         case errors.EngineOverloaded():

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections import OrderedDict
-from typing import Any
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
 
-from backends.errors import RequestRejected
+from backends.errors import ContextLengthExceeded, RequestRejected
 from backends.local_engine.errors import translate
 from backends.protocol import GenerateRequest, Priority
 from engine import request as engine_request
@@ -16,14 +19,21 @@ from engine.stop_strings import StopAutomaton
 from engine.text_stream import TextStream
 from engine.tokenizer import Tokenizer
 
-# Encoding runs at about 1 MB/s; longer prompts leave the event loop to others meanwhile.
-_LONG_TEXT = 16_384
+# Encoding runs at about 1 MB/s; longer texts leave the event loop to others meanwhile.
+_INLINE_CHARS = 2_048
+# Laying out a turn takes about as long as encoding so many characters.
+_TURN_CHARS = 32
+# Threads of its own: those that all of a server shares are not to be had while long prompts wait for theirs.
+_NUM_THREADS = 2
 # Of what an answer may have, the part that reasoning may take before it is closed, so that an answer follows.
 _THINKING_SHARE = 0.75
-# A prompt is usually counted before it is served, so the latest encodings are kept.
+# A prompt is usually counted before it is served, so the latest encodings are kept, unless they are long.
 _NUM_KEPT = 64
+_KEPT_CHARS = 16_384
 # What models write between the end of their reasoning and the answer.
 _AFTER_REASONING = "\n\n"
+
+T = TypeVar("T")
 
 _COPIED = tuple(f.name for f in dataclasses.fields(engine_request.SamplingParams))
 _PRIORITY = {Priority.LIVE: engine_request.Priority.LIVE, Priority.BACKGROUND: engine_request.Priority.BACKGROUND}
@@ -43,38 +53,56 @@ class PromptBuilder:
         self.tokenizer = tokenizer
         self._thinking = thinking
         self._kept: OrderedDict[tuple[Any, ...], tuple[int, ...]] = OrderedDict()
+        self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix=f"encode-{model_id}")
 
-    async def encode(self, request: GenerateRequest) -> tuple[int, ...]:
+    def close(self) -> None:
+        """Let the threads go once what they encode is done."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def encode(self, request: GenerateRequest, limit: int | None = None) -> tuple[int, ...]:
         """Return the token ids of the whole prompt, after the chat template for messages.
 
         Raises
         ------
+        ContextLengthExceeded
+            It has more than ``limit`` tokens. Not every text that has is refused here; the engine counts.
         RequestRejected, UnsupportedByBackend
         """
         if request.prompt_token_ids is not None:
-            return tuple(request.prompt_token_ids)
-        length = len(request.prompt or "") + sum(len(message.content) for message in request.messages or ())
-        if length > _LONG_TEXT:
-            return await asyncio.to_thread(self._encode, request)
-        key = (request.prompt, request.messages, request.thinking)
+            given = tuple(request.prompt_token_ids)
+            if limit is not None and len(given) > limit:
+                raise ContextLengthExceeded(len(given), limit, request.sampling.max_tokens, param="prompt")
+            return given
+        messages = request.messages or ()
+        length = len(request.prompt or "") + sum([_TURN_CHARS + len(message.content) for message in messages])
+        if length > _KEPT_CHARS:
+            return await self._work(length, partial(self._encode, request, limit))
+        # Encoding the same text again costs no time, which others must not notice.
+        key = (_salt(request), request.prompt, request.messages, request.thinking)
         ids = self._kept.pop(key, None)
         if ids is None:
-            ids = self._encode(request)
-            if len(self._kept) >= _NUM_KEPT:
-                self._kept.popitem(last=False)
+            ids = await self._work(length, partial(self._encode, request, limit))
         self._kept[key] = ids
+        if len(self._kept) > _NUM_KEPT:
+            self._kept.popitem(last=False)
         return ids
 
-    def _encode(self, request: GenerateRequest) -> tuple[int, ...]:
+    async def _work(self, num_chars: int, work: Callable[[], T]) -> T:
+        """Do work on so much text: here where it is short, else in a thread of ours."""
+        if num_chars <= _INLINE_CHARS:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def _encode(self, request: GenerateRequest, limit: int | None) -> tuple[int, ...]:
         param = "messages" if request.prompt is None else "prompt"
         try:
             if request.prompt is not None:
-                return tuple(self.tokenizer.encode(request.prompt))
-            return tuple(self._encode_chat(request))
+                return tuple(self.tokenizer.encode(request.prompt, limit=limit))
+            return tuple(self._encode_chat(request, limit))
         except EngineError as error:
             raise translate(error, self.model_id, param=param) from error
 
-    def _encode_chat(self, request: GenerateRequest) -> list[int]:
+    def _encode_chat(self, request: GenerateRequest, limit: int | None) -> list[int]:
         if request.messages is None:
             raise RequestRejected("Give messages, prompt or prompt_token_ids.", status=400, param="messages")
         messages = [
@@ -84,7 +112,8 @@ class PromptBuilder:
             for each in request.messages
         ]
         thinking = self._thinking if request.thinking is None else request.thinking
-        return self.tokenizer.encode_chat(messages, thinking=thinking if self.tokenizer.has_thinking_switch else None)
+        switch = thinking if self.tokenizer.has_thinking_switch else None
+        return self.tokenizer.encode_chat(messages, thinking=switch, limit=limit)
 
     async def predicted(
         self, request: GenerateRequest, prompt_ids: tuple[int, ...], context_length: int
@@ -107,18 +136,33 @@ class PromptBuilder:
         # What does not fit the context is not encoded: few tokens are longer than eight characters.
         text = ("" if close_id is None else _AFTER_REASONING) + request.prediction[: 8 * context_length]
         try:
-            if len(text) > _LONG_TEXT:
-                ids = await asyncio.to_thread(self.tokenizer.encode_plain, text)
-            else:
-                ids = self.tokenizer.encode_plain(text)
+            ids = await self._work(len(text), partial(self.tokenizer.encode_plain, text))
         except EngineError as error:
             raise translate(error, self.model_id, param="prediction") from error
         return engine_request.Prediction(tuple(ids), close_id) if ids else None
 
-    def encode_input(self, text: str) -> tuple[int, ...]:
-        """Return the token ids of a text to embed."""
+    async def encode_answer(self, answer: str, limit: int) -> tuple[int, ...]:
+        """Return the token ids of an answer that is to be scored.
+
+        Raises
+        ------
+        ContextLengthExceeded, RequestRejected
+        """
         try:
-            return tuple(self.tokenizer.encode(text))
+            return tuple(await self._work(len(answer), partial(self.tokenizer.encode_plain, answer, limit=limit)))
+        except EngineError as error:
+            raise translate(error, self.model_id, param="answer") from error
+
+    async def encode_inputs(self, texts: Sequence[str], limit: int) -> list[list[int]]:
+        """Return the token ids of texts to embed, each of ``limit`` at most.
+
+        Raises
+        ------
+        ContextLengthExceeded, RequestRejected
+        """
+        num_chars = sum(map(len, texts))
+        try:
+            return await self._work(num_chars, partial(self.tokenizer.encode_many, texts, limit=limit))
         except EngineError as error:
             raise translate(error, self.model_id, param="input") from error
 
@@ -153,7 +197,7 @@ class PromptBuilder:
             score_from=1 if sampling.prompt_logprobs is not None and len(prompt_ids) > 1 else None,
             thinking=self._thinking_limit(request, context_length - len(prompt_ids)) if opened else None,
             speculate=request.extra.get("speculate") is not False,
-            cache_salt=str(request.extra.get("cache_salt", "")),
+            cache_salt=_salt(request),
             stop_check=stop_check,
         )
 
@@ -187,5 +231,10 @@ class PromptBuilder:
             engine_request.SamplingParams(max_tokens=0),
             _PRIORITY[prompt.priority],
             score_from=len(prompt_ids),
-            cache_salt=str(prompt.extra.get("cache_salt", "")),
+            cache_salt=_salt(prompt),
         )
+
+
+def _salt(request: GenerateRequest) -> str:
+    """Return what a request shares its cached prefixes by."""
+    return str(request.extra.get("cache_salt", ""))

@@ -15,6 +15,7 @@ from backends.protocol import (
     TokenLogprob,
     Usage,
 )
+from backends.remote.answer_limit import AnswerLimit
 from backends.remote.chunk_decoder import AnswerChunk
 from backends.remote.stop_cutter import StopCutter
 
@@ -23,10 +24,28 @@ _BYTES_PER_TOKEN = 4
 
 
 class AnswerAccumulator:
-    """Accumulates one generation. ``clock`` is in seconds; it starts at construction."""
+    """Accumulates one generation. ``clock`` is in seconds; it starts at construction.
 
-    def __init__(self, request: GenerateRequest, clock: Callable[[], float], began_s: float | None = None) -> None:
+    ``is_cut`` says that more came than was asked for: what follows is not wanted. ``has_bad_usage`` says that the
+    server's counts could not be, and were ignored or cut.
+    """
+
+    def __init__(
+        self,
+        request: GenerateRequest,
+        clock: Callable[[], float],
+        began_s: float | None = None,
+        *,
+        context_length: int | None = None,
+    ) -> None:
         self._request = request
+        self._context_length = context_length
+        self._limit = AnswerLimit(request, context_length)
+        self._num_chunks = 0
+        self._num_chars = 0
+        self._num_counted = 0
+        self.is_cut = False
+        self.has_bad_usage = False
         self._clock = clock
         self._began_s = clock() if began_s is None else began_s
         self._first_s: float | None = None
@@ -40,7 +59,7 @@ class AnswerAccumulator:
 
     def restarted(self) -> AnswerAccumulator:
         """Return a blank answer for the next attempt; time runs on."""
-        return AnswerAccumulator(self._request, self._clock, self._began_s)
+        return AnswerAccumulator(self._request, self._clock, self._began_s, context_length=self._context_length)
 
     @property
     def has_begun(self) -> bool:
@@ -50,7 +69,12 @@ class AnswerAccumulator:
     @property
     def is_complete(self) -> bool:
         """Return whether it is known why the answer ended."""
-        return self._reason is not None or self.is_stopped
+        return self._reason is not None or self.is_over
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether the answer is ended from our side, at a stop string or at its limit."""
+        return self.is_stopped or self.is_cut
 
     @property
     def is_stopped(self) -> bool:
@@ -60,7 +84,7 @@ class AnswerAccumulator:
     @property
     def is_unreadable(self) -> bool:
         """Return whether the server gave a reason for ending that nobody documented."""
-        return self._unknown_reason is not None and not self.is_stopped
+        return self._unknown_reason is not None and not self.is_over
 
     @property
     def has_usage(self) -> bool:
@@ -77,9 +101,17 @@ class AnswerAccumulator:
         logprobs: tuple[TokenLogprob, ...] = ()
         num_tokens = 0
         for chunk in chunks:
+            if self.is_cut:
+                break
             self._note(chunk)
             if not chunk.has_content or self.is_stopped:
                 continue
+            if self._passes_limit(chunk):
+                self.is_cut = True
+                # Of a whole answer in one chunk the permitted part is shown.
+                chunk = self._shortened(chunk)
+                if not chunk.has_content:
+                    break
             # Text before reasoning: one delta shows its reasoning first, so a new one begins.
             if text and chunk.reasoning:
                 deltas.append(TokenDelta(text, reasoning, num_tokens, logprobs))
@@ -103,10 +135,30 @@ class AnswerAccumulator:
         if chunk.reason is not None and self._reason is None:
             self._reason = chunk.reason
             self._unknown_reason = chunk.unknown_reason
+        self.has_bad_usage |= chunk.has_bad_usage
         if chunk.usage is not None:
             self._usage = chunk.usage
         if chunk.prompt_logprobs is not None:
             self._prompt_logprobs = chunk.prompt_logprobs
+
+    def _passes_limit(self, chunk: AnswerChunk) -> bool:
+        """Count a chunk with content; return whether it is beyond what was asked for."""
+        self._num_chunks += 1
+        self._num_chars += len(chunk.text) + len(chunk.reasoning)
+        self._num_counted += len(chunk.logprobs)
+        # Counts that run along with the answer are of tokens up to here.
+        running = self._usage.completion_tokens if self._usage is not None and self._reason is None else 0
+        return self._limit.is_passed(self._num_chunks, self._num_chars, max(self._num_counted, running))
+
+    def _shortened(self, chunk: AnswerChunk) -> AnswerChunk:
+        most = self._limit.max_chars
+        room = len(chunk.text) + len(chunk.reasoning) if most is None else most
+        room = max(0, room - (self._num_chars - len(chunk.text) - len(chunk.reasoning)))
+        if self._num_chunks > 1 or room >= len(chunk.text) + len(chunk.reasoning):
+            return AnswerChunk()
+        reasoning = chunk.reasoning[:room]
+        self._num_chars = most or 0
+        return AnswerChunk(text=chunk.text[: room - len(reasoning)], reasoning=reasoning)
 
     def _count(self, chunk: AnswerChunk) -> int:
         # A chunk is one token at most servers; with logprobs the count is exact.
@@ -123,8 +175,8 @@ class AnswerAccumulator:
         ------
         BackendFailure : it ended without saying why, or for a reason nobody documented
         """
-        if self.is_stopped:
-            return self.ending(FinishReason.STOP)
+        if self.is_over:
+            return self.ending()
         if self._unknown_reason is not None:
             raise BackendFailure(f"{where} ended the answer with finish_reason {self._unknown_reason!r}.")
         if self._reason is None:
@@ -135,8 +187,13 @@ class AnswerAccumulator:
     def ending(self, reason: FinishReason | None = None, error: str | None = None) -> Finished:
         """Return the ending: the server's, unless another reason is given."""
         if reason is None:
-            reason = FinishReason.STOP if self.is_stopped else self._reason
+            ours = FinishReason.STOP if self.is_stopped else FinishReason.LENGTH
+            reason = ours if self.is_over else self._reason
         assert reason is not None, "an answer that has not ended needs a reason"
+        if self._usage is not None:
+            usage = self._limit.plausible(self._usage, self._num_chars)
+            self.has_bad_usage |= usage is not self._usage
+            self._usage = usage
         return Finished(
             reason=reason,
             usage=self._usage if self._usage is not None else self._estimate(),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from backends.config import RetryConfig
-from backends.errors import BackendError, BackendOverloaded, BackendTimeout, BackendUnavailable
+from backends.errors import BackendError, BackendOverloaded, BackendRefused, BackendTimeout, BackendUnavailable
 from backends.remote.replicas import Replica, ReplicaSet
 from backends.remote.retry import full_jitter_s
 
@@ -22,14 +22,14 @@ class PlannedAttempt:
     wait_s: float = 0.0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class AttemptPlan:
     """Holds the attempts of one request.
 
     A replica that was not tried yet is tried at once; one that failed already is tried again after a wait with full
     jitter, or after its Retry-After when that is longer. A Retry-After past ``RetryConfig.max_s`` ends the attempts:
     the caller decides better what to do with so long a time. A server that let the first token's time pass is not asked
-    again, since it may still be computing the answer nobody waits for.
+    again, since it may still be computing the answer nobody waits for; one that refuses our key is not either.
     """
 
     replicas: ReplicaSet
@@ -39,6 +39,7 @@ class AttemptPlan:
     max_rest_s: float = 60.0
     tried: list[Replica] = field(default_factory=list)
     silent: list[Replica] = field(default_factory=list)
+    asked_until: dict[Replica, float] = field(default_factory=dict)
     num_failed: int = 0
     last_error: BackendError | None = None
 
@@ -61,12 +62,13 @@ class AttemptPlan:
         self.last_error = error
         self.tried.append(replica)
         # It may still be at work on the answer: asking again would pay for it twice.
-        if isinstance(error, BackendTimeout):
+        if isinstance(error, BackendTimeout | BackendRefused):
             self.silent.append(replica)
         retry_after_s = error.retry_after_s if isinstance(error, BackendUnavailable) else None
         if retry_after_s is not None:
-            # Bounded: a server that names a year by mistake is asked again today.
-            replica.rest(now_s + min(retry_after_s, self.max_rest_s))
+            # The request itself waits as long as it was told; others are held up no longer than they must be.
+            self.asked_until[replica] = now_s + retry_after_s
+            replica.rest_as_asked(now_s, retry_after_s, self.max_rest_s)
         if not error.retryable or self.num_failed >= self.config.max_attempts:
             raise error
         fresh = self.replicas.choose(now_s, avoid=self.tried)
@@ -87,7 +89,7 @@ class AttemptPlan:
         # Drawn once, so that replicas are compared by what they ask for and not by luck.
         jitter_s = full_jitter_s(self.num_failed, self.config, self.rng)
         waits = {
-            index: max(jitter_s, each.wait_s(now_s))
+            index: max(jitter_s, each.wait_s(now_s), self.asked_until.get(each, now_s) - now_s)
             for index, each in enumerate(self.replicas.replicas)
             if each not in self.silent and each.num_outstanding < self.replicas.max_outstanding
         }

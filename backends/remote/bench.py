@@ -166,7 +166,7 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         port_file = Path(folder) / "port"
-        command = [sys.executable, "-m", "backends.remote.bench", "--serve", str(port_file)]
+        command = [sys.executable, "-P", "-m", "backends.remote.bench", "--serve", str(port_file)]
         with subprocess.Popen(command) as server:
             try:
                 while not port_file.exists() or not port_file.read_text():

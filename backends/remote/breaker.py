@@ -2,7 +2,7 @@
 
 ::
 
-    CLOSED ──threshold failures in a row──► OPEN ──open_s passed──► HALF_OPEN
+    CLOSED ──threshold requests failed in a row──► OPEN ──open_s passed──► HALF_OPEN
        ▲                                      ▲                        │
        │                                      └─────── probe fails ────┤  (the wait doubles, up to max_open_s)
        └───────────────────────────────────────────── probe succeeds ──┘
@@ -36,6 +36,8 @@ class Breaker:
         self._config = config or BreakerConfig()
         self._is_tripped = False
         self._num_failures = 0
+        # At most as many as the threshold.
+        self._failed_keys: set[object] = set()
         self._num_trips = 0
         self._open_until = 0.0
         self._probe: int | None = None
@@ -70,10 +72,18 @@ class Breaker:
         if ticket == self._epoch:
             self.reset()
 
-    def fail(self, ticket: int, now_s: float) -> None:
-        """Note that an attempt found the server broken."""
+    def fail(self, ticket: int, now_s: float, request_key: object = None) -> None:
+        """Note that an attempt found the server broken.
+
+        Attempts with the same ``request_key`` count once: a request that makes a server fail must not close it to the
+        others by its own retries.
+        """
         if ticket != self._epoch:
             return
+        if request_key is not None and self._probe != ticket:
+            if request_key in self._failed_keys:
+                return
+            self._failed_keys.add(request_key)
         self._num_failures += 1
         if self._probe == ticket or self._num_failures >= self._config.failure_threshold:
             self._trip(now_s)
@@ -89,6 +99,7 @@ class Breaker:
             self._epoch += 1
         self._is_tripped = False
         self._num_failures = 0
+        self._failed_keys.clear()
         self._num_trips = 0
         self._probe = None
 
@@ -99,5 +110,6 @@ class Breaker:
         self._is_tripped = True
         self._num_trips += 1
         self._num_failures = 0
+        self._failed_keys.clear()
         self._probe = None
         self._epoch += 1

@@ -18,6 +18,9 @@ from backends.protocol import FinishReason, TokenLogprob, Usage
 UNKNOWN_TOKEN_ID = -1
 """``TokenLogprob.token_id`` where a server names tokens by text only."""
 
+# More than any context holds, and what the log's columns take: a server that counts more is wrong, its answer is not.
+_MOST_TOKENS = 2**31 - 1
+
 _REASONS: Mapping[str, FinishReason] = {
     "stop": FinishReason.STOP,
     "eos": FinishReason.STOP,
@@ -50,6 +53,8 @@ class AnswerChunk:
 
     ``reason`` is set by the chunk that ends the answer, ``usage`` by the one that counts it.
 
+    ``has_bad_usage`` says that its counts are none: they are ignored, since the answer is not worse for them.
+
     ``unknown_reason`` is a finish reason nobody documented: treated as a failure, so that a truncated answer is never
     shown as a whole one.
     """
@@ -60,6 +65,7 @@ class AnswerChunk:
     reason: FinishReason | None = None
     unknown_reason: str | None = None
     usage: Usage | None = None
+    has_bad_usage: bool = False
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
 
     @property
@@ -95,9 +101,9 @@ def _read(body: dict[str, Any]) -> AnswerChunk:
     usage = body.get("usage")
     if choices is None and usage is None and "object" not in body:
         raise ValueError("neither choices nor usage")
-    read_usage_ = read_usage(usage) if usage is not None else None
+    read_usage_, has_bad_usage = _usage(usage)
     if not choices:
-        return AnswerChunk(usage=read_usage_)
+        return AnswerChunk(usage=read_usage_, has_bad_usage=has_bad_usage)
     choice = choices[0]
     reason, unknown = _reason(choice.get("finish_reason"))
     source = choice.get("delta") or choice.get("message") or choice
@@ -109,6 +115,7 @@ def _read(body: dict[str, Any]) -> AnswerChunk:
         reason=reason,
         unknown_reason=unknown,
         usage=read_usage_,
+        has_bad_usage=has_bad_usage,
         prompt_logprobs=_prompt_logprobs(choice.get("prompt_logprobs") or body.get("prompt_logprobs")),
     )
 
@@ -141,9 +148,19 @@ def _reason(value: Any) -> tuple[FinishReason | None, str | None]:
 def _count(value: Any) -> int:
     if value is None:
         return 0
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST_TOKENS:
         raise ValueError("not a count")
     return value
+
+
+def _usage(body: Any) -> tuple[Usage | None, bool]:
+    """Return (counts, whether there were some that cannot be read)."""
+    if body is None:
+        return None, False
+    try:
+        return read_usage(body), False
+    except (TypeError, ValueError, AttributeError):
+        return None, True
 
 
 def read_usage(body: Any) -> Usage:

@@ -17,10 +17,11 @@ from backends.errors import (
     BackendError,
     BackendFailure,
     BackendOverloaded,
+    BackendRefused,
     BackendTimeout,
     BackendUnavailable,
     ContextLengthExceeded,
-    RequestRejected,
+    RejectedByServer,
 )
 from backends.remote.retry import parse_retry_after_s
 
@@ -58,16 +59,18 @@ def from_status(
 ) -> BackendError:
     """Translate an HTTP status that is not 200.
 
-    401, 403 and 404 are about our key and our model name, so they are the operator's to mend, not the caller's: the
-    server counts as unavailable and its message, which may quote the key, is not repeated.
+    401, 402, 403 and a used-up quota are about our key and our account, so they are the operator's to mend, not the
+    caller's, and no wait mends them. A message about the key may quote it, and is not repeated.
     """
     message, code, param, fields = _read_error(body, secrets)
     said = f"{where} answered {status}" + (f": {message}" if message else "")
     retry_after_s = parse_retry_after_s(headers.get("retry-after"))
+    if status == 402 or (status == 429 and code == "insufficient_quota"):
+        return BackendRefused(said)
     if status in (429, 529):
         return BackendOverloaded(said, retry_after_s=retry_after_s)
     if status in (401, 403):
-        return BackendUnavailable(f"{where} answered {status}: it refuses our API key. Check api_key_env.")
+        return BackendRefused(f"{where} answered {status}: it refuses our API key. Check api_key_env.")
     # A wrong path or model name: the message is safe to repeat, it quotes no key.
     if status in (404, 405):
         return BackendUnavailable(f"{said}. Check urls and model.")
@@ -76,8 +79,11 @@ def from_status(
     if status in (408, 504):
         return BackendTimeout(said)
     if 400 <= status < 500:
-        return _context_error(message, code, fields, status) or RequestRejected(
-            message or f"The model's server answered {status}.", status=status, param=param, code=code
+        named = "".join(
+            f" ({name} {strike_out(value, secrets)!r})" for name, value in (("param", param), ("code", code)) if value
+        )
+        return _context_error(message, code, fields, status, said) or RejectedByServer(
+            said + named, status=status, param=param, code=code
         )
     return BackendFailure(said)
 
@@ -92,8 +98,8 @@ def from_error_chunk(body: Any, where: str, secrets: tuple[str, ...] = ()) -> Ba
 
 
 def blames_replica(error: BackendError) -> bool:
-    """Return whether a failure says that the replica is broken; being busy, or a bad request, does not."""
-    return error.retryable and not isinstance(error, BackendOverloaded)
+    """Return whether a failure says that the replica is broken; being busy, a bad request or a bad key do not."""
+    return error.retryable and not isinstance(error, BackendOverloaded | BackendRefused)
 
 
 def strike_out(text: str, secrets: tuple[str, ...]) -> str:
@@ -130,15 +136,15 @@ def _read_error(body: bytes, secrets: tuple[str, ...]) -> tuple[str, str | None,
 _CONTEXT = re.compile(r"(?:maximum )?context (?:length|size|window)\D{0,40}?(\d+)", re.IGNORECASE)
 _PROMPT = re.compile(
     r"(\d+) (?:in the (?:messages|prompt)|input tokens)"
-    r"|(?:resulted in|request has|prompt (?:has|contains)(?: at least)?|request \() ?(\d+)",
+    r"|(?:resulted in(?: at least)?|request has|prompt (?:has|contains)(?: at least)?|request \() ?(\d+)",
     re.IGNORECASE,
 )
 _REQUESTED = re.compile(r"requested (?:about )?(\d+) tokens", re.IGNORECASE)
 
 
 def _context_error(
-    message: str, code: str | None, fields: dict[str, Any], status: int
-) -> ContextLengthExceeded | RequestRejected | None:
+    message: str, code: str | None, fields: dict[str, Any], status: int, said: str
+) -> ContextLengthExceeded | RejectedByServer | None:
     """Recognise "too long" and find its numbers, which callers are promised."""
     named = code in ("context_length_exceeded", "exceed_context_size_error")
     if not named and not re.search(r"context (length|size|window)", message, re.IGNORECASE):
@@ -149,7 +155,7 @@ def _context_error(
         found_limit = _CONTEXT.search(message)
         found_asked = _PROMPT.search(message) or _REQUESTED.search(message)
         if found_limit is None or found_asked is None:
-            return RequestRejected(message, status=status, code="context_length_exceeded")
+            return RejectedByServer(said, status=status, code="context_length_exceeded")
         limit = int(found_limit.group(1))
         asked = int(next(group for group in found_asked.groups() if group))
     return ContextLengthExceeded(asked, limit)

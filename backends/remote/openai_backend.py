@@ -14,7 +14,14 @@ import httpx
 import orjson
 
 from backends.config import RemoteModelConfig
-from backends.errors import BackendError, BackendFailure, BackendUnavailable, RequestRejected, UnsupportedByBackend
+from backends.errors import (
+    BackendError,
+    BackendFailure,
+    BackendRefused,
+    BackendUnavailable,
+    RequestRejected,
+    UnsupportedByBackend,
+)
 from backends.protocol import (
     Capability,
     EmbedResult,
@@ -30,7 +37,8 @@ from backends.protocol import (
 )
 from backends.remote.answer_accumulator import AnswerAccumulator, estimate_prompt_tokens
 from backends.remote.attempt_plan import AttemptPlan, PlannedAttempt
-from backends.remote.failure_table import blames_replica
+from backends.remote.breaker import BreakerState
+from backends.remote.failure_table import FOREIGN_ERRORS, blames_replica, from_status, from_transport
 from backends.remote.replica_exchange import ReplicaExchange
 from backends.remote.replicas import Replica, ReplicaLease, ReplicaSet
 from backends.remote.request_encoder import request_body, request_path
@@ -47,6 +55,7 @@ from backends.remote.wait_registry import BackendClosed, WaitRegistry
 
 T = TypeVar("T")
 
+_ID_CHARS = 36
 # What a request without max_tokens is taken to weigh when replicas are compared, in output tokens.
 _EXPECTED_TOKENS = 256
 # A prompt token costs a server about this share of an output token.
@@ -99,6 +108,8 @@ class OpenAIBackend:
         self._rng = rng or Random()
         self._waits = WaitRegistry()
         self._replicas = ReplicaSet.of(config.urls, config.breaker, config.max_outstanding)
+        self._num_cut = 0
+        self._num_bad_usage = 0
         # Servers are asked to count until one refuses the question.
         self._asks_usage = True
 
@@ -120,7 +131,7 @@ class OpenAIBackend:
         ContextLengthExceeded, RequestRejected : a server refused this request
         BackendOverloaded, BackendUnavailable, BackendTimeout, BackendFailure : every attempt failed; the last error
         """
-        answer = AnswerAccumulator(request, self._clock)
+        answer = AnswerAccumulator(request, self._clock, context_length=self.context_length)
         is_settled = False
         try:
             body = request_body(request, self._config, with_usage=self._asks_usage)
@@ -138,6 +149,8 @@ class OpenAIBackend:
                     # Raises when nothing is left to try; else what the failed attempt counted is dropped with it.
                     step = plan.after(error, replica, self._clock())
                     answer = answer.restarted()
+                    if request.before_retry is not None:
+                        await request.before_retry()
         except BackendClosed:
             is_settled = True
             raise self._closed() from None
@@ -152,7 +165,7 @@ class OpenAIBackend:
         self, replica: Replica, request: GenerateRequest, body: dict[str, Any], answer: AnswerAccumulator
     ) -> AsyncGenerator[Event, None]:
         """Play one attempt: raise before the first delta, end with ``error`` after it."""
-        with ReplicaLease(replica, self._clock(), _work(request)) as lease:
+        with ReplicaLease(replica, self._clock(), _work(request), _request_key(request)) as lease:
             try:
                 async with (
                     await self._open(replica, request_path(request), body) as exchange,
@@ -162,13 +175,15 @@ class OpenAIBackend:
                         for delta in answer.take(chunks):
                             lease.progress(delta.num_tokens)
                             yield delta
-                        if answer.is_stopped:
+                        if answer.is_over:
                             break
                         exchange.expect(answer)
                 ending = answer.whole(replica.url)
                 lease.succeed()
             except (BackendError, BackendClosed) as error:
                 ending = self._broken(lease, answer, error)
+        self._num_cut += answer.is_cut
+        self._num_bad_usage += answer.has_bad_usage
         for delta in answer.rest():
             yield delta
         yield ending
@@ -188,7 +203,7 @@ class OpenAIBackend:
             raise error
         return answer.ending(FinishReason.ERROR, str(error))
 
-    async def count_tokens(self, request: GenerateRequest) -> int | None:
+    async def count_tokens(self, request: GenerateRequest, *, limit: int | None = None) -> int | None:
         """Ask the server, where it can tokenize (vLLM's ``/tokenize``); None where it cannot, or does not answer."""
         if request.prompt_token_ids is not None:
             return len(request.prompt_token_ids)
@@ -213,16 +228,38 @@ class OpenAIBackend:
         return await self._call("/embeddings", body, lambda data: read_embeddings(data, len(texts)), 1.0)
 
     async def health(self) -> Health:
-        """Have every replica make one token, past its breaker; healthy when one of them does.
+        """Ask every replica as ``health_check`` says; healthy when one of them answers.
 
-        A replica that answers closes its breaker, so a server that came back is used at once.
+        Listing models costs nothing, and says nothing of a breaker. A replica that makes a token, past its breaker,
+        closes it, so a server that came back is used at once.
         """
         if self._waits.is_closed:
             return Health(False, 0.0, str(self._closed()))
         began_s = self._clock()
-        found = await asyncio.gather(*(self._probe(replica) for replica in self._replicas.replicas))
+        ask = self._probe if self._config.health_check == "token" else self._list_models
+        found = await asyncio.gather(*(ask(replica) for replica in self._replicas.replicas))
         broken = [detail for detail in found if detail is not None]
         return Health(len(broken) < len(found), self._clock() - began_s, "; ".join(broken))
+
+    async def _list_models(self, replica: Replica) -> str | None:
+        """Return what is wrong with a replica, None when it lists its models, or answers that it cannot."""
+        if replica.breaker.state(self._clock()) is BreakerState.OPEN:
+            return f"{replica.url}: its breaker is open"
+        request = self._connected().build_request("GET", f"{replica.url}/models", headers=dict(self._headers))
+        try:
+            sending = self._connected().send(request, stream=True)
+            response = await self._waits.bounded(sending, self._config.timeouts.health_s)
+            await response.aclose()
+        except TimeoutError:
+            return f"{replica.url}: no answer in {self._config.timeouts.health_s} s"
+        except BackendClosed:
+            return str(self._closed())
+        except FOREIGN_ERRORS as error:
+            return str(from_transport(error, replica.url))
+        # Not every server has the list; that it says so is an answer.
+        if response.status_code in (200, 404, 405):
+            return None
+        return str(from_status(response.status_code, {}, b"", replica.url))
 
     async def _probe(self, replica: Replica) -> str | None:
         """Return what is wrong with a replica, None when it made a token."""
@@ -251,7 +288,12 @@ class OpenAIBackend:
                     raise BackendFailure(event.error or f"{replica.url}: the probe failed")
 
     def load(self) -> Load:
-        return Load(running=self._replicas.num_outstanding)
+        return Load(
+            running=self._replicas.num_outstanding,
+            num_cut=self._num_cut,
+            num_bad_usage=self._num_bad_usage,
+            max_running=self._config.max_outstanding * len(self._config.urls),
+        )
 
     async def close(self) -> None:
         """End what runs with ``cancelled``, close connections. Idempotent."""
@@ -267,16 +309,16 @@ class OpenAIBackend:
             while True:
                 replica = await self._claim(plan, step)
                 try:
-                    return await self._call_once(replica, path, body, read, work)
+                    return await self._call_once(replica, path, body, read, work, plan)
                 except BackendError as error:
                     step = plan.after(error, replica, self._clock())
         except BackendClosed:
             raise self._closed() from None
 
     async def _call_once(
-        self, replica: Replica, path: str, body: dict[str, Any], read: Callable[[bytes], T], work: float
+        self, replica: Replica, path: str, body: dict[str, Any], read: Callable[[bytes], T], work: float, key: object
     ) -> T:
-        with ReplicaLease(replica, self._clock(), work) as lease:
+        with ReplicaLease(replica, self._clock(), work, key) as lease:
             try:
                 async with await self._open(replica, path, body) as exchange:
                     result = read(await exchange.read_all(_MAX_CALL_BYTES))
@@ -328,6 +370,8 @@ class OpenAIBackend:
     def _judge(self, lease: ReplicaLease, error: BackendError) -> None:
         if blames_replica(error):
             lease.fail(self._clock())
+        elif isinstance(error, BackendRefused):
+            lease.refuse()
         elif not error.retryable:
             # It refused this request, as a working server does.
             lease.succeed()
@@ -346,6 +390,11 @@ def _headers(config: RemoteModelConfig, api_key: str | None) -> Mapping[str, str
     if api_key:
         headers["authorization"] = f"Bearer {api_key}"
     return headers
+
+
+def _request_key(request: GenerateRequest) -> str:
+    # The choices of one request have its id and a number: they are one request, too.
+    return request.request_id[:_ID_CHARS]
 
 
 def _work(request: GenerateRequest) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
 
 import httpx
@@ -11,6 +11,7 @@ import httpx
 from backends.config import TimeoutConfig
 from backends.errors import BackendError, BackendFailure, BackendTimeout
 from backends.remote.answer_accumulator import AnswerAccumulator
+from backends.remote.body_decoder import BodyDecoder, BodyUndecodable
 from backends.remote.chunk_decoder import AnswerChunk, ErrorChunk, MalformedChunk, read_chunk
 from backends.remote.failure_table import FOREIGN_ERRORS, from_error_chunk, from_status, from_transport, strike_out
 from backends.remote.sse import EventTooLarge, SSEParser, SSEvent
@@ -52,6 +53,8 @@ class ReplicaExchange:
         self._where = base_url
         self._response: httpx.Response | None = None
         self._reader: AsyncIterator[bytes] | None = None
+        self._decoder = BodyDecoder()
+        self._unpacked: Iterator[bytes] = iter(())
         self._patience_s = timeouts.first_token_s
         self._num_tokens = 0
 
@@ -84,12 +87,15 @@ class ReplicaExchange:
             raise from_transport(error, self._where) from error
         # The first token has one limit, whether the head or the body is late.
         self._patience_s -= self._clock() - sent_s
-        self._reader = self._response.aiter_bytes().__aiter__()
-        if self._response.status_code != 200:
-            try:
+        # Raw: httpx would unpack a compressed body whole, whatever its size.
+        self._reader = self._response.aiter_raw().__aiter__()
+        try:
+            if self._response.status_code != 200:
                 raise await self._refusal(self._response)
-            finally:
-                await self.close()
+            self._check_encoding(self._response)
+        except BaseException:
+            await self.close()
+            raise
 
     async def read_all(self, limit_bytes: int = _MAX_ANSWER_BYTES) -> bytes:
         """Return the whole body of an answer that is not a stream."""
@@ -138,8 +144,26 @@ class ReplicaExchange:
             self._num_tokens = answer.num_tokens
             self._patience_s = self._timeouts.gap_s
 
+    def _check_encoding(self, response: httpx.Response) -> None:
+        try:
+            self._decoder = BodyDecoder(response.headers.get("content-encoding", ""))
+        except BodyUndecodable as error:
+            raise BackendFailure(f"{self._where}: {error}.") from None
+
     async def _piece(self) -> bytes | None:
         """Return the next bytes of the body, None at its end."""
+        while True:
+            try:
+                for piece in self._unpacked:
+                    return piece
+            except BodyUndecodable as error:
+                raise BackendFailure(f"{self._where}: {error}.") from error
+            raw = await self._raw_piece()
+            if raw is None:
+                return None
+            self._unpacked = self._decoder.feed(raw)
+
+    async def _raw_piece(self) -> bytes | None:
         assert self._reader is not None, "send first"
         # Only time spent waiting here counts: a reader that is slow to take tokens does not make the server late.
         began_s = self._clock()
@@ -192,6 +216,7 @@ class ReplicaExchange:
 
     async def _refusal(self, response: httpx.Response) -> BackendError:
         try:
+            self._check_encoding(response)
             body = await self.read_all(_MAX_ERROR_BYTES)
         except BackendError:
             body = b""

@@ -9,12 +9,15 @@ from types import TracebackType
 from backends.config import BreakerConfig
 from backends.remote.breaker import Breaker, BreakerState
 
+_FIRST_REST_S = 1.0
+
 
 @dataclass(slots=True, eq=False)
 class Replica:
     """Holds one server and what is known of it.
 
-    ``work`` is in expected output tokens; ``resting_until`` on our clock.
+    ``work`` is in expected output tokens; ``resting_until`` on our clock. ``is_refusing`` says that it refused our key
+    last time: it answers, so its breaker stays closed, but one that takes the key is asked first.
     """
 
     url: str
@@ -22,6 +25,8 @@ class Replica:
     num_outstanding: int = 0
     work: float = 0.0
     resting_until: float = 0.0
+    is_refusing: bool = False
+    num_rests: int = 0
 
     def can_take(self, now_s: float, max_outstanding: int) -> bool:
         """Return whether a request may go here now."""
@@ -34,18 +39,32 @@ class Replica:
         return max(self.breaker.wait_s(now_s), self.resting_until - now_s, 0.0)
 
     def rest(self, until_s: float) -> None:
-        """Leave the server alone until then, as it asked with Retry-After."""
+        """Leave the server alone until then."""
         self.resting_until = max(self.resting_until, until_s)
+
+    def rest_as_asked(self, now_s: float, asked_s: float, most_s: float) -> None:
+        """Leave the server alone as it asked with Retry-After, but not for long on the word of one answer.
+
+        A second at first, twice as long each time that it asks again after a rest, up to ``most_s``; what it asks while
+        it rests is of the same moment.
+        """
+        if now_s >= self.resting_until:
+            self.num_rests += 1
+        # The exponent is bounded because 2.0 ** 1024 overflows.
+        limit_s = min(most_s, _FIRST_REST_S * 2.0 ** min(max(0, self.num_rests - 1), 30))
+        self.rest(now_s + min(asked_s, limit_s))
 
 
 class ReplicaLease:
     """Holds one attempt's claim on a replica, given back on leaving the ``with`` block with whatever was learnt.
 
-    A health check may claim a replica whose breaker is open; success then closes it.
+    ``request_key`` is the same for all tries of one request. A health check may claim a replica whose breaker is open;
+    success then closes it.
     """
 
-    def __init__(self, replica: Replica, now_s: float, work: float) -> None:
+    def __init__(self, replica: Replica, now_s: float, work: float, request_key: object = None) -> None:
         self.replica = replica
+        self._request_key = request_key
         breaker = replica.breaker
         self._ticket = breaker.begin(now_s) if breaker.can_attempt(now_s) else None
         self._is_trial = breaker.state(now_s) is not BreakerState.CLOSED
@@ -67,6 +86,16 @@ class ReplicaLease:
 
     def succeed(self) -> None:
         """Note that the server works."""
+        self.replica.is_refusing = False
+        self.replica.num_rests = 0
+        self._reach()
+
+    def refuse(self) -> None:
+        """Note that the server works, but not for us."""
+        self.replica.is_refusing = True
+        self._reach()
+
+    def _reach(self) -> None:
         if self._ticket is None:
             self.replica.breaker.reset()
         else:
@@ -75,7 +104,7 @@ class ReplicaLease:
     def fail(self, now_s: float) -> None:
         """Note that the server is broken."""
         if self._ticket is not None:
-            self.replica.breaker.fail(self._ticket, now_s)
+            self.replica.breaker.fail(self._ticket, now_s, self._request_key)
 
     def __enter__(self) -> ReplicaLease:
         return self
@@ -123,7 +152,7 @@ class ReplicaSet:
             replica = self.replicas[(self._turn + step) % count]
             if replica in avoid or not replica.can_take(now_s, self.max_outstanding):
                 continue
-            if best is None or replica.work < best.work:
+            if best is None or (replica.is_refusing, replica.work) < (best.is_refusing, best.work):
                 best = replica
         return best
 

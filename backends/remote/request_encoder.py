@@ -59,6 +59,8 @@ def request_body(request: GenerateRequest, config: RemoteModelConfig, *, with_us
     body.update(_thinking(request, config))
     body.update(_prediction(request, config))
     body.update({name: request.extra[name] for name in _FORWARDED if name in request.extra})
+    if config.cache_salt and request.extra.get("cache_salt"):
+        body["cache_salt"] = request.extra["cache_salt"]
     # Last, so that the operator can overrule what a caller asked for.
     body.update(config.extra_body)
     return body

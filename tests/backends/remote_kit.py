@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from itertools import count
 from random import Random
 from typing import Any
 
@@ -12,10 +13,11 @@ from backends.protocol import Finished, GenerateRequest, Message, SamplingParams
 from backends.remote.openai_backend import OpenAIBackend
 from tests.backends.provider.server import ProviderServer
 
+_IDS = count()
 ANSWER = "The naïve 🦊 says: 2 + 2 = 4, 不是 5."
 # Long where a busy machine could make a good server late, short where a test waits for silence to be noticed.
 TIMEOUTS = TimeoutConfig(connect_s=10, first_token_s=20, gap_s=20, trailer_s=0.2, health_s=1)
-HASTY = TimeoutConfig(connect_s=10, first_token_s=0.5, gap_s=0.25, trailer_s=0.2, health_s=1)
+HASTY = TimeoutConfig(connect_s=10, first_token_s=1.0, gap_s=0.5, trailer_s=0.2, health_s=1)
 QUICK = RetryConfig(max_attempts=3, base_s=0.001, max_s=0.5)
 ONCE = RetryConfig(max_attempts=1)
 EVERYTHING = ("generate", "logprobs", "thinking", "embed", "score", "tokenize", "prompt_token_ids")
@@ -25,13 +27,14 @@ def make(server: ProviderServer, *behaviours: str, **options: Any) -> OpenAIBack
     api_key = options.pop("api_key", None)
     sleep = options.pop("sleep", asyncio.sleep)
     fields: dict[str, Any] = {"timeouts": TIMEOUTS, "retry": QUICK, "capabilities": EVERYTHING, "score_api": "vllm"}
+    fields["health_check"] = "token"
     urls = tuple(server.url(behaviour) for behaviour in behaviours)
     config = RemoteModelConfig(urls=urls, model="provider-model", **{**fields, **options})
     return OpenAIBackend("far", config, api_key=api_key, rng=Random(7), sleep=sleep)
 
 
 def chat(text: str = "What is 2 + 2?", **sampling: Any) -> GenerateRequest:
-    return GenerateRequest("r", messages=(Message("user", text),), sampling=SamplingParams(**sampling))
+    return GenerateRequest(f"r{next(_IDS)}", messages=(Message("user", text),), sampling=SamplingParams(**sampling))
 
 
 async def collect(backend: OpenAIBackend, request: GenerateRequest) -> tuple[list[TokenDelta], Finished]:
@@ -45,7 +48,7 @@ async def collect(backend: OpenAIBackend, request: GenerateRequest) -> tuple[lis
 
 async def until(is_true: Callable[[], bool]) -> None:
     """Wait for something that happens on the server's thread."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not is_true():  # noqa: ASYNC110 - another loop's doing, so no event of this one
             await asyncio.sleep(0.005)
 

@@ -144,6 +144,7 @@ def test_easy_tasks_are_answered(tier: int, least: float) -> None:
     assert sum(right for right, _, _ in graded) >= least * len(tasks)
 
 
+@pytest.mark.slow
 def test_thinking_answers_what_guessing_cannot() -> None:
     tasks = list(generate(102, 14, split="test", mix={5: 1.0}))
     folder = model_dir(4)

@@ -63,6 +63,7 @@ def test_the_key_alone_decides_the_split(cell: tuple[str, int], seed: int) -> No
     assert problem.question in drawn.prompt
 
 
+@pytest.mark.slow
 def test_train_and_test_share_no_problem_and_no_prompt() -> None:
     train = list(generate(5, 12_000, split="train", mix=UNIFORM_MIX))
     test = list(generate(5, 3_000, split="test", mix=UNIFORM_MIX))

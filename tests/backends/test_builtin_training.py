@@ -97,6 +97,7 @@ def test_batches_are_deterministic_and_marked(tokenizer: Tokenizer) -> None:
             assert tokenizer.decode(ids[kind == 1].tolist(), skip_special_tokens=False).startswith("<|im_start|>")
 
 
+@pytest.mark.slow
 def test_a_batch_is_learnt_and_exported(tokenizer: Tokenizer, tmp_path: Path) -> None:
     spec = _tiny(1)
     config = RunConfig(minutes=60, seed=1, device="cpu", folder=tmp_path, compile=False)

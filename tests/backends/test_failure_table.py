@@ -16,10 +16,12 @@ from backends.errors import (
     BackendError,
     BackendFailure,
     BackendOverloaded,
+    BackendRefused,
     BackendTimeout,
     BackendUnavailable,
     ContextLengthExceeded,
     ModelLoadError,
+    RejectedByServer,
     RequestRejected,
     UnsupportedByBackend,
 )
@@ -32,6 +34,7 @@ from backends.remote.failure_table import (
     from_transport,
     strike_out,
 )
+from policies.errors import NoTierFits
 
 WHERE = "http://far/v1"
 SECRET = "sk-very-secret"
@@ -127,11 +130,13 @@ def by_status(status: int) -> type[BackendError]:
     """The table of docs/backends.md, in words of its own."""
     if status in (429, 529):
         return BackendOverloaded
-    if status in (401, 403, 404, 405, 503):
+    if status in (401, 402, 403):
+        return BackendRefused
+    if status in (404, 405, 503):
         return BackendUnavailable
     if status in (408, 504):
         return BackendTimeout
-    return RequestRejected if 400 <= status < 500 else BackendFailure
+    return RejectedByServer if 400 <= status < 500 else BackendFailure
 
 
 @pytest.mark.parametrize("status", [*range(201, 209), *range(300, 309), *range(400, 452), *range(500, 530), 599])
@@ -141,10 +146,15 @@ def test_every_status_has_its_type(status: int) -> None:
     assert error.retryable == (not isinstance(error, RequestRejected))
     if status not in (401, 403):
         assert "so it is" in str(error)
+    assert f"{WHERE} answered {status}" in str(error)
     if isinstance(error, RequestRejected):
         assert error.status == status
-    else:
-        assert f"{WHERE} answered {status}" in str(error)
+
+
+def test_a_quota_that_is_used_up_is_no_overload() -> None:
+    """OpenAI says 429 for both; only one passes by waiting."""
+    body = orjson.dumps({"error": {"message": "You exceeded your current quota", "code": "insufficient_quota"}})
+    assert type(from_status(429, {"retry-after": "1"}, body, WHERE)) is BackendRefused
 
 
 @pytest.mark.parametrize("status", [429, 529, 503])
@@ -170,21 +180,33 @@ def test_what_a_server_says_of_our_key_is_not_repeated(status: int) -> None:
 @pytest.mark.parametrize(
     ("body", "message", "code", "param"),
     [
-        ({"error": {"message": "no", "code": "bad", "param": "top_p", "type": "t"}}, "no", "bad", "top_p"),
+        (
+            {"error": {"message": "no", "code": "invalid_value", "param": "top_p", "type": "t"}},
+            "no (param 'top_p') (code 'invalid_value')",
+            "invalid_value",
+            "top_p",
+        ),
+        # What is of no known vocabulary is the server's own text: for the log alone.
+        (
+            {"error": {"message": "no", "code": "bad", "param": "our_own"}},
+            "no (param 'our_own') (code 'bad')",
+            None,
+            None,
+        ),
         (
             {"error": {"message": "no", "code": 400, "type": "BadRequestError", "param": None}},
-            "no",
-            "BadRequestError",
+            "no (code 'BadRequestError')",
+            None,
             None,
         ),
         ({"error": "no"}, "no", None, None),
-        ({"message": "no", "object": "error", "type": "t", "code": 400}, "no", "t", None),
+        ({"message": "no", "object": "error", "type": "t", "code": 400}, "no (code 't')", None, None),
         ({"detail": "no"}, "no", None, None),
         ({"detail": [{"loc": ["body", "n"], "msg": "no"}]}, '[{"loc":["body","n"],"msg":"no"}]', None, None),
         ({"error": {"message": {"deep": "no"}}}, '{"deep":"no"}', None, None),
         ({"error": {"message": "two\nlines\x00 \t of   text"}}, "two lines of text", None, None),
-        (["no"], "The model's server answered 400.", None, None),
-        ({}, "The model's server answered 400.", None, None),
+        (["no"], "", None, None),
+        ({}, "", None, None),
         ({"error": None, "message": "no"}, "no", None, None),
         ({"error": {"message": "no", "code": ["x"], "param": {"a": 1}}}, "no", None, None),
     ],
@@ -192,11 +214,12 @@ def test_what_a_server_says_of_our_key_is_not_repeated(status: int) -> None:
 def test_error_bodies_of_every_server_are_read(body: Any, message: str, code: str | None, param: str | None) -> None:
     error = from_status(400, {}, orjson.dumps(body), WHERE)
     assert isinstance(error, RequestRejected)
-    assert (str(error), error.code, error.param) == (message, code, param)
+    said = f"{WHERE} answered 400" + (f": {message}" if message else "")
+    assert (str(error), error.code, error.param) == (said, code, param)
 
 
 def test_plain_text_is_shown_and_a_web_page_is_not() -> None:
-    assert str(from_status(400, {}, b"  model is\nbusy ", WHERE)) == "model is busy"
+    assert str(from_status(400, {}, b"  model is\nbusy ", WHERE)).endswith(": model is busy")
     assert "body" not in str(from_status(502, {}, b" \n<html><body>Bad Gateway</body></html>", WHERE))
     assert str(from_status(500, {}, b"\xff\xfe", WHERE)).endswith("��")
 
@@ -222,6 +245,10 @@ def test_plain_text_is_shown_and_a_web_page_is_not() -> None:
         ),
         ({"message": "maximum context length is 100 tokens, you requested about 250 tokens"}, 250, 100),
         ({"message": "too big", "type": "exceed_context_size_error", "n_ctx": 64, "n_prompt_tokens": 99}, 99, 64),
+        # What this project says itself, as a tier of another.
+        ({"message": str(ContextLengthExceeded(120, 100, 7)), "code": "context_length_exceeded"}, 120, 100),
+        ({"message": str(ContextLengthExceeded(120, 100, is_counted=False, param="prompt"))}, 120, 100),
+        ({"message": str(NoTierFits(120, 7, 100, is_counted=False))}, 120, 100),
     ],
 )
 def test_too_long_a_prompt_comes_with_its_numbers(error: dict[str, Any], prompt: int, limit: int) -> None:
@@ -245,7 +272,8 @@ def test_too_long_a_prompt_without_numbers_keeps_its_code() -> None:
         ({"error": {"message": "died", "code": 500}}, BackendFailure),
         ({"error": {"message": "busy", "code": 429}}, BackendOverloaded),
         ({"error": {"message": "away", "code": 503}}, BackendUnavailable),
-        ({"error": {"message": "no", "code": 422}}, RequestRejected),
+        ({"error": {"message": "no", "code": 422}}, RejectedByServer),
+        ({"error": {"message": "no", "code": 401}}, BackendRefused),
         ({"error": {"message": "odd", "code": 200}}, BackendFailure),
         ({"error": {"message": "odd", "code": 9000}}, BackendFailure),
         ({"error": {"message": "odd", "code": "overloaded"}}, BackendFailure),
@@ -269,6 +297,7 @@ def test_an_error_in_a_stream_goes_by_its_code(body: Any, kind: type[BackendErro
         (BackendTimeout("x"), True),
         (BackendFailure("x"), True),
         (BackendOverloaded("x"), False),
+        (BackendRefused("x"), False),
         (RequestRejected("x", status=400), False),
         (ContextLengthExceeded(2, 1), False),
         (UnsupportedByBackend("echo", "m"), False),

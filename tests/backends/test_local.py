@@ -193,7 +193,7 @@ async def test_an_embedding_is_the_mean_of_transformers_last_hidden_states(backe
 
     words = "The quick brown fox jumps over the lazy dog, sort the numbers"
     (vector,) = (await backend.embed([words])).vectors
-    ids = torch.tensor([backend._prompts.encode_input(words)])
+    ids = torch.tensor([backend._prompts.tokenizer.encode(words)])
     with torch.no_grad():
         hidden = AutoModelForCausalLM.from_pretrained(folder).model(ids).last_hidden_state[0].mean(0)
     assert vector == pytest.approx((hidden / hidden.norm()).tolist(), abs=1e-4)
@@ -232,7 +232,7 @@ async def test_bad_requests_are_refused_by_name(backend: LocalBackend) -> None:
             await collect(backend, request)
 
     long = GenerateRequest("r", prompt="seven " * 400, sampling=GREEDY)
-    await refuse(long, ContextLengthExceeded, "context is 256 tokens; the prompt has")
+    await refuse(long, ContextLengthExceeded, "maximum context length is 256 tokens. However, your prompt resulted in")
     await refuse(GenerateRequest("r", prompt="\ud800"), RequestRejected, "lone surrogate")
     await refuse(GenerateRequest("r", messages=(Message("wizard", "hi"),)), RequestRejected, "unknown role wizard")
     await refuse(GenerateRequest("r", prompt=""), RequestRejected, "no tokens")

@@ -65,6 +65,7 @@ TRANSLATED: dict[type[Exception], tuple[Exception, type[BackendError]]] = {
         (engine_errors.NonFiniteLogits("nan"), BackendFailure),
         (engine_errors.NothingAllowed("nothing"), RequestRejected),
         (engine_errors.InvalidText("surrogate"), RequestRejected),
+        (engine_errors.TextTooLong(90, 80), ContextLengthExceeded),
         (engine_errors.NoChatTemplate("none"), UnsupportedByBackend),
         (engine_errors.ChatTemplateError("roles must alternate"), RequestRejected),
     )
@@ -156,6 +157,16 @@ async def test_an_encoding_is_kept_and_never_taken_for_anothers() -> None:
     assert [await prompts.encode(request) for request in reversed(requests)] == first[::-1]
     assert len(set(first)) == len(first)
     assert await prompts.encode(requests[-1]) is await prompts.encode(requests[-1])
+
+
+async def test_an_encoding_is_kept_for_its_own_tenant() -> None:
+    """Encoding takes a millisecond, so that a kept one would tell what another has sent (security review H3)."""
+    prompts = builder()
+    first, second = (chat("secret", extra={"cache_salt": salt}) for salt in ("a", "b"))
+    ids = await prompts.encode(first)
+    assert await prompts.encode(first) is ids
+    assert await prompts.encode(second) is not ids
+    assert await prompts.encode(second) == ids
 
 
 async def test_a_long_prompt_is_encoded_beside_the_loop_to_the_same_ids() -> None:

@@ -12,10 +12,11 @@ from backends.errors import (
     BackendError,
     BackendFailure,
     BackendOverloaded,
+    BackendRefused,
     BackendTimeout,
     BackendUnavailable,
     ContextLengthExceeded,
-    RequestRejected,
+    RejectedByServer,
 )
 from backends.protocol import FinishReason, GenerateRequest
 from backends.remote.openai_backend import OpenAIBackend
@@ -73,10 +74,12 @@ async def test_an_odd_but_whole_answer_is_whole(
 SILENT = {"hang", "hang_after_head", "pings_forever", "stall_after_3_tokens", "ping_after_3_tokens"}
 
 BEFORE = {
-    "400": RequestRejected,
-    "401": BackendUnavailable,
+    "400": RejectedByServer,
+    "401": BackendRefused,
+    "402": BackendRefused,
+    "403": BackendRefused,
     "404": BackendUnavailable,
-    "422": RequestRejected,
+    "422": RejectedByServer,
     "429": BackendOverloaded,
     "429_for_an_hour": BackendOverloaded,
     "500": BackendFailure,
@@ -126,7 +129,7 @@ AFTER = {
     "close_after_3_tokens": "in the middle",
     "done_after_3_tokens": "in the middle",
     "cut_after_3_tokens": "expected JSON",
-    "stall_after_3_tokens": "no token in 0.25 s",
+    "stall_after_3_tokens": "no token in 0.5 s",
     "ping_after_3_tokens": "no token in",
     "error_after_3_tokens": "engine died",
     "malformed_after_3_tokens": "expected JSON",

@@ -69,9 +69,14 @@ async def test_a_long_retry_after_is_told_not_waited_for(server: ProviderServer,
     with pytest.raises(BackendOverloaded) as caught:
         await collect(backend, chat())
     assert caught.value.retry_after_s == 3600
-    with pytest.raises(BackendUnavailable) as resting:
+    # Not gone for all others on the word of one answer (security review L9).
+    (replica,) = backend.replicas.replicas
+    assert replica.num_rests == 1
+    assert replica.wait_s(backend._clock()) <= 1.0
+    # While it rests it is not asked; made longer here, for slow machines.
+    replica.rest(backend._clock() + 1000.0)
+    with pytest.raises(BackendUnavailable):
         await collect(backend, chat())
-    assert resting.value.retry_after_s == pytest.approx(BreakerConfig().max_open_s, abs=10)
     assert server.count("429_for_an_hour") == before + 1, "a server that asked for rest was asked again"
 
 

@@ -21,7 +21,7 @@ from backends.errors import (
     RequestRejected,
 )
 from backends.remote.attempt_plan import AttemptPlan, PlannedAttempt
-from backends.remote.breaker import BreakerState
+from backends.remote.breaker import Breaker, BreakerState
 from backends.remote.replicas import Replica, ReplicaLease, ReplicaSet
 
 BREAKER = BreakerConfig(failure_threshold=2, open_s=4.0, max_open_s=16.0)
@@ -234,13 +234,50 @@ def test_retry_after_is_waited_for_told_or_bounded() -> None:
     with pytest.raises(BackendOverloaded) as caught:
         plan.after(BackendOverloaded("x", retry_after_s=5.0), replica, 10.0)
     assert caught.value.retry_after_s == 5.0
-    assert replica.resting_until == 15.0
+    # Others ask sooner: one answer's word is believed for a second, the second one's for two (security review L9).
+    assert replica.resting_until == 12.0
     # A server that names a year by mistake is asked again when the longest rest is over.
-    with pytest.raises(BackendOverloaded):
-        plan.after(BackendOverloaded("x", retry_after_s=3e7), replica, 20.0)
-    assert replica.resting_until == 36.0
-    assert replicas.choose(35.9) is None
-    assert replicas.choose(36.0) is replica
+    for now_s in (20.0, 40.0, 60.0):
+        with pytest.raises(BackendOverloaded):
+            make_plan(replicas).after(BackendOverloaded("x", retry_after_s=3e7), replica, now_s)
+    assert replica.resting_until == 76.0
+    assert replicas.choose(75.9) is None
+    assert replicas.choose(76.0) is replica
+
+
+@given(st.lists(st.tuples(st.floats(0, 5), st.floats(0, 1e9), st.booleans()), min_size=1, max_size=30))
+def test_a_server_rests_no_longer_than_it_has_earned(answers: list[tuple[float, float, bool]]) -> None:
+    """(security review L9)"""
+    (replica,) = make_set(1).replicas
+    now_s, num_asked = 0.0, 0
+    for pause_s, asked_s, is_answered in answers:
+        now_s += pause_s
+        if is_answered:
+            with ReplicaLease(replica, now_s, 1.0) as lease:
+                lease.succeed()
+            num_asked = 0
+        num_asked += 1
+        before = replica.resting_until
+        replica.rest_as_asked(now_s, asked_s, 16.0)
+        assert replica.resting_until <= max(before, now_s + min(asked_s, 16.0, 2.0 ** (num_asked - 1)))
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.booleans()), max_size=60), st.integers(1, 5))
+def test_a_breaker_opens_by_requests_and_not_by_their_tries(attempts: list[tuple[int, bool]], threshold: int) -> None:
+    """One bad request must not close a server to everybody (fault review, open decision)."""
+    breaker = Breaker(BreakerConfig(failure_threshold=threshold, open_s=4.0, max_open_s=16.0))
+    failed = set[int]()
+    for key, is_good in attempts:
+        ticket = breaker.begin(0.0)
+        if is_good:
+            breaker.succeed(ticket)
+            failed.clear()
+        else:
+            breaker.fail(ticket, 0.0, key)
+            failed.add(key)
+        assert (breaker.state(0.0) is BreakerState.OPEN) == (len(failed) >= threshold)
+        if len(failed) >= threshold:
+            return
 
 
 def test_with_nobody_to_ask_the_reason_and_the_wait_are_told() -> None:

@@ -139,6 +139,13 @@ def test_names_ids_echo_and_forwarded_fields() -> None:
     }
 
 
+def test_tenants_are_apart_in_the_cache_of_a_server_that_can() -> None:
+    """(security review H3)"""
+    salted = replace(CHAT, extra={"cache_salt": "s"})
+    assert body_of(salted, cache_salt=True)["cache_salt"] == "s"
+    assert "cache_salt" not in body_of(replace(CHAT, extra={"cache_salt": ""}), cache_salt=True)
+
+
 def test_the_operators_fields_have_the_last_word() -> None:
     body = body_of(sampled(temperature=0.2), extra_body={"temperature": 0.7, "service_tier": "flex"})
     assert (body["temperature"], body["service_tier"]) == (0.7, "flex")

@@ -46,7 +46,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _train_side_by_side(arguments: argparse.Namespace) -> int:
-    command = [sys.executable, "-m", "backends.builtin.train"]
+    command = [sys.executable, "-P", "-m", "backends.builtin.train"]
     command += ["--seed", str(arguments.seed), "--device", arguments.device, "--out", str(arguments.out)]
     command += ["--learning-rate-scale", str(arguments.learning_rate_scale)]
     command += ["--start-from", str(arguments.start_from)] if arguments.start_from else []

@@ -183,6 +183,8 @@ _stream("after_done", _write(b"data: [DONE]\n\ndata: {nonsense\n\n"), _hang, num
 
 _status("400", 400, "temperature must be at most 2", param="temperature", code="invalid_value")
 _status("401", 401, "Incorrect API key provided: sk-secret")
+_status("402", 402, "Insufficient credits")
+_status("403", 403, "Key not allowed here")
 _status("404", 404, "The model does not exist.")
 _status("422", 422, "unprocessable")
 _status("429", 429, "Rate limit reached", {"retry-after": "0"})
