@@ -7,7 +7,7 @@ model is asked for, not before.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -117,16 +117,28 @@ def unit_rows(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
     return scaled
 
 
-def embedder_for(source: str, model: str, arrays: Mapping[str, NDArray[Any]] = MappingProxyType({})) -> Embedder | None:
+def embedder_for(
+    source: str,
+    model: str,
+    arrays: Mapping[str, NDArray[Any]] = MappingProxyType({}),
+    encoders: Collection[str] | None = None,
+) -> Embedder | None:
     """Make the embedder that an artifact names, of what travels in it; None where it uses none.
+
+    ``encoders`` are the models that may be loaded for it; None permits any.
 
     Raises
     ------
     EmbeddingError
-        An unknown source, or its model cannot be loaded.
+        An unknown source, or its model may not or cannot be loaded.
     """
     if source == "none":
         return None
+    if source == SENTENCE_TRANSFORMERS and encoders is not None and model not in encoders:
+        raise EmbeddingError(
+            f"The router names the encoder {model!r}, which the settings do not. Nothing was loaded; name it in "
+            "learning.encoder if this server shall load it."
+        )
     if source == SENTENCE_TRANSFORMERS:
         return SentenceTransformerEmbedder(model)
     if source == TUNED:

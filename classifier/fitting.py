@@ -16,9 +16,8 @@ from sklearn.ensemble import ExtraTreesRegressor
 from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 
-from classifier.calibration import Calibrator
 from classifier.hashing import SparseRows
-from classifier.heads import MAX_LOGIT, ForestHead, LinearHead
+from classifier.heads import MAX_LOGIT, Calibrator, ForestHead, LinearHead
 from classifier.metrics import log_loss
 from classifier.rows import Floats
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,13 @@ from numpy.typing import NDArray
 
 from classifier.adjustment import Adjustment, Space
 from classifier.artifact import RouterArtifact
-from classifier.calibration import CalibratorBank
 from classifier.confidence import AnswerConfidence
 from classifier.embedding import Embedder, embedder_for
 from classifier.encoder import EncodedRequests, Encoder, RawRows, append_embedding, read_requests
 from classifier.errors import ArtifactCorrupt, ArtifactUnsupported, EmbeddingError
 from classifier.features import feature_names
 from classifier.hashing import HashConfig
-from classifier.heads import ForestHead, LinearHead
+from classifier.heads import CalibratorBank, ForestHead, LinearHead
 from classifier.log_view import SKETCH_DECIMALS, LogViews, base_entries, sketch_names
 from classifier.novelty import NoveltyScale, SeenWords, readings
 from classifier.rows import Floats
@@ -68,6 +67,7 @@ class ArtifactRouter:
     artifact : a fitted router
     embedder : the sentence-embedding source, when the artifact uses one and it is at hand already
     path : named in errors
+    encoders : the models that it may name to be loaded; None permits any, for artifacts of one's own
 
     Attributes
     ----------
@@ -84,7 +84,12 @@ class ArtifactRouter:
     """
 
     def __init__(
-        self, artifact: RouterArtifact, *, embedder: Embedder | None = None, path: Path | str = "(in memory)"
+        self,
+        artifact: RouterArtifact,
+        *,
+        embedder: Embedder | None = None,
+        path: Path | str = "(in memory)",
+        encoders: Collection[str] | None = None,
     ) -> None:
         self.artifact = artifact
         # Attributes, since every request reads them.
@@ -109,12 +114,18 @@ class ArtifactRouter:
         # Side by side: what is looked up for one is looked up for the other.
         self._columns = np.hstack([self._estimator.projection, self._estimator.linear.sparse])
         self._names = (*feature_names(self.num_tiers), *sketch_names(self.num_components))
-        self._embedder = embedder or embedder_for(source, model, artifact.arrays)
+        self._embedder = embedder or embedder_for(source, model, artifact.arrays, encoders)
 
     @classmethod
-    def load(cls, path: Path | str = BUILTIN, *, embedder: Embedder | None = None) -> ArtifactRouter:
+    def load(
+        cls,
+        path: Path | str = BUILTIN,
+        *,
+        embedder: Embedder | None = None,
+        encoders: Collection[str] | None = None,
+    ) -> ArtifactRouter:
         """Read an artifact from disk; the shipped one by default."""
-        return cls(RouterArtifact.load(path), embedder=embedder, path=path)
+        return cls(RouterArtifact.load(path), embedder=embedder, path=path, encoders=encoders)
 
     @property
     def base_version(self) -> str:

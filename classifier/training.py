@@ -15,14 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from classifier.artifact import RouterArtifact
-from classifier.calibration import Calibrator, CalibratorBank
 from classifier.embedding import Embedder
 from classifier.encoded_rows import EncodedRows, LabelledRows
 from classifier.encoder import RawRows, read_requests
 from classifier.features import feature_names
 from classifier.fitting import fit_calibrator, forest_logits, linear_logits
 from classifier.folds import fold_splits, group_folds
-from classifier.heads import sigmoid
+from classifier.heads import Calibrator, CalibratorBank, sigmoid
 from classifier.metrics import log_loss
 from classifier.novelty import NoveltyScale, SeenWords
 from classifier.options import FitOptions
