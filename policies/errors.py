@@ -7,7 +7,8 @@
     ├── InvalidLadder      the tier table is wrong; names the tier and the field          (at start)
     ├── ConflictingLimits  request and policy leave no tier; names the fields             (the caller's to mend)
     │   ├── OutsideRegions     none of the tiers is in a region that both permit
-    │   └── BeyondCost         each of the tiers is expected to cost more than is permitted
+    │   ├── BeyondCost         each of the tiers is expected to cost more than is permitted
+    │   └── TierNotPermitted   the caller's key permits none of the tiers
     ├── UnknownTier        a tier that is not on the ladder                               (the caller's to mend)
     ├── NoTierFits         the prompt is beyond every permitted tier's context; numbers   (the caller's to mend)
     └── NoTierAvailable    permitted tiers exist, none can take the request now           (try again later)
@@ -48,6 +49,10 @@ class BeyondCost(ConflictingLimits):
     """The request is expected to cost more than policy or request permits at every tier that is left otherwise."""
 
 
+class TierNotPermitted(ConflictingLimits):
+    """The tiers that are left otherwise are none that the caller's key permits."""
+
+
 class UnknownTier(PolicyError):
     """A tier asked for by number that the ladder does not have."""
 
@@ -59,17 +64,26 @@ class UnknownTier(PolicyError):
 
 
 class NoTierFits(PolicyError):
-    """No permitted tier has room for the prompt and the asked completion."""
+    """No permitted tier has room for the prompt and the asked completion.
 
-    def __init__(self, num_prompt_tokens: int, max_tokens: int | None, context_length: int) -> None:
-        asked = f" and {max_tokens} completion tokens were asked for" if max_tokens is not None else ""
+    Begins with OpenAI's words, by which clients such as LiteLLM know it. ``is_counted`` is False where the prompt has
+    ``num_prompt_tokens`` at least, and nobody counted the rest.
+    """
+
+    def __init__(
+        self, num_prompt_tokens: int, max_tokens: int | None, context_length: int, *, is_counted: bool = True
+    ) -> None:
+        at_least = "" if is_counted else "at least "
+        asked = f" and {max_tokens} tokens of completion were asked for" if max_tokens is not None else ""
         super().__init__(
-            f"The prompt has {num_prompt_tokens} tokens{asked}; the longest context among the permitted tiers is "
-            f"{context_length} tokens. Shorten the messages, lower max_tokens, or permit a tier with a longer context."
+            f"This model's maximum context length is {context_length} tokens. However, your messages resulted in "
+            f"{at_least}{num_prompt_tokens} tokens{asked}, and no permitted tier takes more. "
+            "Shorten the messages, lower max_tokens, or permit a tier with a longer context."
         )
         self.num_prompt_tokens = num_prompt_tokens
         self.max_tokens = max_tokens
         self.context_length = context_length
+        self.is_counted = is_counted
 
 
 class NoTierAvailable(PolicyError):

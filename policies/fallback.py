@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 
-from policies.policy import FallbackMode
 from policies.types import RoutingDecision
 
 
@@ -67,13 +66,10 @@ class FallbackEnding:
 
 
 @lru_cache(1024)
-def fallback_order(tier: int, tiers: tuple[int, ...], mode: FallbackMode, most: int) -> tuple[int, ...]:
-    """The tiers to try after ``tier``, among ``tiers``: dearer ones upwards first, so that quality does not fall."""
-    if mode is FallbackMode.NONE:
-        return ()
-    order = sorted(each for each in tiers if each > tier)
-    if mode is FallbackMode.UP:
-        order += sorted((each for each in tiers if each < tier), reverse=True)
+def fallback_order(tier: int, stand_ins: tuple[int, ...], most: int) -> tuple[int, ...]:
+    """Return the tiers to try after ``tier``: dearer ones upwards first, then cheaper ones from the top."""
+    order = sorted(each for each in stand_ins if each > tier)
+    order += sorted((each for each in stand_ins if each < tier), reverse=True)
     return tuple(order[:most])
 
 

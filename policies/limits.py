@@ -1,21 +1,29 @@
-"""Filters the tiers a request may use: by policy and its own limits, cost, context length, and what is up now."""
+"""Filters the tiers a request may use: by policy, key and its own limits, cost, context length, and what is up now."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 
-from policies.errors import BeyondCost, ConflictingLimits, NoTierAvailable, NoTierFits, OutsideRegions, UnknownTier
+from policies.errors import (
+    BeyondCost,
+    ConflictingLimits,
+    NoTierAvailable,
+    NoTierFits,
+    OutsideRegions,
+    TierNotPermitted,
+    UnknownTier,
+)
 from policies.ladder import Ladder, is_in_regions
 from policies.policy import Policy
 from policies.pricing import expected_bill_usd
-from policies.types import BarReason, Overrides, RequestFacts, Tier
+from policies.types import EVERYTHING, BarReason, Overrides, RequestFacts, Tier
 
 _NONE_BARRED: Mapping[int, BarReason] = {}
 
 
 def permitted_tiers(overrides: Overrides, policy: Policy, ladder: Ladder) -> Ladder:
-    """Return the tiers that both the policy and the request permit, in the ladder's order.
+    """Return the tiers that the policy, the request and the caller's key permit, in the ladder's order.
 
     Raises
     ------
@@ -24,15 +32,15 @@ def permitted_tiers(overrides: Overrides, policy: Policy, ladder: Ladder) -> Lad
     ConflictingLimits
         Nothing is left; names the fields that exclude each other.
     OutsideRegions
-        What else is left is in no region that both permit.
+        What else is left is in no region that policy and request permit.
+    TierNotPermitted
+        What is left after that is none of the key's.
     """
-    numbered = _numbered_tiers(overrides, policy, ladder)
-    if not policy.allowed_regions and not overrides.regions:
-        return numbered
-    permitted = tuple([tier for tier in numbered if is_in_regions(tier, policy.allowed_regions, overrides.regions)])
-    if not permitted:
-        raise OutsideRegions(_where(numbered, overrides, policy), fields=_fields(overrides, "regions", "tier"))
-    return permitted
+    permitted = _numbered_tiers(overrides, policy, ladder)
+    if policy.allowed_regions or overrides.regions:
+        permitted = _in_regions(permitted, overrides, policy)
+    # Nearly every key permits everything, and then there is nothing to look through.
+    return permitted if overrides.permissions is EVERYTHING else _of_the_key(permitted, overrides, policy, ladder)
 
 
 def affordable_tiers(facts: RequestFacts, policy: Policy, permitted: Ladder) -> Ladder:
@@ -67,14 +75,17 @@ def cost_limit_usd(overrides: Overrides, policy: Policy) -> Decimal | None:
 
 
 def barred_tiers(facts: RequestFacts, policy: Policy, ladder: Ladder) -> Mapping[int, BarReason]:
-    """Return every tier that a limit on regions or cost keeps from the request, and which of them does."""
-    limit_usd = cost_limit_usd(facts.overrides, policy)
-    if limit_usd is None and not policy.allowed_regions and not facts.overrides.regions:
+    """Return every tier that a limit on regions or cost, or the key, keeps from the request, and which of them does."""
+    limit_usd, permissions = cost_limit_usd(facts.overrides, policy), facts.overrides.permissions
+    is_free = limit_usd is None and permissions is EVERYTHING
+    if is_free and not policy.allowed_regions and not facts.overrides.regions:
         return _NONE_BARRED
     barred: dict[int, BarReason] = {}
     for tier in ladder:
         if not is_in_regions(tier, policy.allowed_regions, facts.overrides.regions):
             barred[tier.index] = BarReason.REGION
+        elif not permissions.permits(tier):
+            barred[tier.index] = BarReason.KEY
         elif limit_usd is not None and expected_bill_usd(tier, facts, policy) > limit_usd:
             barred[tier.index] = BarReason.COST
     return barred
@@ -95,11 +106,27 @@ def fitting_tiers(facts: RequestFacts, permitted: Ladder) -> Ladder:
     fitting = tuple([tier for tier in permitted if tier.context_length is None or tier.context_length >= needed])
     if not fitting:
         longest = max(tier.context_length for tier in permitted if tier.context_length is not None)
-        raise NoTierFits(facts.num_prompt_tokens, facts.max_tokens, longest)
+        raise NoTierFits(facts.num_prompt_tokens, facts.max_tokens, longest, is_counted=facts.is_prompt_counted)
     return fitting
 
 
-def available_tiers(facts: RequestFacts, fitting: Ladder) -> Ladder:
+def able_tiers(facts: RequestFacts, fitting: Ladder) -> Ladder:
+    """Return the tiers whose models have what the request needs.
+
+    Raises
+    ------
+    NoTierAvailable
+        None has.
+    """
+    if not facts.unable:
+        return fitting
+    able = tuple([tier for tier in fitting if tier.index not in facts.unable])
+    if not able:
+        raise NoTierAvailable(tier.index for tier in fitting)
+    return able
+
+
+def available_tiers(facts: RequestFacts, able: Ladder) -> Ladder:
     """Return the tiers that can take the request now.
 
     Raises
@@ -107,9 +134,11 @@ def available_tiers(facts: RequestFacts, fitting: Ladder) -> Ladder:
     NoTierAvailable
         All of them are down or full.
     """
-    available = tuple([tier for tier in fitting if tier.index not in facts.unavailable])
+    if not facts.unavailable:
+        return able
+    available = tuple([tier for tier in able if tier.index not in facts.unavailable])
     if not available:
-        raise NoTierAvailable(tier.index for tier in fitting)
+        raise NoTierAvailable(tier.index for tier in able)
     return available
 
 
@@ -162,6 +191,26 @@ def _numbered_tiers(overrides: Overrides, policy: Policy, ladder: Ladder) -> Lad
             f"Policy {policy.name!r} allows the tiers {', '.join(map(str, sorted(policy.allowed_tiers)))}; "
             f"{' and '.join(f'{name} {getattr(overrides, name)}' for name in asked)} leaves none of them.",
             fields=(*asked, "policy"),
+        )
+    return permitted
+
+
+def _in_regions(numbered: Ladder, overrides: Overrides, policy: Policy) -> Ladder:
+    permitted = tuple([tier for tier in numbered if is_in_regions(tier, policy.allowed_regions, overrides.regions)])
+    if not permitted:
+        raise OutsideRegions(_where(numbered, overrides, policy), fields=_fields(overrides, "regions", "tier"))
+    return permitted
+
+
+def _of_the_key(left: Ladder, overrides: Overrides, policy: Policy, ladder: Ladder) -> Ladder:
+    permitted = tuple([tier for tier in left if overrides.permissions.permits(tier)])
+    if not permitted:
+        own = ", ".join(tier.name for tier in ladder if overrides.permissions.permits(tier))
+        raise TierNotPermitted(
+            f"The API key may use {f'the tiers {own}' if own else 'none of the tiers'}; policy {policy.name!r} and the "
+            f"request leave {', '.join(tier.name for tier in left)}. Ask for another tier or policy, or use another "
+            "key.",
+            fields=_fields(overrides, "tier", "min_tier", "max_tier", "regions"),
         )
     return permitted
 

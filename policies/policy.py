@@ -29,14 +29,17 @@ class StickyMode(StrEnum):
 
 
 class FallbackMode(StrEnum):
-    """Says where a request goes when its tier fails before the first token.
+    """Says where a request goes when its tier is down, or fails before the first token.
 
-    ``up``: the dearer tiers in order, then the cheaper ones from the top. ``up_only``: never to a cheaper tier.
-    ``none``: the error is the caller's to see.
+    ``up``: to the dearer tiers in order, then to the cheaper ones from the top; only to tiers that the policy's own
+    floor permits (:mod:`policies.stand_ins`). ``up_only``: the same, and never to a cheaper tier. ``any``: to every
+    permitted tier in that order, however good; an answer is then worth more than the floor. ``none``: the error is the
+    caller's to see.
     """
 
     UP = "up"
     UP_ONLY = "up_only"
+    ANY = "any"
     NONE = "none"
 
 
@@ -69,8 +72,10 @@ class Policy:
     switch_cost_per_cached_token_usd : price of a cached token lost by leaving the conversation's tier, on top of the
         new tier's own price per input token
     wait_cost_per_s_usd : price of a second of expected waiting
-    max_wait_s : a tier expected to wait longer counts as unavailable while another is free; None for no limit
-    fallback : where a failed request goes
+    max_wait_s : a tier expected to wait longer counts as unavailable while another that may stand in for it is free;
+        None for no limit
+    fallback : where a request goes when its tier is down or fails before its first token: `up` and `up_only` keep the
+        floor, `any` gives it up for an answer, `none` goes nowhere
     max_fallbacks : how many further tiers are tried
     escalation : whether an answer its own tier doubts is answered by a higher tier within the request
     expected_output_tokens : completion length assumed when comparing costs, at most the request's ``max_tokens``

@@ -34,7 +34,7 @@ class RolloutPlan:
     min_shadow_decisions : least shadow decisions before the first share
     min_checked : least checked answers of the new router in each serving stage, counted by what they are worth: of
         answers with different weights as many as equal ones would have to be (Kish)
-    max_stage_s : a serving stage that has fewer after so many seconds ends in a roll-back: none goes on for ever, and
+    max_stage_s : a stage that has fewer of either after so many seconds ends in a roll-back: none goes on for ever, and
         none passes without evidence
 
     Raises
@@ -144,14 +144,16 @@ def record(
         return roll_back(counted, alarm, now_s)
     if _may_advance(plan, counted, now_s):
         return _advance(plan, counted, now_s)
-    if counted.stage is RolloutStage.PARTIAL and now_s - counted.entered_s >= plan.max_stage_s:
-        days = plan.max_stage_s / 86_400
-        return roll_back(
-            counted,
-            f"Checks worth {counted.effective_checked:.0f} answers after {days:g} d; {plan.min_checked} are needed.",
-            now_s,
-        )
+    if now_s - counted.entered_s >= plan.max_stage_s:
+        return roll_back(counted, _what_is_missing(plan, counted), now_s)
     return counted
+
+
+def _what_is_missing(plan: RolloutPlan, state: Rollout) -> str:
+    days = plan.max_stage_s / 86_400
+    if state.stage is RolloutStage.SHADOW:
+        return f"{state.num_decisions} shadow decisions after {days:g} d; {plan.min_shadow_decisions} are needed."
+    return f"Checks worth {state.effective_checked:.0f} answers after {days:g} d; {plan.min_checked} are needed."
 
 
 def is_behind(plan: RolloutPlan, state: Rollout, now_s: float) -> bool:

@@ -8,15 +8,16 @@ from policies.exploration import Uniform, draw_tier, propensities
 from policies.fallback import fallback_order
 from policies.ladder import Ladder
 from policies.limits import (
+    able_tiers,
     affordable_tiers,
     available_tiers,
     barred_tiers,
     fitting_tiers,
     indexes,
     permitted_tiers,
-    prompt_tiers,
 )
-from policies.policy import Policy, StickyMode
+from policies.policy import FallbackMode, Policy, StickyMode
+from policies.stand_ins import candidate_tiers, stand_ins
 from policies.tier_choice import TierChoice, choose, exploration_tiers, usable_estimates
 from policies.types import ReasonCode, RequestFacts, RoutingDecision
 
@@ -43,12 +44,13 @@ def decide(facts: RequestFacts, policy: Policy, ladder: Ladder, rng: Uniform) ->
     NoTierFits
         The prompt is beyond the context of every permitted tier.
     NoTierAvailable
-        Every tier that fits is down or full.
+        Every tier that fits is down or full, or the wanted one is and none may stand in for it.
     """
     permitted = affordable_tiers(facts, policy, permitted_tiers(facts.overrides, policy, ladder))
     fitting = fitting_tiers(facts, permitted)
-    available = available_tiers(facts, fitting)
-    candidates = prompt_tiers(facts, policy, available)
+    able = able_tiers(facts, fitting)
+    available = available_tiers(facts, able)
+    candidates = candidate_tiers(able, available, facts, policy, ladder)
     best = _choose_and_say_why(permitted, fitting, candidates, facts, policy, ladder)
     tiers = indexes(candidates)
     share = policy.exploration_share if _may_explore(facts, policy, tiers) else 0.0
@@ -59,9 +61,7 @@ def decide(facts: RequestFacts, policy: Policy, ladder: Ladder, rng: Uniform) ->
     estimate = usable_estimates(facts).get(tier)
     return RoutingDecision(
         tier=tier,
-        ladder=()
-        if facts.overrides.tier is not None
-        else fallback_order(tier, indexes(available), policy.fallback, policy.max_fallbacks),
+        ladder=_fallbacks(tier, best.tier, available, facts, policy, ladder),
         propensity=chances[tier],
         propensities=chances,
         reason=ReasonCode.EXPLORED if explored else best.reason,
@@ -74,6 +74,20 @@ def decide(facts: RequestFacts, policy: Policy, ladder: Ladder, rng: Uniform) ->
         else escalation_path(available, facts, policy),
         barred=barred_tiers(facts, policy, ladder),
     )
+
+
+def _fallbacks(
+    tier: int, best: int, available: Ladder, facts: RequestFacts, policy: Policy, ladder: Ladder
+) -> tuple[int, ...]:
+    """Return the tiers to try after ``tier``: the best one, where another was explored, and its stand-ins."""
+    if facts.overrides.tier is not None or policy.fallback is FallbackMode.NONE:
+        return ()
+    others = indexes(stand_ins(best, available, facts, policy, ladder))
+    if tier != best:
+        others = (best, *(each for each in others if each != tier))
+        if policy.fallback is FallbackMode.UP_ONLY:
+            others = tuple([each for each in others if each > tier])
+    return fallback_order(tier, others, policy.max_fallbacks)
 
 
 def _choose_and_say_why(

@@ -66,6 +66,30 @@ class Tier:
 
 
 @dataclass(frozen=True, slots=True)
+class Permissions:
+    """Says what a caller's key lets its requests use: policies, tiers and regions by name; any of a kind when empty.
+
+    A name that nothing has permits nothing: what a key was bound to may be gone, and must not open the rest.
+    """
+
+    allowed_policies: tuple[str, ...] = ()
+    allowed_tiers: tuple[str, ...] = ()
+    allowed_regions: tuple[str, ...] = ()
+
+    def permits_policy(self, name: str) -> bool:
+        """Return whether a request may be decided by a policy."""
+        return not self.allowed_policies or name in self.allowed_policies
+
+    def permits(self, tier: Tier) -> bool:
+        """Return whether a prompt may be sent to a tier."""
+        is_named = not self.allowed_tiers or tier.name in self.allowed_tiers
+        return is_named and (not self.allowed_regions or tier.region in self.allowed_regions)
+
+
+EVERYTHING = Permissions()
+
+
+@dataclass(frozen=True, slots=True)
 class TierEstimate:
     """Calibrated P(right) and P(as good as the top tier) for one tier."""
 
@@ -79,6 +103,7 @@ class Overrides:
     """Holds what one request may ask for (body ``suffice`` object or headers).
 
     ``regions`` and ``max_cost_usd`` only ever narrow what its policy says of the same; none when empty and None.
+    ``permissions`` are its key's: it may ask for nothing else.
     """
 
     tier: int | None = None
@@ -88,6 +113,7 @@ class Overrides:
     session_id: str | None = None
     regions: tuple[str, ...] = ()
     max_cost_usd: Decimal | None = None
+    permissions: Permissions = EVERYTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +128,12 @@ class SessionState:
 class RequestFacts:
     """Everything a decision may rest on.
 
-    ``unavailable`` are tiers whose backend cannot take the request now. ``novelty`` is how foreign the prompt looks to
+    ``unable`` are tiers whose model lacks what the request needs, ``unavailable`` those that are down or full now.
+    ``novelty`` is how foreign the prompt looks to
     the router, 0 familiar to 1 foreign. ``quarantine`` are quarantined tiers, with the P(as good) they
     must reach until it is shown again; above 1 for none. ``guessed_prompt_tokens`` stand for the count in prices where
     there is none. ``num_answers`` is how many answers are asked for, each to a prompt of that length at most.
+    ``is_prompt_counted`` is False where the prompt has ``num_prompt_tokens`` at least.
     """
 
     num_prompt_tokens: int | None
@@ -114,19 +142,22 @@ class RequestFacts:
     overrides: Overrides = Overrides()
     session: SessionState | None = None
     unavailable: frozenset[int] = frozenset()
+    unable: frozenset[int] = frozenset()
     expected_wait_s: Mapping[int, float] = field(default_factory=dict)
     kill_switch: bool = False
     novelty: float = 0.0
     quarantine: Mapping[int, float] = field(default_factory=dict)
     guessed_prompt_tokens: int = 0
     num_answers: int = 1
+    is_prompt_counted: bool = True
 
 
 class BarReason(StrEnum):
-    """Why a limit of policy or request keeps a tier from a request."""
+    """Why a limit of policy, request or key keeps a tier from a request."""
 
     REGION = "region"
     COST = "cost"
+    KEY = "key"
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +167,7 @@ class RoutingDecision:
     ``propensity`` is the probability with which *this* tier was chosen given the facts; ``propensities`` the whole
     distribution (tier -> probability, summing to 1). ``ladder`` is the fallback order after ``tier``.
     ``escalation_path`` says of each tier that may answer below which confidence its answer goes up, and where to.
-    ``barred`` are the tiers that a limit on regions or cost keeps from it.
+    ``barred`` are the tiers that a limit on regions or cost, or the caller's key, keeps from it.
     """
 
     tier: int

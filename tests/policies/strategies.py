@@ -125,6 +125,7 @@ facts = st.builds(
     overrides=st.just(Overrides()) | overrides,
     session=st.none() | st.builds(SessionState, tier=st.integers(0, 5), cached_tokens=st.integers(0, 10_000)),
     unavailable=st.frozensets(st.sampled_from(TIERS)),
+    unable=st.just(frozenset()) | st.frozensets(st.sampled_from(TIERS)),
     expected_wait_s=st.dictionaries(st.sampled_from(TIERS), st.floats(0, 20)),
     kill_switch=st.booleans(),
     novelty=shares,

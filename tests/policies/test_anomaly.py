@@ -40,16 +40,31 @@ def test_a_jump_is_noticed_within_a_hundred_requests() -> None:
 
 
 def test_nothing_is_said_before_there_is_a_baseline() -> None:
-    state = watched(np.ones(RULE.baseline_decisions - 1, dtype=bool))
-    assert state.design is None
-    assert not state.is_alarmed
+    decisions = np.zeros(RULE.baseline_decisions, dtype=bool)
+    before = watched(decisions[:-1])
+    assert before.design is None
+    assert not before.is_alarmed
+    assert watched(decisions).design is not None, "the last decision of the baseline begins the watch"
 
 
 def test_a_tenant_always_at_the_top_cannot_jump() -> None:
     assert not watched(np.ones(1000, dtype=bool)).is_alarmed
 
 
-@pytest.mark.parametrize("bad", [{"baseline_decisions": 0}, {"min_rise": 1.0}, {"false_alarm": 0.0}])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"baseline_decisions": 0},
+        {"min_rise": 1.0},
+        {"min_rise": -0.1},
+        {"false_alarm": 0.0},
+        {"false_alarm": 1.0},
+    ],
+)
 def test_rules_out_of_range_are_refused(bad: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="must be"):
         AlertRule(**bad)  # type: ignore[arg-type]
+
+
+def test_rules_at_the_edge_are_taken() -> None:
+    assert AlertRule(baseline_decisions=1, min_rise=0.0).baseline_decisions == 1

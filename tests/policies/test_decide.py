@@ -51,7 +51,7 @@ def test_decision_is_permitted_or_refused_by_type(
     overrides = asked.overrides
     low, high = overrides.min_tier or 1, overrides.max_tier or 4
     for tier in (decision.tier, *decision.ladder, *decision.propensities):
-        assert tier not in asked.unavailable
+        assert tier not in asked.unavailable | asked.unable
         assert not policy.allowed_tiers or tier in policy.allowed_tiers
         assert low <= tier <= high
         context = ladder[tier - 1].context_length
@@ -125,7 +125,7 @@ def test_dearer_quality_never_chooses_a_worse_tier(p_right: tuple[float, ...], v
 def test_cheapest_sufficient_tier_by_floor() -> None:
     decision = decided(request())
     assert (decision.tier, decision.reason, decision.confidence) == (2, ReasonCode.SUFFICIENT, 0.97)
-    assert decision.ladder == (3, 4, 1)
+    assert decision.ladder == (3, 4)
     assert "tier 1 0.500/0.950" in decision.detail
 
 
@@ -246,7 +246,7 @@ def test_refusals_carry_their_numbers() -> None:
     with pytest.raises(UnknownTier, match="min_tier is 7; expected one of 1, 2, 3, 4"):
         decided(request(overrides=Overrides(min_tier=7)))
     short = tuple(replace(tier, context_length=60) for tier in LADDER)
-    with pytest.raises(NoTierFits, match=r"20 tokens and 50 completion tokens .* 60 tokens"):
+    with pytest.raises(NoTierFits, match=r"length is 60 tokens\. .* resulted in 20 tokens and 50 tokens of completion"):
         decided(request(), ladder=short)
     with pytest.raises(NoTierAvailable, match="1, 2, 3, 4"):
         decided(request(unavailable=frozenset(TIERS)))

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.fallback import FallbackEnding, FallbackOutcome, fallback_flow, fallback_order
-from policies.policy import FallbackMode, Policy
 from policies.types import ReasonCode, RoutingDecision
 
 DECISION = RoutingDecision(
@@ -61,9 +60,7 @@ def test_what_the_caller_can_mend_is_shown_before_what_waiting_mends() -> None:
 
 
 def test_order_goes_up_first() -> None:
-    policy = Policy()
-    assert fallback_order(2, (1, 2, 3, 4), policy.fallback, policy.max_fallbacks) == (3, 4, 1)
-    assert fallback_order(4, (1, 2, 3, 4), policy.fallback, policy.max_fallbacks) == (3, 2, 1)
-    assert fallback_order(2, (1, 2, 3, 4), FallbackMode.UP_ONLY, policy.max_fallbacks) == (3, 4)
-    assert fallback_order(2, (1, 2, 3, 4), FallbackMode.NONE, policy.max_fallbacks) == ()
-    assert fallback_order(2, (1, 2, 3, 4), policy.fallback, 1) == (3,)
+    assert fallback_order(2, (1, 3, 4), 3) == (3, 4, 1)
+    assert fallback_order(4, (1, 2, 3), 3) == (3, 2, 1)
+    assert fallback_order(2, (), 3) == ()
+    assert fallback_order(2, (1, 3, 4), 1) == (3,)

@@ -16,7 +16,7 @@ from policies.errors import BeyondCost, InvalidLadder, InvalidPolicy, OutsideReg
 from policies.escalation import Escalation, EscalationMode, EscalationVerdict, escalation_flow
 from policies.fallback import FallbackOutcome, fallback_flow
 from policies.ladder import check_ladder
-from policies.policy import Policy
+from policies.policy import FallbackMode, Policy
 from policies.pricing import expected_bill_usd
 from policies.routing_decision import decide
 from policies.sampling import SampledAnswer, Sampling, inclusion_probabilities
@@ -108,7 +108,7 @@ def test_the_safe_choice_stays_in_its_region() -> None:
     unknown = replace(request(), estimates=())
     assert decided(unknown, EU).tier == 3
     assert decided(replace(request(), kill_switch=True), EU).tier == 3
-    assert decided(request(), EU).ladder == (1,)
+    assert decided(request(), replace(EU, fallback=FallbackMode.ANY)).ladder == (1,)
     assert decided(request(), EU).barred == {2: BarReason.REGION, 4: BarReason.REGION}
 
 

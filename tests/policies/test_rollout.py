@@ -59,7 +59,6 @@ def test_light_answers_count_for_what_they_are_worth() -> None:
 def test_no_stage_goes_on_for_ever_without_evidence() -> None:
     plan = replace(PLAN, max_stage_s=86_400.0)
     shadow = Rollout.start("r2", plan, 0.0)
-    assert record(plan, shadow, num_decisions=9, now_s=1e6).stage is RolloutStage.SHADOW
     first = record(plan, shadow, num_decisions=10, now_s=100.0)
     waiting = record(plan, first, losses=SOUND[:-1], now_s=86_499.0)
     assert waiting.stage is RolloutStage.PARTIAL
@@ -67,6 +66,17 @@ def test_no_stage_goes_on_for_ever_without_evidence() -> None:
     assert (ended.stage, share(plan, ended)) == (RolloutStage.ROLLED_BACK, 0.0)
     assert ended.reason == "Checks worth 19 answers after 1 d; 20 are needed."
     assert record(plan, waiting, losses=SOUND[:1], now_s=86_500.0).step == 1
+
+
+def test_a_shadow_stage_does_not_go_on_for_ever_either() -> None:
+    """A router nobody sends requests to would stay in shadow for good (security review, suspected)."""
+    plan = replace(PLAN, max_stage_s=1000.0)
+    state = Rollout.start("r2", plan, 0.0)
+    assert record(plan, state, num_decisions=9, now_s=999.0).stage is RolloutStage.SHADOW
+    ended = record(plan, state, num_decisions=9, now_s=1000.0)
+    assert ended.stage is RolloutStage.ROLLED_BACK
+    assert "9 shadow decisions" in ended.reason
+    assert record(plan, state, num_decisions=10, now_s=1000.0).step == 0, "what has its evidence moves on"
 
 
 def test_a_stage_without_half_its_evidence_at_half_its_time_is_behind() -> None:
