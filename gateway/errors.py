@@ -7,10 +7,12 @@
     │   ├── MalformedBody         not JSON, not UTF-8, nested too deeply
     │   └── UnsupportedOption     understood, but nothing here can do it yet
     ├── UnknownModel              ``model`` names nothing that is served
+    ├── PolicyNotPermitted        the caller's key is bound to other policies; ``param`` says where it was named
     ├── RouteNotFound             no such path
     ├── MethodNotAllowed          the path exists, not with this method
     ├── RequestNotFound           no request of the caller's has this id
     ├── Unauthenticated           no key, or not a valid one
+    │   └── KeyWanted             no key, in a request that an open server is not open to
     ├── WrongScope                a key for use where one for administration is wanted, or the other way round
     ├── OriginRefused             a web page that may not call this server
     ├── PreconditionRequired      a change that does not say what it rests on
@@ -25,6 +27,8 @@
     ├── RateLimited               a key's requests or tokens of the minute are used up; carries ``retry_after_s``
     ├── QuotaExhausted            a key's budget is used up; carries ``retry_after_s``
     ├── QueueFull                 all places and the queue before them are taken; carries ``retry_after_s``
+    ├── BodiesFull                more bytes of bodies are held than may be; carries ``retry_after_s``
+    ├── TooManyConnections        as many are open as may be; carries ``retry_after_s``
     ├── Draining                  the server is stopping; carries ``retry_after_s``
     ├── DeadlineExceeded          the request lived longer than ``server.request_timeout_s``
     ├── AnswerFailed              the model failed after its first token; no other tier can take over
@@ -67,6 +71,15 @@ class UnknownModel(GatewayError):
         self.model = model
 
 
+class PolicyNotPermitted(GatewayError):
+    def __init__(self, policy: str, permitted: tuple[str, ...], param: str) -> None:
+        super().__init__(
+            f"The API key may not use the policy {shorten(policy)!r}; it may use {', '.join(permitted)}, "
+            "as far as they are served."
+        )
+        self.param = param
+
+
 class RouteNotFound(GatewayError):
     pass
 
@@ -82,6 +95,14 @@ class RequestNotFound(GatewayError):
 
 class Unauthenticated(GatewayError):
     pass
+
+
+class KeyWanted(Unauthenticated):
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"This server wants an API key of this request. Without one {reason}. Send a key as 'Authorization: Bearer "
+            "sk-suffice-…'; 'suffice keys create' makes one."
+        )
 
 
 class WrongScope(GatewayError):
@@ -119,8 +140,10 @@ class BodyTooLarge(GatewayError):
 
 
 class BodyTooSlow(GatewayError):
-    def __init__(self, timeout_s: float) -> None:
-        super().__init__(f"No further byte of the request body came for {timeout_s:g} s.")
+    def __init__(self, timeout_s: float, *, is_whole: bool = False) -> None:
+        """``is_whole`` says that the time is that of the whole body, not that of one silence."""
+        said = f"The request body was not whole after {timeout_s:g} s."
+        super().__init__(said if is_whole else f"No further byte of the request body came for {timeout_s:g} s.")
 
 
 class NotHttp(GatewayError):
@@ -167,6 +190,21 @@ class QueueFull(GatewayError):
         self.retry_after_s = retry_after_s
 
 
+class BodiesFull(GatewayError):
+    def __init__(self, num_bytes: int, max_bytes: int, *, is_of_key: bool) -> None:
+        whose = "this key's requests" if is_of_key else "all requests"
+        super().__init__(
+            f"{num_bytes} bytes in bodies of {whose} are being read or answered, of at most {max_bytes}; try again."
+        )
+        self.retry_after_s = 1.0
+
+
+class TooManyConnections(GatewayError):
+    def __init__(self) -> None:
+        super().__init__("The server has as many connections as it may have.")
+        self.retry_after_s = 1.0
+
+
 class Draining(GatewayError):
     def __init__(self) -> None:
         super().__init__("The server is stopping and takes no new requests.")
@@ -179,7 +217,11 @@ class DeadlineExceeded(GatewayError):
 
 
 class AnswerFailed(GatewayError):
-    pass
+    """``model`` is the served model that failed; the message is for the log."""
+
+    def __init__(self, message: str, *, model: str | None = None) -> None:
+        super().__init__(message)
+        self.model = model
 
 
 class ClientGone(GatewayError):

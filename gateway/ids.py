@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 
 
 def uuid7(*, time_ns: Callable[[], int] = time.time_ns, random_bytes: Callable[[int], bytes] = os.urandom) -> str:
@@ -20,6 +21,17 @@ def uuid7(*, time_ns: Callable[[], int] = time.time_ns, random_bytes: Callable[[
     value = (milliseconds & 0xFFFF_FFFF_FFFF) << 80 | 7 << 76 | fraction << 64 | 2 << 62 | random
     digits = f"{value:032x}"
     return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+
+
+def time_of(request_id: str) -> datetime:
+    """When an id was made, to the millisecond."""
+    return datetime.fromtimestamp(int(request_id[:8] + request_id[9:13], 16) / 1000, UTC)
+
+
+def first_at(moment: datetime) -> str:
+    """Return what sorts before every id made from a moment on, and after every one made before."""
+    digits = f"{int(moment.timestamp() * 1000):012x}"
+    return f"{digits[:8]}-{digits[8:]}"
 
 
 def is_uuid(text: str) -> bool:

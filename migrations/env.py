@@ -38,7 +38,7 @@ def _migrate(connection: Connection) -> None:
 
 
 async def _migrate_url(url: str) -> None:
-    engine = create_async_engine(parse_database_url(url).sqlalchemy_url)
+    engine = create_async_engine(parse_database_url(url).sqlalchemy_url, hide_parameters=True)
     try:
         async with engine.begin() as connection:
             await connection.run_sync(_migrate)

@@ -24,6 +24,10 @@ class KeyLimits(ClosedShape, frozen=True):
     tokens_per_minute: Annotated[Count | None, Meta(description="Most tokens of prompts and answers a minute.")] = None
     budget_usd_per_day: Annotated[Dollars | None, Meta(description="Most dollars a day.")] = None
     budget_usd_per_month: Annotated[Dollars | None, Meta(description="Most dollars a month.")] = None
+    max_concurrency: Annotated[Count | None, Meta(description="Most requests of this key at once.")] = None
+    max_tenant_concurrency: Annotated[
+        Count | None, Meta(description="Most requests of its tenant at once, when this key asks.")
+    ] = None
 
     def __bool__(self) -> bool:
         return self != NO_LIMITS

@@ -36,6 +36,8 @@ class _Book:
     held: dict[str, int] = field(default_factory=dict)
     # Own settlements since the book was opened or renewed.
     since: int = 0
+    # Own settlements that the log has no row of.
+    unlogged: int = 0
 
     @property
     def spent(self) -> int:
@@ -63,13 +65,16 @@ class LocalLedger:
             book.held[hold_id] = want.amount
         return Verdict(tuple(each.spent for each in books))
 
-    def settle(self, hold_id: str, actual: Mapping[Account, int]) -> None:
-        """Replace what was held by what was used; 0 is a release."""
+    def settle(self, hold_id: str, actual: Mapping[Account, int], *, has_row: bool = True) -> None:
+        """Replace what was held by what was used; 0 is a release. ``has_row``: the log's sums will hold it too."""
         for account, amount in actual.items():
             book = self._books.get(account)
             if book is not None and book.held.pop(hold_id, None) is not None:
                 book.used += amount
-                book.since += amount
+                if has_row:
+                    book.since += amount
+                else:
+                    book.unlogged += amount
 
     def open(self, account: Account, used: int) -> None:
         """Make an account known, with what the log says was used of it."""
@@ -90,7 +95,7 @@ class LocalLedger:
         book = self._books.get(account)
         if book is not None:
             book.since -= mark
-            book.used = used + book.since
+            book.used = used + book.since + book.unlogged
 
     def spent(self, account: Account) -> int:
         """Used and held of an account."""

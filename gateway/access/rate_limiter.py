@@ -141,8 +141,31 @@ class RateLimiter:
             window = "month" if want.account.meter is Meter.MONTH else "day"
             raise QuotaExhausted(whose, window, want.limit, self._left_s(want.account))
 
-    def settle(self, reservation: Reservation, *, num_requests: int, num_tokens: int, cost_nano_usd: int) -> None:
-        """Replace what was held by what was used; all zero releases it. Returns at once."""
+    async def charge_refusal(self, hold_id: str, caller: Caller) -> None:
+        """Count a request that was read and refused: reading it was work too.
+
+        Raises
+        ------
+        RateLimited
+            The key had no request left.
+        StoreUnavailable
+        """
+        reservation = await self.admit(hold_id, caller, 0)
+        self.settle(reservation, num_requests=1, num_tokens=0, cost_nano_usd=0, has_row=False)
+
+    def settle(
+        self,
+        reservation: Reservation,
+        *,
+        num_requests: int,
+        num_tokens: int,
+        cost_nano_usd: int,
+        has_row: bool = True,
+    ) -> None:
+        """Replace what was held by what was used; all zero releases it. Returns at once.
+
+        ``has_row`` is False for what the log has no row of, and its sums therefore lack.
+        """
         if not reservation.wants:
             return
         used = {Meter.REQUESTS: num_requests, Meter.TOKENS: num_tokens}
@@ -153,7 +176,7 @@ class RateLimiter:
             books = shared.setdefault(account.owner, {}) if is_shared else own
             books[account] = used.get(account.meter, cost_nano_usd)
         reservation.wants = []
-        self._local.settle(reservation.hold_id, own)
+        self._local.settle(reservation.hold_id, own, has_row=has_row)
         if self._shared is not None:
             for books in shared.values():
                 self._spawn(self._settle_shared(self._shared, reservation.hold_id, books))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,12 @@ from gateway.access.key_limits import read_limits
 from gateway.ids import uuid7
 from gateway.store.records import ApiKey
 from tests.gateway.harness import Gateway, assert_error, echo_backends, make_settings, running
-from tests.gateway.raw import PATIENCE_S
+from tests.gateway.raw import PATIENCE_S, eventually
 
 CHAT = {"model": "simple", "messages": [{"role": "user", "content": "one two three"}]}
 
 
-async def limited(gateway: Gateway, **limits: Any) -> dict[str, str]:
+async def limited(gateway: Gateway, *, permissions: Mapping[str, Any] | None = None, **limits: Any) -> dict[str, str]:
     """The header of a new key."""
     secret = make_key()
     key = ApiKey(
@@ -36,6 +36,7 @@ async def limited(gateway: Gateway, **limits: Any) -> dict[str, str]:
         prefix=shown_prefix(secret),
         created_at=datetime.now(UTC),
         limits=read_limits(limits, "limits").stored(),
+        permissions=permissions or {},
     )
     await gateway.parts.store.insert_key(key)
     return {"authorization": f"Bearer {secret}"}
@@ -79,6 +80,42 @@ async def test_requests_of_a_minute(tmp_path: Path, options: dict[str, Any]) -> 
         assert answers[0].headers["x-ratelimit-reset-requests"].endswith("s")
         free = await limited(gateway)
         assert "x-ratelimit-limit-requests" not in (await ask(gateway, free)).headers
+        gateway.assert_idle()
+
+
+REFUSED = {
+    "too long": ("/v1/chat/completions", CHAT | {"messages": [{"role": "user", "content": "word " * 9000}]}),
+    "too long at auto": ("/v1/completions", {"model": "auto", "prompt": "word " * 9000}),
+    "asks too much": ("/v1/chat/completions", CHAT | {"max_tokens": 9000}),
+    "a wrong field": ("/v1/chat/completions", CHAT | {"temperature": "hot"}),
+    "an unknown model": ("/v1/chat/completions", CHAT | {"model": "gpt-9"}),
+    "no tier left": ("/v1/chat/completions", CHAT | {"suffice": {"tier": 9}}),
+    "no embedder": ("/v1/embeddings", {"model": "gpt-9", "input": "x"}),
+    "a wrong input": ("/v1/embeddings", {"model": "auto", "input": []}),
+    "a wrong width": ("/v1/embeddings", {"model": "auto", "input": "x", "dimensions": 7}),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+async def test_a_refused_request_spends_its_request(
+    tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Reading and refusing is work, and a key pays for it, also where the log has no row (security review H1)."""
+    monkeypatch.setattr(rate_limiter, "_RENEW_S", dict.fromkeys(rate_limiter._RENEW_S, 0))
+    path, body = REFUSED[kind]
+    async with running(make_settings(tmp_path, **options)) as gateway:
+        headers = await limited(gateway, requests_per_minute=3)
+        statuses = []
+        for _ in range(8):
+            answer = await gateway.client.post(path, json=body, headers=headers)
+            statuses.append(answer.status_code)
+            # The log's sums, read meanwhile, know nothing of these.
+            await asyncio.sleep(0.01)
+        # The minute may turn under the test; then three more are refused for what they are.
+        assert statuses[:3] == [statuses[0]] * 3
+        assert 400 <= statuses[0] < 429
+        assert 2 <= statuses.count(429) <= 5
+        assert await gateway.rows() == []
         gateway.assert_idle()
 
 
@@ -218,7 +255,7 @@ async def test_without_redis_a_gateway_learns_from_the_log_what_another_spent(
         for gateway in (one, other, one):
             assert (await ask(gateway, headers)).status_code == 200
         await ask(other, headers)
-        await asyncio.sleep(0.2)
+        await eventually(lambda: not other.parts.rates._tasks)
         assert_error(await ask(other, headers), 429, "insufficient_quota")
 
 

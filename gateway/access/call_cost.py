@@ -1,0 +1,78 @@
+"""Bounds what one call to a model can cost, before it is made; and covers generations by that bound.
+
+A prompt has no more tokens than bytes, with some for the template of each message. An answer has no more than
+``max_tokens``, or than the model's context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from backends.protocol import GenerateRequest
+from gateway.access.spending_lease import SpendingHold
+from policies.pricing import price_usd, to_nano_usd
+from policies.types import Tier
+
+_TEMPLATE_TOKENS = 64
+_TOKENS_PER_MESSAGE = 16
+# Where neither request nor configuration says more: no answer of today's models is longer.
+_UNKNOWN_CONTEXT = 131_072
+# Of no use as a bound beyond this: a million dollars, which the sums in the database hold many times.
+_MOST_NANO_USD = 10**15
+
+
+def most_generation_nano_usd(tier: Tier, request: GenerateRequest) -> int:
+    """Return the most that one generation can cost by the tier's prices."""
+    num_prompt = _prompt_tokens(request)
+    context, num_output = tier.context_length, request.sampling.max_tokens
+    if num_output is None:
+        num_output = context or _UNKNOWN_CONTEXT
+    elif context is not None:
+        num_output = min(num_output, context)
+    if request.prediction is not None:
+        # OpenAI bills what was predicted in vain as output.
+        num_output += _num_bytes(request.prediction)
+    if request.echo:
+        num_output += num_prompt
+    return _most(tier, num_prompt, num_output)
+
+
+def most_reading_nano_usd(tier: Tier, *texts: str, prompt: GenerateRequest | None = None) -> int:
+    """Return the most that one pass over texts can cost, which are scored or made vectors of."""
+    num_prompt = sum(map(_num_bytes, texts)) + (_TEMPLATE_TOKENS if prompt is None else _prompt_tokens(prompt))
+    return _most(tier, num_prompt, 1)
+
+
+async def covered(hold: SpendingHold, tier: Tier, requests: Sequence[GenerateRequest]) -> list[GenerateRequest]:
+    """Cover generations; return them as they are to be made, with every retry covered by itself.
+
+    Raises
+    ------
+    StoreUnavailable and its kinds
+        None of them may begin.
+    """
+    most = [most_generation_nano_usd(tier, each) for each in requests]
+    await hold.cover(sum(most))
+    return [
+        replace(each, before_retry=partial(hold.cover, amount)) for each, amount in zip(requests, most, strict=True)
+    ]
+
+
+def _most(tier: Tier, num_prompt: int, num_output: int) -> int:
+    # Rounded up by one: bills are rounded to the nearest.
+    return min(to_nano_usd(price_usd(tier, num_prompt, num_output)) + 1, _MOST_NANO_USD)
+
+
+def _prompt_tokens(request: GenerateRequest) -> int:
+    if request.prompt_token_ids is not None:
+        return len(request.prompt_token_ids) + _TEMPLATE_TOKENS
+    if request.messages is None:
+        return _num_bytes(request.prompt or "") + _TEMPLATE_TOKENS
+    parts = [text for each in request.messages for text in (each.role, each.content, each.name or "")]
+    return sum(map(_num_bytes, parts)) + _TOKENS_PER_MESSAGE * len(request.messages) + _TEMPLATE_TOKENS
+
+
+def _num_bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
