@@ -90,8 +90,16 @@ class ControlPlane:
         self.store = ControlStore(store)
         self.writer = ControlWriter(self.store, self._published)
         self.leader = Leader(LeaseStore(store), ttl_s=settings.control.lease_s)
-        self.shadow = ShadowRouter(catalog.ladder, self.store, settings.control.shadow_share, rng)
-        self._loader = RouterLoader(self.store, routers, len(catalog.ladder), routers.serving.router)
+        self.shadow = ShadowRouter(
+            catalog.ladder,
+            self.store,
+            settings.control.shadow_share,
+            rng,
+            keeps_estimates=settings.log.prompts != "none",
+        )
+        self._loader = RouterLoader(
+            self.store, routers, len(catalog.ladder), routers.serving.router, (settings.learning.encoder,)
+        )
         self._policies: dict[tuple[str, str], Policy] = {(p.name, p.version): p for p in settings.policies.values()}
         self._bus = ChangeFeed(settings.redis.url, self._hear) if settings.redis.url is not None else None
         self._in_force: Mapping[str, Policy] = dict(settings.policies)

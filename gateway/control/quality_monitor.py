@@ -30,6 +30,7 @@ from gateway.control.floor_findings import (
 from gateway.control.group_watch import GroupWatch
 from gateway.control.router_set import recovering_since
 from gateway.control.tenant_watch import REASONS, TenantWatches, watch_tenants
+from gateway.ids import first_at, is_uuid, time_of
 from gateway.store.control_records import Lease
 from gateway.store.monitoring import CheckedRow, MonitorReader
 from policies.anomaly import AlertRule
@@ -41,6 +42,9 @@ _log = logging.getLogger("suffice.monitor")
 STATE = "monitor"
 _MAX_ROWS = 20_000
 _MAX_NEW = 5_000
+# Decisions of tenants are read until none is left, but at most so many times as many in one look.
+_MAX_BATCHES = 40
+_AHEAD = timedelta(seconds=60)
 # Over a long log the floors take a while; they have at most one part in so many of the time.
 _REST = 20.0
 # Clocks of workers differ and commits are late: what ended this long before the last look may still turn up.
@@ -102,6 +106,10 @@ class QualityMonitor:
     reader : of checked answers
     config : how much is concluded from how much
     clock : wall clock, aware
+
+    Attributes
+    ----------
+    tenants_behind_s : age of the newest decision that the tenants' watch has seen, while more of them wait; else 0
     """
 
     def __init__(
@@ -118,6 +126,7 @@ class QualityMonitor:
         self._top = len(plane.ladder)
         self._groups = GroupWatch(plane, reader, config, clock)
         self._continuity = EquivalentVersions(plane)
+        self.tenants_behind_s = 0.0
         self._has_new = False
         self._floor_due_s = float("-inf")
 
@@ -223,16 +232,28 @@ class QualityMonitor:
         return replace(state, cursor=cursor, counted=counted, drift=watch), alarmed, True
 
     async def _watch_tenants(self, state: MonitorState) -> tuple[MonitorState, list[str]]:
-        last = state.last_request or await self._reader.last_request_id()
+        last, now = state.last_request or await self._reader.last_request_id(), self._clock()
         if not state.last_request:
             return replace(state, last_request=last), []
-        before = self._clock() - _SETTLED
-        decisions = await self._reader.decisions(after_id=last, before=before, reasons=REASONS, limit=_MAX_NEW)
-        if not decisions:
-            return state, []
+        if is_uuid(last) and time_of(last) > now + _AHEAD:
+            # A clock was set back: ids made from now on would sort before the place, and none be seen until then.
+            _log.warning("the newest decision seen is of %s, later than now: the watch goes on from now", time_of(last))
+            state = replace(state, last_request=first_at(now))
         rule = AlertRule(self._config.tenant_baseline, self._config.tenant_min_rise, self._config.false_alarm)
-        watches, alarmed = await asyncio.to_thread(watch_tenants, state.tenants, decisions, rule, self._top)
-        return replace(state, last_request=decisions[-1].request_id, tenants=watches), alarmed
+        alarmed: list[str] = []
+        self.tenants_behind_s = 0.0
+        for _ in range(_MAX_BATCHES):
+            decisions = await self._reader.decisions(
+                after_id=state.last_request, before=now - _SETTLED, reasons=REASONS, limit=_MAX_NEW
+            )
+            if not decisions:
+                return state, alarmed
+            watches, found = await asyncio.to_thread(watch_tenants, state.tenants, decisions, rule, self._top)
+            state, alarmed = replace(state, last_request=decisions[-1].request_id, tenants=watches), alarmed + found
+            if len(decisions) < _MAX_NEW:
+                return state, alarmed
+        self.tenants_behind_s = max(0.0, (now - time_of(state.last_request)).total_seconds())
+        return state, alarmed
 
     def _is_in_doubt(self, finding: FloorFinding, state: MonitorState) -> bool:
         """Broken; or no longer shown after it once was, with an estimate beyond what is permitted."""

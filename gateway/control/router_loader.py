@@ -26,9 +26,18 @@ class RouterLoader:
     routers : makes the predictors
     num_tiers : that a router must estimate
     known : the router that came with the configuration, which need not be in the store
+    encoders : the models that a router may have loaded, those of ``known`` apart
     """
 
-    def __init__(self, store: ControlStore, routers: RouterSet, num_tiers: int, known: Router | None) -> None:
+    def __init__(
+        self,
+        store: ControlStore,
+        routers: RouterSet,
+        num_tiers: int,
+        known: Router | None,
+        encoders: Collection[str] = (),
+    ) -> None:
+        self._encoders = frozenset((*encoders, *_named_encoders(known)))
         self._store = store
         self._routers = routers
         self._num_tiers = num_tiers
@@ -63,7 +72,7 @@ class RouterLoader:
         content = await self._store.router_bytes(version)
         if content is None:
             raise RouterRefused(version, "it is not in the database.")
-        router = await asyncio.to_thread(read_router, version, content)
+        router = await asyncio.to_thread(read_router, version, content, self._encoders)
         if router.num_tiers != self._num_tiers:
             raise RouterRefused(version, f"it estimates {router.num_tiers} tiers, the ladder has {self._num_tiers}.")
         predictor = self._routers.make_predictor(router)
@@ -71,20 +80,29 @@ class RouterLoader:
         return predictor
 
 
-def read_router(version: str, content: bytes) -> Router:
+def _named_encoders(router: Router | None) -> tuple[str, ...]:
+    """Return the model that a router of the configuration's has loaded, if any."""
+    artifact = getattr(router, "artifact", None)
+    return () if artifact is None else (str(artifact.metadata["embedding"]["model"]),)
+
+
+def read_router(version: str, content: bytes, encoders: Collection[str] = ()) -> Router:
     """Bring an artifact's bytes to life; they are read as plain arrays and JSON, never as objects.
+
+    ``encoders`` are the models that it may have loaded.
 
     Raises
     ------
     RouterRefused
-        They are no router, or not the one of this version.
+        They are no router, not the one of this version, or name another model to be loaded.
     """
     from classifier.artifact import RouterArtifact
     from classifier.errors import ClassifierError
     from classifier.router import ArtifactRouter
 
     try:
-        router = ArtifactRouter(RouterArtifact.from_bytes(content, Path("its artifact")), path="its artifact")
+        artifact = RouterArtifact.from_bytes(content, Path("its artifact"))
+        router = ArtifactRouter(artifact, path="its artifact", encoders=encoders)
     except ClassifierError as error:
         raise RouterRefused(version, str(error)) from error
     if router.version != version:

@@ -72,17 +72,22 @@ class ShadowRouter:
     writer : where decisions are kept
     share : of the requests that a router which serves nothing looks at
     rng : draws them
+    keeps_estimates : whether the numbers that it made of a text may be kept, or what it would have done alone
 
     Attributes
     ----------
     version : of the router that watches; None without one
+    num_left_out : requests it had no time for, or whose decision could not be stored
     """
 
-    def __init__(self, ladder: Ladder, writer: ShadowWriter, share: float, rng: Uniform) -> None:
+    def __init__(
+        self, ladder: Ladder, writer: ShadowWriter, share: float, rng: Uniform, *, keeps_estimates: bool = True
+    ) -> None:
         self._ladder = ladder
         self._writer = writer
         self._share = share
         self._rng = rng
+        self._keeps_estimates = keeps_estimates
         self.version: str | None = None
         self._watching: _ShadowWatch | None = None
         self._queue: asyncio.Queue[ShadowRequest | None] = asyncio.Queue(_MAX_WAITING)
@@ -177,6 +182,7 @@ class ShadowRouter:
             # A router in shadow is on trial; that it fails must be seen, and cost nothing else.
             _log.exception("the router in shadow failed")
             return None
+        keeps = self._keeps_estimates
         return ShadowDecision(
             request_id=routed.request_id,
             router_version=slot.version,
@@ -184,8 +190,8 @@ class ShadowRouter:
             policy_name=routed.policy_name,
             tier=routed.tier,
             shadow_tier=tier,
-            sufficiency=tuple((each.tier, each.p_right, each.p_as_good) for each in estimate.tiers),
-            novelty=estimate.novelty,
+            sufficiency=tuple((each.tier, each.p_right, each.p_as_good) for each in estimate.tiers) if keeps else (),
+            novelty=estimate.novelty if keeps else 0.0,
         )
 
     def _would_be(self, watching: _ShadowWatch, routed: ShadowRequest, estimate: Sufficiency) -> int:
@@ -202,7 +208,21 @@ class ShadowRouter:
         try:
             await self._writer.add_shadow_decisions(batch)
         except StoreError as problem:
-            _log.warning("%d shadow decisions were not kept at %s: %s", len(batch), datetime.now(UTC), problem)
+            self._lose(batch, problem)
+        except Exception:
+            # One of them cannot be stored; its neighbours can, and the task must not end with it.
+            for each in batch:
+                await self._write_alone(each)
+
+    async def _write_alone(self, decision: ShadowDecision) -> None:
+        try:
+            await self._writer.add_shadow_decisions([decision])
+        except Exception as problem:
+            self._lose([decision], problem)
+
+    def _lose(self, batch: list[ShadowDecision], problem: Exception) -> None:
+        self.num_left_out += len(batch)
+        _log.warning("%d shadow decisions were not kept at %s: %s", len(batch), datetime.now(UTC), problem)
 
 
 def _predict(router: Router, request: RouterRequest) -> Sufficiency:

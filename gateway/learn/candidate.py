@@ -194,6 +194,7 @@ def _summary(table: LearningTable, adjusted: FittedAdjustment, seed: int, window
         "num_labels": rows.num_labels,
         "num_requests": table.num_requests,
         "num_left_out": table.num_other,
+        "num_unread": table.num_unread,
         "log_loss_left_out": {kind: round(loss, 5) for kind, loss in adjusted.losses.items()},
     }
 

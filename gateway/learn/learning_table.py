@@ -74,6 +74,7 @@ class LearningTable:
     overrides : n mappings, what the request asked for
     num_requests : requests of the log that the frame stands for
     num_other : checked requests left out, since a router of another base, or none, had estimated them
+    num_unread : requests left out, since their rows have no features that can be read
     requests : n prompts as the router read them, None where none was kept; None as a whole where none was looked for
     """
 
@@ -94,6 +95,7 @@ class LearningTable:
     overrides: tuple[Mapping[str, Any], ...]
     num_requests: int
     num_other: int
+    num_unread: int = 0
     requests: tuple[RouterRequest | None, ...] | None = None
 
     def __len__(self) -> int:

@@ -139,7 +139,7 @@ async def retrain(
                 return RetrainOutcome("kept", str(error))
         async with _held(store, settings.learning.lease_s) as lease:
             runs = RunStore(store, now)
-            await runs.mark_abandoned(datetime.now(UTC))
+            await runs.mark_abandoned(datetime.now(UTC), settings.learning.lease_s)
             run_id = await runs.begin(wish.run_id, wish.trigger, wish.reason, lease.holder)
             try:
                 return await _run(settings, store, wish, run_id, lease, report, now)
@@ -238,7 +238,8 @@ def _fit(
     if num_labels < config.min_labels:
         raise NothingToLearn(
             f"{num_labels} checked answers since {config.window_days:g} days can be learnt from "
-            f"({table.num_other} more belong to other routers); {config.min_labels} are needed."
+            f"({table.num_other} more belong to other routers, {table.num_unread} rows have no features); "
+            f"{config.min_labels} are needed."
         )
     # While any tier is quarantined every retrain is judged on what came since, whatever it was asked for by.
     since = scene.quarantined_since

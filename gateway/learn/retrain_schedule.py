@@ -59,7 +59,7 @@ class RetrainSchedule:
 
     async def look(self, lease: Lease) -> None:
         """One look: mark what was abandoned, ask for the weekly run when it is due, start what is asked for."""
-        for run_id in await self._runs.mark_abandoned(self._clock()):
+        for run_id in await self._runs.mark_abandoned(self._clock(), self._settings.learning.lease_s):
             _log.warning("retrain %s was abandoned: its process is no more", run_id)
         if self._child is not None and not self._child.done():
             return

@@ -71,19 +71,19 @@ async def read_snapshot(settings: Settings, store: Store, now: datetime) -> Retr
     quarantine = {name: {tier: each.least for tier, each in tiers.items()} for name, tiers in doubts.items()}
     since = [datetime.fromisoformat(each.since) for tiers in doubts.values() for each in tiers.values()]
     quarantined_since = min(since, default=recovering_since(serving, now))
-    canary, behind = await _canary(control, state, base), await _behind(control, state, now)
+    canary, behind = await _canary(settings, control, state, base), await _behind(control, state, now)
     return RetrainSnapshot(
         serving, canary, quarantine, quarantined_since, behind, policies, default, tuple(sorted(versions))
     )
 
 
-async def _canary(control: ControlStore, state: ControlState, base: str) -> ArtifactRouter | None:
+async def _canary(settings: Settings, control: ControlStore, state: ControlState, base: str) -> ArtifactRouter | None:
     """Return the canary router, where the log's rows say what it would decide."""
     canary = state.router.canary
     content = await control.router_bytes(canary.version) if canary is not None else None
     if canary is None or content is None:
         return None
-    router = await asyncio.to_thread(read_router, canary.version, content)
+    router = await asyncio.to_thread(read_router, canary.version, content, (settings.learning.encoder,))
     return router if isinstance(router, ArtifactRouter) and router.base_version == base else None
 
 
@@ -100,7 +100,7 @@ async def _behind(control: ControlStore, state: ControlState, now: datetime) -> 
 async def _serving_router(settings: Settings, control: ControlStore, state: ControlState) -> ArtifactRouter:
     router: Any = None
     if state.router.active is not None and (content := await control.router_bytes(state.router.active)) is not None:
-        router = await asyncio.to_thread(read_router, state.router.active, content)
+        router = await asyncio.to_thread(read_router, state.router.active, content, (settings.learning.encoder,))
     elif not state.versions:
         router = await asyncio.to_thread(load_router, settings)
     if not isinstance(router, ArtifactRouter):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from sqlalchemy import func, insert, select, update
 
 from gateway.ids import uuid7
 from gateway.learn.errors import RetrainRefused
+from gateway.store.leases import longest_lease_s
 from gateway.store.store import Store
 from gateway.store.tables import leases, retrain_runs, router_versions
 
@@ -100,9 +101,10 @@ class RunStore:
             found: datetime | None = (await connection.execute(select(func.min(router_versions.c.created_at)))).scalar()
             return found
 
-    async def mark_abandoned(self, now: datetime) -> list[str]:
-        """End running runs whose holder does not hold the lease any more. Returns their ids."""
-        held = select(leases.c.holder).where(leases.c.name == LEASE, leases.c.expires_at >= now)
+    async def mark_abandoned(self, now: datetime, lease_s: float = 0.0) -> list[str]:
+        """End running runs whose holder does not hold the lease of ``lease_s`` any more. Returns their ids."""
+        longest = now + timedelta(seconds=longest_lease_s(lease_s))
+        held = select(leases.c.holder).where(leases.c.name == LEASE, leases.c.expires_at.between(now, longest))
         lost = (retrain_runs.c.status == "running") & retrain_runs.c.holder.not_in(held)
         ended = {"status": "abandoned", "finished_at": now, "error": "the process that retrained ended before the run"}
         async with self._store.transaction() as connection:

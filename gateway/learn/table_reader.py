@@ -72,6 +72,8 @@ class _Columns:
     digests: list[str] = field(default_factory=list)
     policies: list[str] = field(default_factory=list)
     overrides: list[Mapping[str, Any]] = field(default_factory=list)
+    # Rows without features: ``log.prompts`` was ``none``.
+    unread: set[str] = field(default_factory=set)
 
     def add(self, row: Any, reader: ViewReader, sampling_weight: float) -> bool:
         """Take one request without labels; False where its row cannot be used."""
@@ -81,6 +83,7 @@ class _Columns:
             return False  # a fallback answered, with a chance nobody drew from
         view = reader.read(orjson.loads(row.features), orjson.loads(row.sufficiency), row.novelty)
         if view is None:
+            self.unread.add(row.request_id)
             return False
         width = self.spec.num_tiers - 1
         self.request_ids.append(row.request_id)
@@ -306,6 +309,7 @@ def _table(columns: _Columns, reader: ViewReader, num_requests: int, num_other: 
         overrides=tuple(columns.overrides),
         num_requests=num_requests,
         num_other=num_other,
+        num_unread=len(columns.unread),
     )
     return table.take(oldest_first)
 

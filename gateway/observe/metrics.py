@@ -17,6 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from backends.protocol import Load
+from gateway.observe.log_writer import standard_error
 from gateway.store.records import RequestRecord
 from policies.pricing import NANO_USD_PER_USD, to_nano_usd
 
@@ -214,6 +215,9 @@ class Metrics(Collector):
             ["tier", "error"],
             self.failed_attempts,
         )
+        yield CounterMetricFamily(
+            "suffice_log_lines_dropped", "Log lines that nobody read in time.", value=standard_error().num_dropped
+        )
         yield _counter("suffice_http_responses", "Responses by status.", ["endpoint", "status"], self.http)
         for name, help_text, distribution in (
             ("suffice_overhead_seconds", "The gateway's own time before a tier was asked.", self.overhead_s),
@@ -231,6 +235,15 @@ class Metrics(Collector):
             for key, load in loads.items():
                 family.add_metric(key, read(load))
             yield family
+        odd = CounterMetricFamily(
+            "suffice_remote_oddities",
+            "Answers of remote servers that were mended here.",
+            labels=[*_MODEL_LABELS, "kind"],
+        )
+        for key, load in loads.items():
+            odd.add_metric([*key, "too_long"], load.num_cut)
+            odd.add_metric([*key, "bad_usage"], load.num_bad_usage)
+        yield odd
         yield GaugeMetricFamily("suffice_requests_running", "Requests holding a place.", gauges.num_running())
         yield GaugeMetricFamily("suffice_requests_waiting", "Requests waiting for a place.", gauges.num_waiting())
         yield GaugeMetricFamily("suffice_log_pending_rows", "Rows waiting for commit.", gauges.num_pending_rows())

@@ -3,32 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-from typing import Any, TextIO
+from typing import Any
 
 import orjson
 
 from gateway.config.sections import LogConfig
+from gateway.observe.log_writer import LogWriter, standard_error
 from gateway.store.records import RequestRecord
 
-_ON_CONSOLE = ("tier", "model", "reason", "ending", "error", "prompt_tokens", "completion_tokens", "cost_usd", "ttft_s")
+_ON_CONSOLE = (
+    *("tier", "model", "reason", "ending", "error", "prompt_tokens", "completion_tokens", "cost_usd", "ttft_s"),
+    "request_id",
+)
 
 
 class RequestLog:
-    """Writes to standard error, as the other log lines do; lines of one turn of the event loop share a write.
+    """Writes to standard error, as the other log lines do; lines of one turn of the event loop are handed on together.
 
     Not by way of ``logging``: a record, its locks and a flush per line cost several times the line itself.
 
     Parameters
     ----------
     config : ``format`` as everywhere; nothing is written above level ``info``
-    stream : None for standard error, looked up at each write
+    writer : None for standard error's
     """
 
-    def __init__(self, config: LogConfig, stream: TextIO | None = None) -> None:
+    def __init__(self, config: LogConfig, writer: LogWriter | None = None) -> None:
         self._format = _json_line if config.format == "json" else _console_line
         self._is_on = config.level in ("debug", "info")
-        self._stream = stream
+        self._writer = writer or standard_error()
         self._lines: list[str] = []
 
     def write(self, record: RequestRecord) -> None:
@@ -40,15 +43,9 @@ class RequestLog:
         self._lines.append(self._format(record))
 
     def flush(self) -> None:
-        """Write what is queued."""
+        """Hand on what is queued."""
         lines, self._lines = self._lines, []
-        stream = self._stream or sys.stderr
-        try:
-            stream.write("\n".join([*lines, ""]))
-            stream.flush()
-        except (OSError, ValueError):
-            # Standard error is gone; the decision log has the rows.
-            self._is_on = False
+        self._writer.put(lines)
 
 
 def _json_line(record: RequestRecord) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import sys
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
 import orjson
 
 from gateway.config.sections import LogConfig
+from gateway.observe.log_writer import LogWriter, console_loss, json_loss, standard_error
 
 
 class JsonFormatter(logging.Formatter):
@@ -36,10 +36,27 @@ class ConsoleFormatter(logging.Formatter):
         return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
 
 
+class WriterHandler(logging.Handler):
+    """Hands lines to a writer, which waits for nobody."""
+
+    def __init__(self, writer: LogWriter) -> None:
+        super().__init__()
+        self._writer = writer
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._writer.put([self.format(record)])
+        except Exception:
+            self.handleError(record)
+
+
 def configure_logging(config: LogConfig, stream: TextIO | None = None) -> None:
     """Send everything logged, uvicorn's lines included, to ``stream`` (standard error) in the chosen form."""
-    handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(JsonFormatter() if config.format == "json" else ConsoleFormatter())
+    writer = standard_error() if stream is None else LogWriter(stream)
+    is_json = config.format == "json"
+    writer.describe_loss = json_loss if is_json else console_loss
+    handler = WriterHandler(writer)
+    handler.setFormatter(JsonFormatter() if is_json else ConsoleFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(config.level.upper())

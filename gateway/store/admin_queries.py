@@ -12,6 +12,7 @@ from sqlalchemy.sql.schema import Table
 
 from gateway.store.control_records import Alert
 from gateway.store.records import ApiKey, PolicyVersion, RequestRecord
+from gateway.store.rollups import Span, UsageSums
 from gateway.store.rows import clean_text, decode_key, decode_policy_version, decode_record
 from gateway.store.store import Store, select_records
 from gateway.store.tables import (
@@ -28,6 +29,14 @@ from gateway.store.tables import (
 )
 
 Row = Mapping[str, Any]
+
+# What a group is called -> the dimension of the sums.
+_DIMENSION = {"key": "key_id", "tier": "final_tier", "policy": "policy_name", "model": "model_served"}
+_ROUTED = ("num_choices", "prompt_tokens", "completion_tokens")
+_USAGE = (
+    *("num_requests", "num_failed", "cost_nano_usd", "measured_cost_nano_usd", "compute_s"),
+    *_ROUTED,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +78,23 @@ class RequestFilter:
             found.append(column.created_at < self.until)
         return found
 
+    def dimensions(self) -> tuple[dict[str, tuple[Any, ...]], list[ColumnElement[bool]]]:
+        """As values of the dimensions that sums are kept by, and as SQL where a filter is none of these."""
+        equal = {
+            "tenant": self.tenant,
+            "key_id": self.key_id,
+            "policy_name": self.policy,
+            "final_tier": self.tier,
+            "router_version": self.router_version,
+        }
+        where = {
+            name: (clean_text(value) if isinstance(value, str) else value,)
+            for name, value in equal.items()
+            if value is not None
+        }
+        others = RequestFilter(reason=self.reason, status=self.status, session_id=self.session_id)
+        return where, others.conditions()
+
 
 class AdminQueries:
     """Reads over the tables. Ids are uuidv7, so "older than this id" is a page's cursor everywhere."""
@@ -105,38 +131,37 @@ class AdminQueries:
             found.append(await self._rows(statement))
         return found[0], found[1], found[2]
 
+    async def check_states(self, request_ids: Sequence[str]) -> dict[str, str]:
+        """Return what the check of each request said: ``good``, ``not_good``, or the status of one without a verdict.
+
+        Of several checks the one that went up counts: it is about the answer that the caller got.
+        """
+        column = verifications.c
+        statement = select(column.request_id, column.status, column.verdict).where(column.request_id.in_(request_ids))
+        rows = await self._rows(statement.order_by(column.direction)) if request_ids else []
+        words = {0: "not_good", 1: "good", None: None}
+        return {row["request_id"]: words[row["verdict"]] or row["status"] for row in rows}
+
     async def usage(self, which: RequestFilter, group_by: Sequence[str]) -> list[Row]:
         """Sums per group; ``group_by`` of ``day``, ``tenant``, ``key``, ``tier``, ``policy``, ``model``."""
-        names = {"tenant": "tenant", "key": "key_id", "tier": "final_tier", "policy": "policy_name"}
-        groups = [
-            self._day().label("day") if each == "day" else requests.c[names.get(each, "model_served")].label(each)
-            for each in group_by
-        ]
-        column = requests.c
-        sums: list[Any] = [
-            func.count().label("num_requests"),
-            func.count().filter(column.error_code.is_not(None)).label("num_failed"),
-            func.coalesce(func.sum(column.num_choices), 0).label("num_choices"),
-            func.coalesce(func.sum(column.prompt_tokens), 0).label("prompt_tokens"),
-            func.coalesce(func.sum(column.completion_tokens), 0).label("completion_tokens"),
-            func.coalesce(func.sum(column.cost_nano_usd), 0).label("cost_nano_usd"),
-            func.coalesce(func.sum(column.measured_cost_nano_usd), 0).label("measured_cost_nano_usd"),
-            func.coalesce(func.sum(column.compute_s), 0.0).label("compute_s"),
+        names = [_DIMENSION.get(each, each) for each in group_by]
+        dimensions = names if "final_tier" in names else [*names, "final_tier"]
+        where, conditions = which.dimensions()
+        span = Span(which.since, which.until)
+        found = await UsageSums(self._store).read(span, dimensions, _USAGE, where, conditions)
+        groups: dict[tuple[Any, ...], dict[str, Any]] = {}
+        if not group_by:
+            groups[()] = _no_use()
+        for key, sums in found.items():
+            mine = key[: len(group_by)]
+            row = groups.setdefault(mine, dict(zip(group_by, mine, strict=True)) | _no_use())
+            for name in _USAGE:
+                row[name] += sums[name]
             # What the top tier would be paid for: answered requests that a tier answered, with their tokens.
-            func.coalesce(func.sum(column.num_choices).filter(column.final_tier.is_not(None)), 0).label(
-                "routed_choices"
-            ),
-            func.coalesce(func.sum(column.prompt_tokens).filter(column.final_tier.is_not(None)), 0).label(
-                "routed_prompt_tokens"
-            ),
-            func.coalesce(func.sum(column.completion_tokens).filter(column.final_tier.is_not(None)), 0).label(
-                "routed_completion_tokens"
-            ),
-        ]
-        statement = select(*groups, *sums).where(*which.conditions())
-        if groups:
-            statement = statement.group_by(*groups).order_by(*groups)
-        return await self._rows(statement)
+            if key[dimensions.index("final_tier")] is not None:
+                for name in _ROUTED:
+                    row[f"routed_{name.removeprefix('num_')}"] += sums[name]
+        return [groups[key] for key in sorted(groups, key=lambda key: [(each is None, each) for each in key])]
 
     async def verification_cost(self, since: datetime | None, until: datetime | None) -> int:
         """Nano-dollars spent on checks of requests of this time."""
@@ -145,9 +170,8 @@ class AdminQueries:
 
     async def serving_cost(self, since: datetime | None, until: datetime | None) -> int:
         """Nano-dollars spent on requests of this time: by device seconds where measured, else by the price table."""
-        each = func.coalesce(requests.c.measured_cost_nano_usd, requests.c.cost_nano_usd)
-        spent = func.coalesce(func.sum(each), 0).label("cost")
-        return int((await self._rows(_within(select(spent), requests, since, until)))[0]["cost"])
+        found = await UsageSums(self._store).read(Span(since, until), (), ("serving_cost_nano_usd",))
+        return int(found[()]["serving_cost_nano_usd"]) if found else 0
 
     async def checks_by_status(self, since: datetime | None, until: datetime | None) -> dict[str, int]:
         """Count how many checks of requests of this time wait, run, are done or came to nothing."""
@@ -207,10 +231,10 @@ class AdminQueries:
         row = await self._one(select(api_keys).where(api_keys.c.key_id == key_id))
         return decode_key(row) if row is not None else None
 
-    async def count_admin_keys(self) -> int:
-        """Keys that open the administration."""
-        wanted = (api_keys.c.scope == "admin") & api_keys.c.revoked_at.is_(None)
-        return int((await self._rows(select(func.count().label("n")).where(wanted)))[0]["n"])
+    async def had_admin_key(self) -> bool:
+        """Whether there ever was a key for administration: a revoked one counts, or its end would open the doors."""
+        wanted = select(api_keys.c.key_id).where(api_keys.c.scope == "admin").limit(1)
+        return bool(await self._rows(wanted))
 
     # ---- inside
 
@@ -231,11 +255,9 @@ class AdminQueries:
         async with self._store.transaction() as connection:
             return [dict(row) for row in (await connection.execute(statement)).mappings()]
 
-    def _day(self) -> ColumnElement[str]:
-        """The day of a row in UTC, as ``2026-01-31``."""
-        if self._store.dialect == "sqlite":
-            return func.strftime("%Y-%m-%d", requests.c.created_at)
-        return func.to_char(func.timezone("UTC", requests.c.created_at), "YYYY-MM-DD")
+
+def _no_use() -> dict[str, Any]:
+    return dict.fromkeys(_USAGE, 0) | {f"routed_{name.removeprefix('num_')}": 0 for name in _ROUTED}
 
 
 def _within(statement: Select[Any], table: Table, since: datetime | None, until: datetime | None) -> Select[Any]:

@@ -7,14 +7,18 @@ connection is tried once more before the waiting requests are told.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from gateway.store.errors import RecordRejected, StoreClosed, StoreError, StoreOverloaded
+from gateway.store.errors import RecordRejected, StoreClosed, StoreError, StoreOverloaded, StoreUnavailable
 from gateway.store.rows import EncodedRecord
 from gateway.store.sinks import BatchSink
 from gateway.store.translate import RowFault, translate
+
+# While the log is down it is tried this often, however many ask.
+_PROBE_EVERY_S = 1.0
 
 
 @dataclass(slots=True)
@@ -26,10 +30,25 @@ class _Waiting:
 class GroupCommitter:
     """Owns the queue and the one task that empties it into a :class:`BatchSink`.
 
-    Counters (``num_rows``, ``num_commits``, ``num_failed``) only grow; ``last_error`` is None while writes succeed.
+    Counters (``num_rows``, ``num_commits``, ``num_failed``, ``num_probes``) only grow; ``last_error`` is None while
+    writes succeed. ``clock`` is in seconds.
     """
 
-    def __init__(self, sink: BatchSink, *, shown: str, max_pending: int, max_batch: int) -> None:
+    def __init__(
+        self,
+        sink: BatchSink,
+        *,
+        shown: str,
+        max_pending: int,
+        max_batch: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
+        # The sink takes one write at a time, a batch or a probe.
+        self._writing = asyncio.Lock()
+        self._probe: asyncio.Task[None] | None = None
+        self._probed_s = float("-inf")
+        self.num_probes = 0
         self._sink = sink
         self._shown = shown
         self._max_pending = max_pending
@@ -46,6 +65,51 @@ class GroupCommitter:
     @property
     def num_pending(self) -> int:
         return len(self._queue)
+
+    @property
+    def is_well(self) -> bool:
+        """Return whether the last write succeeded and nothing is known of a lost connection."""
+        return self.last_error is None and self._sink.is_connected
+
+    async def check(self) -> None:
+        """Return where a row can be written, as far as known; to be asked where ``is_well`` is not.
+
+        What is known is a second old at most: the first who asks then writes a probe, and the others wait for it.
+
+        Raises
+        ------
+        StoreUnavailable and its kinds : before anything was spent on an answer that could not be kept
+        """
+        if self.is_well:
+            return
+        if self._probe is None or self._probe.done():
+            if self.last_error is not None and self._clock() - self._probed_s < _PROBE_EVERY_S:
+                raise _copy(self.last_error)
+            self._probe = asyncio.create_task(self._try_out(), name="suffice-log-probe")
+        # A database that hangs is not waited for: the probe goes on, and who asks later learns of its end.
+        await asyncio.wait([self._probe], timeout=_PROBE_EVERY_S)
+        if not self._probe.done():
+            raise StoreUnavailable(f"{self._shown} does not answer.", database=self._shown)
+        if self.last_error is not None:
+            raise _copy(self.last_error)
+
+    async def _try_out(self) -> None:
+        self.num_probes += 1
+        try:
+            async with self._writing:
+                try:
+                    await self._sink.probe()
+                except Exception as error:
+                    await self._sink.drop()
+                    problem = translate(error, self._shown)
+                    if isinstance(problem, RowFault):
+                        # Nobody's row: what the database refuses here it refuses of all.
+                        problem = StoreUnavailable(str(problem), database=self._shown)
+                    self.last_error = problem
+                else:
+                    self.last_error = None
+        finally:
+            self._probed_s = self._clock()
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run(), name="suffice-log-writer")
@@ -78,6 +142,9 @@ class GroupCommitter:
             await asyncio.wait([self._task], timeout=timeout_s)
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        if self._probe is not None:
+            self._probe.cancel()
+            await asyncio.gather(self._probe, return_exceptions=True)
         self._fail(self._queue, StoreClosed(f"{self._shown} did not take the last rows in time.", database=self._shown))
         self._queue.clear()
 
@@ -94,7 +161,8 @@ class GroupCommitter:
 
     async def _commit(self, batch: Sequence[_Waiting]) -> None:
         try:
-            await self._write(batch)
+            async with self._writing:
+                await self._write(batch)
         except RowFault as fault:
             await self._isolate(batch, fault)
         except StoreError as error:

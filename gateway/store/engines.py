@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from typing import Any
 
@@ -15,10 +16,19 @@ from gateway.store.errors import StoreUnavailable
 from gateway.store.translate import translate
 from gateway.store.urls import DatabaseUrl
 
+_WAL_TRIES = 20
+_WAL_PAUSE_S = 0.05
+
 
 def make_engine(url: DatabaseUrl, config: StoreConfig) -> AsyncEngine:
     """An engine that reconnects by itself (a dead pooled connection is noticed before it is used)."""
-    common: dict[str, Any] = {"json_serializer": _dump_json, "json_deserializer": orjson.loads, "pool_pre_ping": True}
+    common: dict[str, Any] = {
+        "json_serializer": _dump_json,
+        "json_deserializer": orjson.loads,
+        "pool_pre_ping": True,
+        # Errors are logged: what a statement was given may be a text or the hash of a key.
+        "hide_parameters": True,
+    }
     if url.dialect == "sqlite":
         engine = create_async_engine(
             url.sqlalchemy_url, connect_args={"timeout": config.busy_timeout_s}, pool_size=2, **common
@@ -85,10 +95,33 @@ async def use_wal(engine: AsyncEngine, url: DatabaseUrl) -> None:
         )
 
 
+async def truncate_wal(engine: AsyncEngine, url: DatabaseUrl) -> bool:
+    """Bring the write-ahead log home and cut it to nothing: it holds earlier contents of pages until then.
+
+    False where a reader or writer was in the way all the time; the next call may do it.
+
+    Raises
+    ------
+    StoreUnavailable and its kinds
+    """
+    for _ in range(_WAL_TRIES):
+        try:
+            async with engine.connect() as connection:
+                is_busy = (await connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")).one()[0]
+        except SQLAlchemyError as error:
+            raise translate(error, url.shown) from error
+        if not is_busy:
+            return True
+        await asyncio.sleep(_WAL_PAUSE_S)
+    return False
+
+
 def _sqlite_pragmas(config: StoreConfig) -> Any:
     def set_pragmas(connection: Any, _record: Any) -> None:
         cursor = connection.cursor()
         cursor.execute("PRAGMA foreign_keys=ON")
+        # What is deleted is overwritten, not only taken out of the tree: texts that are gone must be gone.
+        cursor.execute("PRAGMA secure_delete=ON")
         cursor.execute(f"PRAGMA synchronous={config.sqlite_sync}")
         cursor.close()
 

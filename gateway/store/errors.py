@@ -8,7 +8,9 @@
     │   ├── StoreOverloaded    more rows wait for their commit than allowed
     │   └── StoreClosed        the service is stopping
     ├── RecordRejected         this one row cannot be stored; its neighbours were
+    ├── FeedbackFull           as much is reported about a request as is kept
     ├── StoreUrlInvalid        the database URL cannot be used              (at start)
+    ├── DatabaseInUse          another server has the SQLite file           (at start)
     └── SchemaMismatch         the database is older or newer than the code (at start)
 """
 
@@ -51,8 +53,30 @@ class RecordRejected(StoreError):
         self.problem = problem
 
 
+class FeedbackFull(StoreError):
+    def __init__(self, request_id: str, max_reports: int, max_chars: int) -> None:
+        super().__init__(
+            f"About request {request_id} no more is kept: at most {max_reports} reports, and {max_chars} characters "
+            "of their texts together. What was reported before stays as it is."
+        )
+        self.request_id = request_id
+
+
 class StoreUrlInvalid(StoreError):
     pass
+
+
+class DatabaseInUse(StoreError):
+    """``holder`` is the process that has it, as text; empty where it is not known."""
+
+    def __init__(self, database: str, holder: str) -> None:
+        whose = f" (process {holder})" if holder else ""
+        super().__init__(
+            f"{database} is served by another server{whose}. Stop that one, name another file in database.url, or use "
+            "PostgreSQL for several servers."
+        )
+        self.database = database
+        self.holder = holder
 
 
 class SchemaMismatch(StoreError):

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from sqlalchemy import ColumnElement, func, select
 
 from gateway.store.store import Store
-from gateway.store.tables import requests
+from gateway.store.tables import feedback, requests
 
 
 @dataclass(frozen=True, slots=True)
 class KeySum:
-    """Rows, tokens of prompts and answers, and nano-dollars by the price table."""
+    """Requests that left a row, reports included, tokens of prompts and answers, nano-dollars by the price table."""
 
     num_requests: int
     num_tokens: int
@@ -33,7 +34,8 @@ class KeySums:
         ------
         StoreUnavailable
         """
-        return await self._sum(requests.c.key_id == key_id, moment)
+        reports = select(func.count()).where(feedback.c.key_id == key_id, feedback.c.created_at >= moment)
+        return await self._sum(requests.c.key_id == key_id, moment, reports.scalar_subquery())
 
     async def since_by_policy(self, policy_name: str, moment: datetime) -> KeySum:
         """The same over the rows that a policy decided.
@@ -44,10 +46,12 @@ class KeySums:
         """
         return await self._sum(requests.c.policy_name == policy_name, moment)
 
-    async def _sum(self, is_theirs: ColumnElement[bool], moment: datetime) -> KeySum:
+    async def _sum(self, is_theirs: ColumnElement[bool], moment: datetime, num_others: Any = 0) -> KeySum:
         statement = select(
-            func.count(),
-            func.coalesce(func.sum(requests.c.prompt_tokens + requests.c.completion_tokens), 0),
+            func.count() + num_others,
+            # Two sums: of two numbers of 32 bits PostgreSQL makes one of 32 bits, which may not hold it.
+            func.coalesce(func.sum(requests.c.prompt_tokens), 0)
+            + func.coalesce(func.sum(requests.c.completion_tokens), 0),
             func.coalesce(func.sum(requests.c.cost_nano_usd), 0),
         ).where(is_theirs & (requests.c.created_at >= moment))
         async with self._store.transaction() as connection:

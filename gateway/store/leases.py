@@ -3,14 +3,18 @@
 Holders' clocks need not agree: PostgreSQL judges by its own, and processes that share a SQLite file share a machine.
 A lease does not stop a holder that sleeps through its end; whoever changes anything under a lease hands its token
 along, and the change is refused when a later holder has been.
+
+A clock that was ahead, and was set right, leaves a lease that would run for years. One that ends later than any holder
+could have asked for counts as over; where its holder lives after all, its token is refused from then on.
 """
 
 from __future__ import annotations
 
+import logging
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import func, literal, update
+from sqlalchemy import func, literal, or_, select, update
 from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
@@ -18,7 +22,21 @@ from gateway.store.control_records import Lease
 from gateway.store.store import Store
 from gateway.store.tables import UtcDateTime, leases
 
+_log = logging.getLogger("suffice.leases")
+
 _LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
+# Holders may be set up with different lengths; a longer one than twice one's own and this is no lease's.
+_LONGEST_S = 600.0
+
+
+def longest_lease_s(ttl_s: float) -> float:
+    """Return the seconds from now after which no lease ends that was taken by a clock that is right.
+
+    Parameters
+    ----------
+    ttl_s : how long one's own leases last
+    """
+    return max(_LONGEST_S, 2.0 * ttl_s)
 
 
 class LeaseStore:
@@ -28,7 +46,7 @@ class LeaseStore:
         self._store = store
 
     async def acquire(self, name: str, holder: str, ttl_s: float) -> Lease | None:
-        """Take a lease that nobody holds, or whose time is over; None while another holds it.
+        """Take a lease that nobody holds, or whose time is over or cannot be right; None while another holds it.
 
         Parameters
         ----------
@@ -36,12 +54,24 @@ class LeaseStore:
         """
         make = sqlite_insert(leases) if self._store.dialect == "sqlite" else postgres_insert(leases)
         taken = make.values(name=name, holder=holder, expires_at=self._after(ttl_s), token=1)
+        is_ahead = leases.c.expires_at > self._after(longest_lease_s(ttl_s))
         statement = taken.on_conflict_do_update(
             index_elements=["name"],
             set_={"holder": holder, "expires_at": self._after(ttl_s), "token": leases.c.token + 1},
-            where=leases.c.expires_at < self._after(0.0),
+            where=or_(leases.c.expires_at < self._after(0.0), is_ahead),
         ).returning(*leases.c)
-        return await self._one(statement)
+        async with self._store.transaction() as connection:
+            found = select(leases.c.holder, leases.c.expires_at).where(leases.c.name == name, is_ahead)
+            ahead = (await connection.execute(found)).first()
+            row = (await connection.execute(statement)).mappings().first()
+        if row is None:
+            return None
+        if ahead is not None:
+            _log.warning(
+                "the lease %r of %s, said to run until %s, was taken over: it was left by a clock that was ahead",
+                *(name, ahead.holder, f"{ahead.expires_at:%Y-%m-%d %H:%M:%S}"),
+            )
+        return Lease(**row)
 
     async def renew(self, lease: Lease, ttl_s: float) -> Lease | None:
         """Hold it longer; None when it was lost. An expired lease that nobody took is still its holder's."""

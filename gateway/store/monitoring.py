@@ -10,12 +10,15 @@ from typing import Any, Literal
 from sqlalchemy import case, func, literal, select
 
 from gateway.store.feedback import FeedbackBook
+from gateway.store.rollups import Span, UsageSums
 from gateway.store.store import Store
 from gateway.store.tables import requests, retrain_runs, shadow_decisions, verifications
 from policies.judge_correction import GoldCounts
 from policies.types import ReasonCode
 
 _BATCH = 500
+_KEY = ("policy_name", "policy_version", "router_version", "final_tier")
+_DRAWABLE = ("num_drawable", "num_undrawable", "least_probability")
 _V, _R = verifications.c, requests.c
 
 Key = tuple[str, str, str, int]
@@ -100,6 +103,7 @@ class MonitorReader:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self._gold: tuple[tuple[Any, ...], GoldCounts] | None = None
 
     async def checked(self, *, finished_since: datetime, limit: int) -> AsyncIterator[CheckedRow]:
         """Finished checks in the order of their ends."""
@@ -151,18 +155,19 @@ class MonitorReader:
 
     async def traffic(self, since: datetime) -> dict[Key, Traffic]:
         """Requests whose answers could be drawn, by what decided them and who answered."""
-        return dict(map(_traffic, await self._all(_select_traffic(since))))
+        found = await UsageSums(self._store).read(Span(since), _KEY, _DRAWABLE)
+        return {key: traffic for key, sums in found.items() if (traffic := _traffic(key, sums)) is not None}
 
     async def traffic_of(
         self, family: Literal["tenant", "domain"], names: Collection[str], since: datetime
     ) -> dict[tuple[str, Key], Traffic]:
         """The same for some tenants or domains: (name, key) -> its part."""
-        statement = _select_traffic(since, _R[family]).where(_R[family].in_(names))
-        found = {}
-        for row in await self._all(statement):
-            key, traffic = _traffic(row)
-            found[str(row[family]), key] = traffic
-        return found
+        found = await UsageSums(self._store).read(Span(since), (*_KEY, family), _DRAWABLE, {family: names})
+        return {
+            (str(key[-1]), key[:-1]): traffic
+            for key, sums in found.items()
+            if (traffic := _traffic(key[:-1], sums)) is not None
+        }
 
     async def drawn(self, since: datetime) -> dict[tuple[Key, bool], DrawnCount]:
         """Drawn answers by the same key and whether they are checked upward."""
@@ -179,8 +184,15 @@ class MonitorReader:
         return found
 
     async def gold(self, min_each: int) -> GoldCounts | None:
-        """The grader's own errors; None while fewer than ``min_each`` faults or sound answers are known."""
-        counts = await FeedbackBook(self._store).gold_counts()
+        """The grader's own errors; None while fewer than ``min_each`` faults or sound answers are known.
+
+        Summed anew only once labels or checks were added or deleted.
+        """
+        book = FeedbackBook(self._store)
+        mark = await book.gold_mark()
+        if self._gold is None or self._gold[0] != mark:
+            self._gold = mark, await book.gold_counts()
+        counts = self._gold[1]
         return counts if min(counts.num_faults, counts.num_sound) >= min_each else None
 
     async def learnable(self, since: datetime, *, is_foreign: bool = False) -> Learnable | None:
@@ -240,24 +252,12 @@ class MonitorReader:
                 yield dict(row)
 
 
-def _select_traffic(since: datetime, *by: Any) -> Any:
-    key = (_R.policy_name, _R.policy_version, _R.router_version, _R.final_tier, *by)
-    could = _R.verify_probability > 0.0
-    return (
-        select(
-            *key,
-            func.count().filter(could).label("num"),
-            func.count().filter(_R.verify_probability <= 0.0).label("never"),
-            func.min(_R.verify_probability).filter(could).label("least"),
-        )
-        .where(_R.created_at >= since, _R.verify_probability.is_not(None), _R.final_tier.is_not(None))
-        .group_by(*key)
-    )
-
-
-def _traffic(row: Mapping[str, Any]) -> tuple[Key, Traffic]:
-    key = (row["policy_name"], row["policy_version"], row["router_version"], row["final_tier"])
-    return key, Traffic(row["num"], row["never"], 1.0 if row["least"] is None else float(row["least"]))
+def _traffic(key: Any, sums: Mapping[str, Any]) -> Traffic | None:
+    """None where no answer was ever asked whether to be drawn, or none was given."""
+    num, never, least = (sums[name] for name in _DRAWABLE)
+    if key[-1] is None or not num + never:
+        return None
+    return Traffic(num, never, 1.0 if least is None else least)
 
 
 _COLUMNS = (

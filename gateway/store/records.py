@@ -52,7 +52,7 @@ class RequestRecord:
     final_tier, model_served : who answered; None when nobody did
     ladder : the fallback order after ``decided_tier``
     propensity, propensities : chance of ``decided_tier``, and of every tier, given the facts
-    overrides : what the request asked for (``min_tier`` ...), only what was given
+    overrides : what the request asked for (``min_tier`` ...), only what was given; and its key's ``permissions``
     attempts : every tier tried, in order
     compute_s : device seconds; None when the backend cannot measure them
     cost_usd : by the price table
@@ -67,7 +67,7 @@ class RequestRecord:
         there is none above, downward; None when it could not be
     traceparent : W3C trace context of the caller
     domain : what the prompt is about, empty when nothing says so
-    barred : tiers that a limit on regions or cost kept from the request -> which limit, ``region`` or ``cost``
+    barred : tiers that a limit kept from the request -> which: ``region``, ``cost`` or ``key``
     """
 
     request_id: str
@@ -167,7 +167,9 @@ class ApiKey:
     """A caller's key: never the key itself, only its SHA-256 (hex) and the prefix that people recognise it by.
 
     ``limits`` are the key's own (requests per minute, budget ...), named as the policies name them. ``scope`` is what
-    it opens: ``use`` the API, ``admin`` the administration.
+    it opens: ``use`` the API, ``admin`` the administration, ``admin-read`` what of that only reads. ``permissions`` are
+    the policies, tiers and regions that its requests may use, any of a kind that is not there. From ``expires_at`` on
+    it opens nothing.
     """
 
     key_id: str
@@ -180,6 +182,8 @@ class ApiKey:
     last_used_at: datetime | None = None
     limits: Mapping[str, Any] = field(default_factory=dict)
     scope: str = "use"
+    permissions: Mapping[str, Any] = field(default_factory=dict)
+    expires_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,7 @@ Row = tuple[Any, ...]
 EncodeTime = Callable[[datetime], Any]
 
 _NANO = Decimal(10) ** 9
+_MOST_INTEGER, _MOST_BIGINT = 2**31 - 1, 2**63 - 1
 _SQLITE_TIME_CHARS = len("2026-01-31 12:00:00.000000")
 _PLAIN = frozenset({dict, list, tuple})
 _JSON_OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
@@ -44,8 +45,8 @@ class EncodedRecord:
 
 
 def to_nano_usd(cost_usd: Decimal) -> int:
-    """Dollars to integer nano-dollars, half to even."""
-    return int((cost_usd * _NANO).to_integral_value(ROUND_HALF_EVEN))
+    """Dollars to integer nano-dollars, half to even; at most what the column holds."""
+    return min(int((cost_usd * _NANO).to_integral_value(ROUND_HALF_EVEN)), _MOST_BIGINT)
 
 
 def from_nano_usd(nano_usd: int) -> Decimal:
@@ -126,12 +127,12 @@ def _request_row(record: RequestRecord, encode_time: EncodeTime) -> Row:
         r.confidence,
         to_json(r.overrides) if r.overrides else "{}",
         to_json([_attempt_row(attempt) for attempt in r.attempts]),
-        r.prompt_tokens,
-        r.completion_tokens,
-        r.cached_tokens,
-        r.reasoning_tokens,
-        r.draft_tokens,
-        r.accepted_draft_tokens,
+        _count(r.prompt_tokens),
+        _count(r.completion_tokens),
+        _count(r.cached_tokens),
+        _count(r.reasoning_tokens),
+        _count(r.draft_tokens),
+        _count(r.accepted_draft_tokens),
         r.compute_s,
         to_nano_usd(r.cost_usd),
         None if r.measured_cost_usd is None else to_nano_usd(r.measured_cost_usd),
@@ -175,7 +176,7 @@ def _session_row(record: RequestRecord, encode_time: EncodeTime) -> Row | None:
         clean_text(record.session_id),
         record.final_tier,
         record.model_served or "",
-        record.prompt_tokens + record.completion_tokens,
+        _count(record.prompt_tokens + record.completion_tokens),
         encode_time(ended_at),
     )
 
@@ -202,6 +203,11 @@ def _read_attempt(
 def _ladder_json(ladder: tuple[int, ...]) -> str:
     """Encode an order of tiers; there are few."""
     return to_json(ladder)
+
+
+def _count(number: int) -> int:
+    """A number that its column holds: whatever a remote server counts, its answer has been given and must be logged."""
+    return min(number, _MOST_INTEGER)
 
 
 def _optional(text: str | None) -> str | None:

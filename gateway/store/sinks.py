@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
@@ -35,6 +36,17 @@ _READ_ONLY = "25006"
 _MOST_ROWS = 16
 
 
+# Of the size of a row with its texts: a disk that has room for less is full. Written anew each time.
+_PROBE_NAME = "log_probe"
+_PROBE_BYTES = 16_384
+_PROBE_SQL = (
+    "INSERT INTO secrets (name, value, created_at) VALUES ({}, {}, {}) "
+    "ON CONFLICT (name) DO UPDATE SET value = excluded.value, created_at = excluded.created_at"
+)
+_SQLITE_PROBE = _PROBE_SQL.format("?", "?", "?")
+_POSTGRES_PROBE = _PROBE_SQL.format("$1", "$2", "$3")
+
+
 class BatchSink(Protocol):
     """Writes batches, one at a time. Reconnects by itself; raises what the driver raises."""
 
@@ -46,6 +58,13 @@ class BatchSink(Protocol):
         ``again``: an earlier try may have been committed without our learning of it; rows already there are no fault.
         """
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether nothing is known of a lost connection."""
+
+    async def probe(self) -> None:
+        """Return once a small write of no meaning is durable. Raises what the driver raises."""
+
     def is_lost(self, error: BaseException) -> bool:
         """Whether ``error`` may be cured by a fresh connection at once."""
 
@@ -53,6 +72,10 @@ class BatchSink(Protocol):
         """Forget the connection; the next write makes another. Never raises."""
 
     async def close(self) -> None: ...
+
+
+def _probe_row(encode_time: EncodeTime) -> tuple[Any, ...]:
+    return _PROBE_NAME, os.urandom(_PROBE_BYTES).hex(), encode_time(datetime.now(UTC))
 
 
 class SqliteSink:
@@ -71,13 +94,34 @@ class SqliteSink:
         self._is_closed = False
         self._statements = _Statements("?")
 
+    @property
+    def is_connected(self) -> bool:
+        return True
+
+    async def probe(self) -> None:
+        await self._run(self._probe)
+
+    def _probe(self) -> None:
+        connection = self._connected()
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            connection.execute(_SQLITE_PROBE, _probe_row(self.encode_time))
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+
     async def write(self, batch: Sequence[EncodedRecord], *, again: bool) -> None:
+        await self._run(self._write, list(batch), again)
+
+    async def _run(self, work: Callable[..., None], *arguments: Any) -> None:
         if self._running is not None and not self._running.done():
             raise StoreUnavailable(
                 f"{self._shown}: an earlier write has not returned; the disk hangs.", database=self._shown
             )
         loop = asyncio.get_running_loop()
-        self._running = loop.run_in_executor(self._executor, self._write, list(batch), again)
+        self._running = loop.run_in_executor(self._executor, work, *arguments)
         # Shielded: a thread cannot be interrupted, so on timeout it is left to end and told apart by ``_running``.
         await asyncio.wait_for(asyncio.shield(self._running), self._config.write_timeout_s)
 
@@ -135,6 +179,16 @@ class PostgresSink:
         self._connection: Any = None
         self._statements = _Statements("$")
 
+    @property
+    def is_connected(self) -> bool:
+        return self._connection is None or not self._connection.is_closed()
+
+    async def probe(self) -> None:
+        async with asyncio.timeout(self._config.write_timeout_s):
+            if self._connection is None or self._connection.is_closed():
+                self._connection = await connect_postgres(self._url, self._config)
+            await self._connection.execute(_POSTGRES_PROBE, *_probe_row(self.encode_time))
+
     async def write(self, batch: Sequence[EncodedRecord], *, again: bool) -> None:
         async with asyncio.timeout(self._config.write_timeout_s):
             if self._connection is None or self._connection.is_closed():
@@ -182,6 +236,7 @@ def connect_sqlite(path: Path, config: StoreConfig) -> sqlite3.Connection:
         check_same_thread=False,
     )
     connection.execute("PRAGMA foreign_keys=ON")
+    connection.execute("PRAGMA secure_delete=ON")
     connection.execute(f"PRAGMA synchronous={config.sqlite_sync}")
     return connection
 

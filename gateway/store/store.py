@@ -7,17 +7,18 @@ import hmac
 import secrets as random_secrets
 from collections.abc import Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
 
-from sqlalchemy import ColumnElement, Select, Table, delete, func, select, text, update
+from sqlalchemy import Select, delete, func, select, text, update
 from sqlalchemy.dialects.postgresql import insert as postgres_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.exc import SQLAlchemyError
 
 from gateway.config.store_section import StoreConfig
 from gateway.store.committer import GroupCommitter
-from gateway.store.engines import make_engine, prepare_sqlite_file, use_wal
+from gateway.store.engines import make_engine, prepare_sqlite_file, truncate_wal, use_wal
 from gateway.store.errors import RecordRejected, StoreClosed
 from gateway.store.migrate import ensure_schema
 from gateway.store.records import ApiKey, PolicyVersion, RequestRecord, SessionRecord, VerificationJob
@@ -29,6 +30,7 @@ from gateway.store.rows import (
     decode_session,
     encode_record,
 )
+from gateway.store.server_lock import ServerLock
 from gateway.store.sinks import BatchSink, PostgresSink, SqliteSink
 from gateway.store.tables import api_keys, configs, policy_versions, request_texts, requests, secrets, sessions
 from gateway.store.translate import RowFault, translate
@@ -42,8 +44,7 @@ if TYPE_CHECKING:
 _DIGEST_KEY = "digest_key"
 # ``last_used_at`` of a key is this coarse: one update a minute a key, not one a request.
 _KEY_USE_EVERY = timedelta(minutes=1)
-_DELETE_AT_ONCE = 1000
-_DELETE_PAUSE_S = 0.01
+_REPORT_CONNECTIONS = 2
 
 
 class Store:
@@ -57,6 +58,10 @@ class Store:
         self._config = config
         self._url = parse_database_url(config.url)
         self._engine = make_engine(self._url, config)
+        # For reports, which may take longer than what a request waits for, and must not take its connections.
+        self._reports = make_engine(
+            self._url, replace(config, write_timeout_s=config.report_timeout_s, pool_size=_REPORT_CONNECTIONS)
+        )
         self._sink: BatchSink = (
             SqliteSink(self._url, config) if self._url.dialect == "sqlite" else PostgresSink(self._url, config)
         )
@@ -66,6 +71,7 @@ class Store:
             max_pending=config.max_pending_records,
             max_batch=config.max_batch_records,
         )
+        self._lock: ServerLock | None = None
         self._digest: hmac.HMAC | None = None
         self._key_used_at: dict[str, datetime] = {}
         self._is_open = False
@@ -80,16 +86,23 @@ class Store:
         """The database's URL without its password."""
         return self._url.shown
 
-    async def open(self) -> Self:
+    async def open(self, *, as_server: bool = False) -> Self:
         """Connect, bring the schema up to date, start the writer.
+
+        Parameters
+        ----------
+        as_server : it answers requests by this database; of a SQLite file only one process may
 
         Raises
         ------
         StoreUnavailable : the database is down, or its file's place cannot be written
+        DatabaseInUse : another server has the SQLite file
         SchemaMismatch : see :func:`gateway.store.migrate.ensure_schema`
         """
         if self._url.dialect == "sqlite":
             prepare_sqlite_file(self._url)
+            if as_server:
+                self._take_lock()
             await use_wal(self._engine, self._url)
         await ensure_schema(self._engine, self._url, migrate=self._config.migrate)
         self._digest = hmac.new(await self._load_digest_key(), digestmod="sha256")
@@ -104,6 +117,9 @@ class Store:
             await self.committer.close(self._config.connect_timeout_s + self._config.write_timeout_s)
         await self._sink.close()
         await self._engine.dispose()
+        await self._reports.dispose()
+        if self._lock is not None:
+            self._lock.release()
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncConnection]:
@@ -116,6 +132,20 @@ class Store:
         """
         try:
             async with self._engine.begin() as connection:
+                yield connection
+        except (SQLAlchemyError, OSError, TimeoutError) as error:
+            raise translate(error, self.shown_url) from error
+
+    @asynccontextmanager
+    async def reading(self) -> AsyncIterator[AsyncConnection]:
+        """A transaction for reports: on connections of their own, with ``database.report_timeout_s``.
+
+        Raises
+        ------
+        StoreUnavailable and its kinds
+        """
+        try:
+            async with asyncio.timeout(self._config.report_timeout_s), self._reports.begin() as connection:
                 yield connection
         except (SQLAlchemyError, OSError, TimeoutError) as error:
             raise translate(error, self.shown_url) from error
@@ -175,17 +205,6 @@ class Store:
             statement = statement.where(requests.c.request_id < clean_text(before_id))
         return [decode_record(row) for row in await self._rows(statement)]
 
-    async def delete_texts_before(self, moment: datetime) -> int:
-        """Forget prompts and answers of requests before ``moment``; their rows stay. Returns how many."""
-        with_text = request_texts.join(requests, requests.c.request_id == request_texts.c.request_id)
-        old = select(request_texts.c.request_id).select_from(with_text).where(requests.c.created_at < moment)
-        return await self._delete_slowly(request_texts, request_texts.c.request_id, old)
-
-    async def delete_requests_before(self, moment: datetime) -> int:
-        """Forget whole rows, with their texts. Returns how many."""
-        old = select(requests.c.request_id).where(requests.c.created_at < moment)
-        return await self._delete_slowly(requests, requests.c.request_id, old)
-
     # ---- keys
 
     async def insert_key(self, key: ApiKey) -> None:
@@ -201,13 +220,24 @@ class Store:
         return [decode_key(row) for row in await self._rows(select(api_keys).order_by(api_keys.c.created_at))]
 
     async def count_active_keys(self) -> int:
-        rows = await self._rows(select(func.count().label("n")).where(api_keys.c.revoked_at.is_(None)))
+        column, now = api_keys.c, datetime.now(UTC)
+        is_good = column.revoked_at.is_(None) & (column.expires_at.is_(None) | (column.expires_at > now))
+        rows = await self._rows(select(func.count().label("n")).where(is_good))
         return int(rows[0]["n"])
 
     async def revoke_key(self, key_id: str, revoked_at: datetime) -> bool:
         """False when there is no such key, or it was revoked before."""
         is_active = (api_keys.c.key_id == key_id) & api_keys.c.revoked_at.is_(None)
         return await self._change(update(api_keys).where(is_active).values(revoked_at=revoked_at)) > 0
+
+    async def rotate_key(self, key_id: str, key_hash: str, prefix: str) -> bool:
+        """Give a key another secret. False when there is no such key, or it was revoked."""
+        is_active = (api_keys.c.key_id == key_id) & api_keys.c.revoked_at.is_(None)
+        return await self._change(update(api_keys).where(is_active).values(key_hash=key_hash, prefix=prefix)) > 0
+
+    async def delete_key(self, key_id: str) -> None:
+        """Take a key away that was never used; others are revoked, so that the log's rows keep their key."""
+        await self._change(delete(api_keys).where(api_keys.c.key_id == key_id))
 
     # ---- sessions
 
@@ -216,10 +246,6 @@ class Store:
         wanted = (sessions.c.tenant == clean_text(tenant)) & (sessions.c.session_id == clean_text(session_id))
         rows = await self._rows(select(sessions).where(wanted))
         return decode_session(rows[0]) if rows else None
-
-    async def delete_sessions_before(self, moment: datetime) -> int:
-        """Forget conversations that rest since ``moment``; they start anew. Returns how many."""
-        return await self._change(delete(sessions).where(sessions.c.updated_at < moment))
 
     # ---- policies and configurations
 
@@ -251,7 +277,27 @@ class Store:
         """
         await self._rows(text("SELECT 1 AS one"))
 
+    async def scrub(self) -> bool:
+        """Make what was deleted unreadable in the files of SQLite, beside other users of them.
+
+        Pages are overwritten when their rows are deleted; this empties the write-ahead log, which holds them as they
+        were. False where others were in the way; the next call may do it. PostgreSQL overwrites with its own vacuum.
+
+        Raises
+        ------
+        StoreUnavailable and its kinds
+        """
+        return self._url.dialect != "sqlite" or await truncate_wal(self._engine, self._url)
+
     # ---- inside
+
+    def _take_lock(self) -> None:
+        assert self._url.path is not None
+        self._lock = ServerLock(self._url.path, self.shown_url)
+        try:
+            self._lock.take()
+        except OSError as error:
+            raise translate(error, self.shown_url) from error
 
     def _is_first_use_this_minute(self, record: RequestRecord) -> bool:
         if record.key_id is None:
@@ -278,14 +324,6 @@ class Store:
     async def _change(self, statement: Any, values: dict[str, Any] | None = None) -> int:
         async with self.transaction() as connection:
             return int((await connection.execute(statement, values)).rowcount)
-
-    async def _delete_slowly(self, table: Table, column: ColumnElement[str], chosen: Select[Any]) -> int:
-        """Delete in small transactions, with pauses: a serving gateway writes between them."""
-        num_deleted = 0
-        while num := await self._change(delete(table).where(column.in_(chosen.limit(_DELETE_AT_ONCE)))):
-            num_deleted += num
-            await asyncio.sleep(_DELETE_PAUSE_S)
-        return num_deleted
 
     async def _insert(self, table: Any, values: dict[str, Any], *, ignore_existing: bool = False) -> None:
         insert = sqlite_insert(table) if self._url.dialect == "sqlite" else postgres_insert(table)

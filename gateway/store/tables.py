@@ -10,6 +10,7 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
+    Date,
     DateTime,
     Double,
     ForeignKey,
@@ -28,7 +29,7 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeDecorator
 
 # The newest revision in migrations/versions; a test compares the two. Kept here so that a start needs no Alembic.
-SCHEMA_REVISION = "0005"
+SCHEMA_REVISION = "0010"
 
 metadata = MetaData(
     naming_convention={
@@ -114,6 +115,43 @@ requests = Table(
     Index(None, "key_id", "created_at"),
 )
 
+# Days whose rows are summed up in ``daily_usage``. Triggers on ``requests`` take a day out when a row of it comes or
+# goes later, so a day that stands here is exact; ``token`` names its sums. See gateway/store/rollups.py.
+usage_days = Table(
+    "usage_days",
+    metadata,
+    Column("day", Date, primary_key=True),
+    Column("token", String(36), nullable=False),
+    Column("is_complete", Boolean, nullable=False),
+)
+
+daily_usage = Table(
+    "daily_usage",
+    metadata,
+    Column("day", Date, primary_key=True),
+    Column("place", Integer, primary_key=True),
+    Column("tenant", Text, nullable=False),
+    Column("key_id", Text),
+    Column("policy_name", Text, nullable=False),
+    Column("policy_version", Text, nullable=False),
+    Column("router_version", Text, nullable=False),
+    Column("domain", Text, nullable=False),
+    Column("final_tier", SmallInteger),
+    Column("model_served", Text),
+    Column("num_requests", BigInteger, nullable=False),
+    Column("num_failed", BigInteger, nullable=False),
+    Column("num_choices", BigInteger, nullable=False),
+    Column("prompt_tokens", BigInteger, nullable=False),
+    Column("completion_tokens", BigInteger, nullable=False),
+    Column("cost_nano_usd", BigInteger, nullable=False),
+    Column("measured_cost_nano_usd", BigInteger, nullable=False),
+    Column("serving_cost_nano_usd", BigInteger, nullable=False),
+    Column("compute_s", Double, nullable=False),
+    Column("num_drawable", BigInteger, nullable=False),
+    Column("num_undrawable", BigInteger, nullable=False),
+    Column("least_probability", Double),
+)
+
 # Apart from the row: text is big, rarely read, and deleted sooner.
 request_texts = Table(
     "request_texts",
@@ -136,6 +174,8 @@ api_keys = Table(
     Column("last_used_at", UtcDateTime),
     Column("limits", _json(), nullable=False),
     Column("scope", Text, nullable=False, server_default="use"),
+    Column("permissions", _json(), nullable=False, server_default="{}"),
+    Column("expires_at", UtcDateTime),
 )
 
 sessions = Table(
@@ -249,6 +289,7 @@ feedback = Table(
     UniqueConstraint("tenant", "idempotency_key"),
     Index(None, "request_id"),
     Index(None, "created_at"),
+    Index(None, "key_id", "created_at"),
 )
 
 # What is known of an answer's quality apart from the graders; it measures the graders' own errors.
@@ -357,6 +398,19 @@ leases = Table(
     Column("holder", Text, nullable=False),
     Column("expires_at", UtcDateTime, nullable=False),
     Column("token", BigInteger, nullable=False),
+)
+
+# One row a living process that calls priced remote models: what its calls under way may cost at most. A row that is not
+# renewed was left by a process that died; reporting it takes it away. See gateway/access/spending_lease.py.
+spending_leases = Table(
+    "spending_leases",
+    metadata,
+    Column("lease_id", String(36), primary_key=True),
+    Column("process", Text, nullable=False),
+    Column("holder", Text, nullable=False),
+    Column("opened_at", UtcDateTime, nullable=False),
+    Column("expires_at", UtcDateTime, nullable=False),
+    Column("amount_nano_usd", BigInteger, nullable=False),
 )
 
 retrain_runs = Table(

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
+from gateway.config.display import mask_passwords
 from gateway.store.errors import StoreUrlInvalid
 
 Dialect = Literal["sqlite", "postgresql"]
@@ -59,7 +60,8 @@ def parse_database_url(text: str) -> DatabaseUrl:
             f"Database {url.drivername!r} is not supported. Expected one of {', '.join(sorted(_DRIVERS))}."
         )
     dialect, driver = _DRIVERS[url.drivername]
-    shown = url.set(drivername=dialect).render_as_string(hide_password=True)
+    # Of what was written, not of what was read: half a password with an `@` in it is the host to the parser.
+    shown = dialect + mask_passwords(text)[len(url.drivername) :]
     if dialect == "sqlite":
         return _sqlite(url.set(drivername=driver), shown)
     return _postgres(url.set(drivername=driver), shown)
@@ -78,9 +80,9 @@ def _sqlite(url: URL, shown: str) -> DatabaseUrl:
 def _postgres(url: URL, shown: str) -> DatabaseUrl:
     unknown = sorted(set(url.query) - set(_POSTGRES_OPTIONS))
     if unknown:
-        raise StoreUrlInvalid(
-            f"{shown} has the unknown option {unknown[0]!r}. Expected one of {', '.join(sorted(_POSTGRES_OPTIONS))}."
-        )
+        # With an `@` among them, they are the rest of a password.
+        named = "an unknown option" if "@" in str(dict(url.query)) else f"the unknown option {unknown[0]!r}"
+        raise StoreUrlInvalid(f"{shown} has {named}. Expected one of {', '.join(sorted(_POSTGRES_OPTIONS))}.")
     connect_args: dict[str, Any] = {"server_settings": {"application_name": "suffice"}}
     for name, value in url.query.items():
         if name == "application_name":

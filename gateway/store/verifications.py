@@ -16,6 +16,7 @@ from typing import Any
 from sqlalchemy import and_, delete, func, or_, select, update
 
 from gateway.ids import uuid7
+from gateway.store.leases import longest_lease_s
 from gateway.store.records import VerificationJob
 from gateway.store.rows import clean_text, from_nano_usd, to_nano_usd
 from gateway.store.store import Store
@@ -84,13 +85,15 @@ class VerificationQueue:
     async def claim(self, worker: str, now: datetime, *, lease_s: float, max_attempts: int) -> Claim | None:
         """Take the oldest job that may be tried now; None when there is none.
 
-        Jobs whose lease has run out are taken too: their worker is gone. One statement decides: with row locks that
+        Jobs whose lease has run out are taken too: their worker is gone; so are those whose lease ends later than any
+        clock that is right could have said. One statement decides: with row locks that
         others skip on PostgreSQL, under the one write lock on SQLite.
         """
+        longest = now + timedelta(seconds=longest_lease_s(lease_s))
         is_due = or_(_V.retry_at.is_(None), _V.retry_at <= now)
         is_free = or_(
             and_(_V.status == "queued", is_due),
-            and_(_V.status == "running", _V.claimed_until < now),
+            and_(_V.status == "running", or_(_V.claimed_until < now, _V.claimed_until > longest)),
         )
         oldest = select(_V.verification_id).where(is_free, _V.num_attempts < max_attempts).order_by(_V.created_at)
         oldest = oldest.limit(1)

@@ -9,12 +9,14 @@ from typing import Any, Literal, cast
 
 from backends.errors import BackendFailure
 from backends.protocol import Finished, FinishReason, GenerateRequest, TokenDelta
+from gateway.access.spending_lease import SpendingHold
 from gateway.config.sections import GraderName
 from gateway.models.catalog import Catalog
 from gateway.store.records import VerificationJob
 from gateway.store.verifications import NOTHING, CheckResult, Spent
 from gateway.verify.answer_pair import AnswerPair, Grade, Grader, Spend, TierParty
 from gateway.verify.check_costs import priced_ending
+from gateway.verify.covered_backend import CoveredBackend
 from gateway.verify.errors import NothingToGoBy
 from gateway.verify.grader_combination import GraderCombination, flat_scores
 from gateway.verify.graders.embedding import EmbeddingGrader
@@ -65,7 +67,9 @@ class AnswerChecker:
             able.discard("likelihood")
         return self._combination.model_for(frozenset(able)) is not None
 
-    async def check(self, job: VerificationJob, how: CheckMethod, spend: Spend) -> CheckResult:
+    async def check(
+        self, job: VerificationJob, how: CheckMethod, spend: Spend, hold: SpendingHold | None = None
+    ) -> CheckResult:
         """Find out whether the cheap answer was good enough.
 
         Parameters
@@ -73,6 +77,7 @@ class AnswerChecker:
         job : with its texts
         how : ``score`` only where :meth:`can_only_read`
         spend : told the cost of every pass as soon as it is over
+        hold : covers calls to priced remote models; None where there are none
 
         Raises
         ------
@@ -84,8 +89,10 @@ class AnswerChecker:
             No verdict is possible.
         ValueError
             The kept texts cannot be read.
+        StoreUnavailable and its kinds
+            What a call may cost could not be made durable, so it was not made.
         """
-        pair, written = await self._pair(job, how, spend)
+        pair, written = await self._pair(job, how, spend, hold)
         grades: dict[str, Grade] = {}
         for grader in self._graders:
             if pair.top_answer is None and grader.needs_top_answer:
@@ -105,10 +112,13 @@ class AnswerChecker:
             other_answer=written,
         )
 
-    async def _pair(self, job: VerificationJob, how: CheckMethod, spend: Spend) -> tuple[AnswerPair, str | None]:
+    async def _pair(
+        self, job: VerificationJob, how: CheckMethod, spend: Spend, hold: SpendingHold | None
+    ) -> tuple[AnswerPair, str | None]:
         """Return the two answers side by side, and the one that was written for it, if any."""
         request = unpack_request(f"verify-{job.verification_id}", job.prompt, job.sampling)
-        served, other = self._party(job.tier), self._party(job.against_tier)
+        request = replace(request, extra={"cache_salt": self._catalog.cache_salt(job.tenant)})
+        served, other = self._party(job.tier, hold), self._party(job.against_tier, hold)
         self._check_regions(job, (served.tier, other.tier))
         if job.direction == "down":
             written = await self._write(request, other, spend)
@@ -154,8 +164,8 @@ class AnswerChecker:
     def _is_on_ladder(self, number: int) -> bool:
         return 1 <= number <= len(self._catalog.ladder)
 
-    def _party(self, number: int) -> TierParty:
-        """Return a tier by its number.
+    def _party(self, number: int, hold: SpendingHold | None = None) -> TierParty:
+        """Return a tier by its number, its priced calls covered.
 
         Raises
         ------
@@ -165,7 +175,10 @@ class AnswerChecker:
         if not self._is_on_ladder(number):
             raise ValueError(f"tier {number} is no longer on the ladder")
         tier = self._catalog.ladder[number - 1]
-        return TierParty(tier, self._catalog.backend(tier))
+        backend = self._catalog.backend(tier)
+        if hold is not None and hold.max_attempts(tier):
+            backend = CoveredBackend(backend, tier, hold)
+        return TierParty(tier, backend)
 
 
 def make_graders(names: Sequence[GraderName]) -> tuple[Grader, ...]:

@@ -11,11 +11,11 @@ from gateway.config.sections import Retention
 from gateway.ids import uuid7
 from gateway.store.records import RequestRecord, VerificationJob
 from gateway.verify.request_codec import pack_prompt, pack_sampling
-from policies.ladder import Ladder
+from policies.ladder import Ladder, is_in_regions
 from policies.policy import Policy
 from policies.pricing import price_usd
 from policies.sampling import DrawnCheck, InclusionProbabilities, SampledAnswer, draw_check, inclusion_probabilities
-from policies.types import ReasonCode, RoutingDecision, Tier
+from policies.types import EVERYTHING, Overrides, ReasonCode, RoutingDecision, Tier
 
 _WHOLE = frozenset({FinishReason.STOP, FinishReason.LENGTH})
 # Of a prompt and of an answer, for prices that only say which tier is how much dearer.
@@ -88,7 +88,7 @@ class CheckSampler:
             prices,
             factor=factor,
             throttle=self.throttle,
-            barred=self._barred(request.preferences.overrides.regions),
+            barred=self._barred(request.preferences.overrides),
         )
 
     def draw_check(self, chosen: InclusionProbabilities | None) -> DrawnCheck | None:
@@ -120,19 +120,23 @@ class CheckSampler:
             regions=_regions(policy, request),
         )
 
-    def _barred(self, regions: tuple[str, ...]) -> frozenset[int]:
-        """Return the tiers that are in none of these regions; none where there are no regions."""
-        if not regions:
+    def _barred(self, overrides: Overrides) -> frozenset[int]:
+        """Return the tiers that the request's regions or its key keep its prompt from."""
+        regions, permissions = overrides.regions, overrides.permissions
+        if not regions and permissions is EVERYTHING:
             return _NONE_BARRED
-        return frozenset([tier.index for tier in self._ladder if tier.region not in regions])
+        return frozenset(
+            [each.index for each in self._ladder if not (is_in_regions(each, regions) and permissions.permits(each))]
+        )
 
 
 def _regions(policy: Policy, request: InferenceRequest) -> tuple[str, ...] | None:
-    """Return where the prompt may go, by policy and by request; None for anywhere."""
-    permitted, asked = policy.allowed_regions, request.preferences.overrides.regions
-    if permitted and asked:
-        return tuple([each for each in asked if each in permitted])
-    return permitted or asked or None
+    """Return where the prompt may go, by policy, request and key; None for anywhere."""
+    overrides = request.preferences.overrides
+    limits = [
+        each for each in (overrides.regions, overrides.permissions.allowed_regions, policy.allowed_regions) if each
+    ]
+    return tuple([each for each in limits[0] if all(each in limit for limit in limits)]) if limits else None
 
 
 def _confidence(estimate: Sufficiency | None, tier: int) -> float | None:

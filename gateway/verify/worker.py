@@ -18,6 +18,7 @@ from itertools import count
 from typing import Literal
 
 from backends.errors import BackendError, BackendOverloaded
+from gateway.access.spending_lease import SpendingHold, SpendingLease
 from gateway.config.sections import VerificationConfig
 from gateway.outcomes.answer_grading import matches_reference
 from gateway.store.errors import StoreError
@@ -63,6 +64,7 @@ class VerificationWorker:
     live : how busy live traffic is
     metrics : counts
     sampler : slowed down while checks are behind; None in a worker without a gateway
+    lease : covers calls to priced remote models; None where there are none
     keep_texts : leave texts of finished jobs where they are
     now : the wall clock
     """
@@ -77,6 +79,7 @@ class VerificationWorker:
         metrics: VerificationMetrics,
         *,
         sampler: CheckSampler | None = None,
+        lease: SpendingLease | None = None,
         keep_texts: bool = False,
         now: Now = lambda: datetime.now(UTC),
     ) -> None:
@@ -88,6 +91,7 @@ class VerificationWorker:
         self._checker = checker
         self._live = live
         self._sampler = sampler
+        self._lease = lease
         self._keep_texts = keep_texts
         self._now = now
         self._budget = CheckBudget(config)
@@ -245,7 +249,8 @@ class VerificationWorker:
             await self._queue.release(claim, NOTHING, at=later)
             self.metrics.endings["unaffordable"] += 1
             return
-        work = asyncio.create_task(self._checker.check(claim.job, how, meter), name="suffice-verify-check")
+        hold = None if self._lease is None else SpendingHold(self._lease)
+        work = asyncio.create_task(self._checker.check(claim.job, how, meter, hold), name="suffice-verify-check")
         self._live.num_checks += 1
         ending = "yielded"
         try:
@@ -264,6 +269,9 @@ class VerificationWorker:
             await self._settle(claim, how, work, meter.spent)
         elif ending == "lost":
             self.metrics.endings["lost"] += 1
+        if hold is not None:
+            # Only here: what was raised before says that the database does not hold what the check cost.
+            hold.settle()
 
     async def _watch(self, claim: Claim, work: asyncio.Task[CheckResult]) -> Literal["ended", "yielded", "lost"]:
         """Wait for the check, hold its lease, and say why not to wait any longer."""
@@ -296,6 +304,8 @@ class VerificationWorker:
             _log.warning("check %s cannot be done: %s", identity, error)
         except BackendError as error:
             await self._try_later(claim, error, spent, may_help=error.retryable)
+        except StoreError:
+            raise
         except Exception as error:
             _log.exception("check %s broke", identity)
             await self._try_later(claim, error, spent, may_help=True)

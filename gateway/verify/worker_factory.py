@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from backends.config import LocalModelConfig
 from gateway.access.admission import Admission
+from gateway.access.spending_lease import SpendingLease
 from gateway.models.catalog import Catalog
 from gateway.store.feedback import FeedbackBook
 from gateway.store.store import Store
@@ -30,6 +31,7 @@ def make_worker(
     *,
     admission: Admission | None = None,
     sampler: CheckSampler | None = None,
+    lease: SpendingLease | None = None,
 ) -> VerificationWorker:
     """Return a worker over open parts, not yet started.
 
@@ -47,6 +49,7 @@ def make_worker(
         LiveLoad(admission, catalog.backends.values(), config.max_live_requests),
         VerificationMetrics(),
         sampler=sampler,
+        lease=lease,
         keep_texts=settings.log.prompts == "full",
     )
 

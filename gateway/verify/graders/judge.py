@@ -89,6 +89,7 @@ class JudgeGrader:
             sampling=SamplingParams(temperature=0.0, max_tokens=1, logprobs=_NUM_ALTERNATIVES),
             priority=Priority.BACKGROUND,
             thinking=False,
+            extra=pair.request.extra,
             on_abandoned=lambda ending: spend(priced_ending(pair.top.tier, ending)),
         )
         logprobs: list[TokenLogprob] = []

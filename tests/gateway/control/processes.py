@@ -58,7 +58,7 @@ async def gateway_process(config: Path, port: int, log: Path) -> AsyncIterator[S
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "gateway.cli", "serve", "--config", str(config), "--port", str(port)),
             cwd=ROOT,
-            env=env | {"OMP_NUM_THREADS": "1"},
+            env=env | {"OMP_NUM_THREADS": "1", "SUFFICE_SERVER__LAME_DUCK_S": "0"},
             stdout=output,
             stderr=output,
         )

@@ -31,6 +31,7 @@ def stream(rng: random.Random, num: int, rate: float, seed: object) -> Iterator[
         yield row(f"{seed}-{n}", loss, tenant=f"t{rng.randrange(8)}", domain=f"d{rng.randrange(4)}")
 
 
+@pytest.mark.slow
 def test_many_views_together_keep_the_stated_false_alarms() -> None:
     """Thirteen views, two thousand answers, fifty histories: 2.5 alarms are stated, seven would be a surprise."""
     num_alarmed = 0

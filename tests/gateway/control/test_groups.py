@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -187,6 +188,7 @@ def test_only_what_explains_the_doubt_is_singled_out(rows: list[CheckedRow], ask
         assert mean_loss(rows, evidence) <= 0.1 + 1e-9
 
 
+@pytest.mark.slow
 def test_sound_tenants_are_rarely_blamed_and_a_bad_one_nearly_always() -> None:
     """Ten tenants whose loss is just what the floor permits, and once one of them at four times that."""
     blamed = {0.1: 0, 0.4: 0}

@@ -72,6 +72,7 @@ async def test_a_text_that_is_not_what_the_row_says_is_left_out(world_settings: 
     assert known.take(np.array([3, 5])).requests == (known.requests[3], known.requests[5])
 
 
+@pytest.mark.slow
 async def test_words_that_the_base_cannot_tell_apart_are_learnt_from_texts(world_settings: MakeSettings) -> None:
     settings = world_settings(log__prompts="full", **CLEAR_CUT)
     async with Store(settings.database) as store:
@@ -112,6 +113,7 @@ async def test_without_texts_there_is_no_refit(world_settings: MakeSettings) -> 
     assert "refit" not in outcome.card["adjustment"]["log_loss_left_out"]
 
 
+@pytest.mark.slow
 async def test_few_checks_with_a_text_are_no_ground_for_a_refit(world_settings: MakeSettings) -> None:
     settings = world_settings()
     async with Store(settings.database) as store:
@@ -146,6 +148,7 @@ class CoinEmbedder:
         return unit_rows(np.array(rows, dtype=np.float32))
 
 
+@pytest.mark.slow
 async def test_a_source_that_knows_more_than_the_text_is_preferred(world_settings: MakeSettings) -> None:
     settings = world_settings()
     async with Store(settings.database) as store:

@@ -67,6 +67,7 @@ async def filled(settings: Settings, count: int) -> None:
         await write_log(store, settings, base_router(), draw_prompts(random.Random(4), count), keep_text=True)
 
 
+@pytest.mark.slow
 @ON_SQLITE
 async def test_an_order_of_words_is_learnt_and_served_from_the_database(with_encoder: MakeSettings) -> None:
     settings = with_encoder(learning__encoder_steps=500, **CLEAR_CUT)
@@ -104,6 +105,7 @@ async def test_an_order_of_words_is_learnt_and_served_from_the_database(with_enc
 ENDLESS = {"learning__encoder_steps": 1_000_000, "learning__encoder_learning_rate": 1e-7, "learning__lease_s": 0.5}
 
 
+@pytest.mark.slow
 async def test_kill_9_while_it_is_fine_tuned_leaves_nothing_behind(
     with_encoder: MakeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,6 +128,7 @@ async def test_kill_9_while_it_is_fine_tuned_leaves_nothing_behind(
     assert list(scratch.iterdir()) == []
 
 
+@pytest.mark.slow
 @ON_SQLITE
 async def test_a_run_that_was_taken_over_stops_fine_tuning(with_encoder: MakeSettings) -> None:
     settings = with_encoder(**ENDLESS)

@@ -6,7 +6,6 @@ import asyncio
 import dataclasses
 import sqlite3
 from collections.abc import AsyncIterator, Sequence
-from decimal import Decimal
 from pathlib import Path
 
 import asyncpg
@@ -27,8 +26,8 @@ from tests.gateway.records import NOW, make_record
 
 
 def make_poison() -> RequestRecord:
-    """A row that passes our encoding and that either database refuses: a cost beyond 64 bits of nano-dollars."""
-    return make_record(cost_usd=Decimal(10) ** 12)
+    """A row that passes our encoding and that either database refuses: it belongs to no tenant."""
+    return make_record(tenant=None)
 
 
 async def stored_ids(url: str) -> set[str]:
@@ -137,6 +136,11 @@ class ScriptedSink:
         if self.poison.intersection(places):
             raise RowFault("bad value")
         self.written += places
+
+    is_connected = True
+
+    async def probe(self) -> None:
+        await self.write([], again=False)
 
     def is_lost(self, error: BaseException) -> bool:
         return False

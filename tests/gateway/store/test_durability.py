@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 
+import pytest
+
 from gateway.bench import durability
 
 ECHO_SERVER = [sys.executable, "-m", "gateway.bench.echo_server", "--token-delay-s", "0.002"]
 LYING_SERVER = [sys.executable, "-m", "tests.gateway.lying_server"]
 
 
+@pytest.mark.slow
 async def test_finished_answers_survive_sigkill(database_url: str) -> None:
     tally = await durability.measure(ECHO_SERVER, database_url, kills=2, streams=32, seed=7)
     assert len(tally.finished) > 32

@@ -26,7 +26,7 @@ from gateway.store.store import Store
 from gateway.store.tables import configs
 from tests.faults import PrivatePostgres, TinyDisk
 from tests.gateway.live import LiveServer
-from tests.gateway.raw import PATIENCE_S
+from tests.gateway.raw import PATIENCE_S, until_refused
 
 ROOT = Path(__file__).parents[3]
 CHAT = "/v1/chat/completions"
@@ -43,8 +43,10 @@ class Running:
     client: httpx.AsyncClient
     app: Starlette
 
-    async def stream(self, text: str = "one two three four five six") -> list[Any]:
-        """Every event of a stream; ``[DONE]`` is None."""
+    async def stream(
+        self, text: str = "one two three four five six", *, begun: asyncio.Barrier | None = None
+    ) -> list[Any]:
+        """Every event of a stream; ``[DONE]`` is None. ``begun`` is met after the first."""
         events: list[Any] = []
         async with self.client.stream("POST", CHAT, json=ask(text, stream=True)) as response:
             if response.status_code != 200:
@@ -53,6 +55,8 @@ class Running:
                 if line.startswith("data: "):
                     data = line.removeprefix("data: ")
                     events.append(None if data == "[DONE]" else json.loads(data))
+                    if begun is not None and len(events) == 1:
+                        await begun.wait()
         return events
 
     async def until_idle(self) -> None:
@@ -99,14 +103,22 @@ async def assert_served(gateway: Running) -> None:
     assert found.status_code == 200
 
 
+async def until_served(gateway: Running, body: dict[str, Any] | None = None) -> None:
+    """The log is asked once a second whether it takes rows again; until then it is no use to ask a model."""
+    async with asyncio.timeout(PATIENCE_S):
+        while (await gateway.client.post(CHAT, json=body or ask())).status_code == 503:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+
 @pytest.mark.db
 async def test_postgres_dies_under_streams_and_comes_back(private_postgres: PrivatePostgres) -> None:
     async with serving(private_postgres.url, token_delay_s=0.1, database__connect_timeout_s=2) as gateway:
         await assert_served(gateway)
-        streams = [asyncio.create_task(gateway.stream()) for _ in range(16)]
-        await asyncio.sleep(0.2)
+        begun = asyncio.Barrier(17)
+        streams = [asyncio.create_task(gateway.stream("word " * 40, begun=begun)) for _ in range(16)]
+        await begun.wait()
         await asyncio.to_thread(private_postgres.stop)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             for events in await asyncio.gather(*streams):
                 assert None not in events, "what is not in the log must not look complete"
                 assert_log_error(events[-1], "log_unavailable")
@@ -115,25 +127,26 @@ async def test_postgres_dies_under_streams_and_comes_back(private_postgres: Priv
             assert (await gateway.client.get("/v1/requests/01a1fd57-f4af-7933-bb01-2e25c49f73a6")).status_code == 503
         await gateway.until_idle()
         await asyncio.to_thread(private_postgres.start)
-        await assert_served(gateway)
+        await until_served(gateway)
         assert await gateway.num_rows() == 2
 
 
 @pytest.mark.db
 async def test_a_frozen_postgres_is_given_up_on(private_postgres: PrivatePostgres) -> None:
-    limits = {"database__connect_timeout_s": 1, "database__write_timeout_s": 1}
+    # Short enough to wait for, and long for a write of a busy machine: the first request here must be served.
+    limits = {"database__connect_timeout_s": 4, "database__write_timeout_s": 4}
     async with serving(private_postgres.url, **limits) as gateway:
         await assert_served(gateway)
         frozen = private_postgres.freeze()
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 answers = await asyncio.gather(*(gateway.stream() for _ in range(8)))
         finally:
             private_postgres.thaw(frozen)
         for events in answers:
             assert_log_error(events[-1], "log_unavailable")
         await gateway.until_idle()
-        await assert_served(gateway)
+        await until_served(gateway)
 
 
 async def test_a_full_disk_under_a_serving_gateway(tiny_disk: TinyDisk) -> None:
@@ -152,7 +165,7 @@ async def test_a_full_disk_under_a_serving_gateway(tiny_disk: TinyDisk) -> None:
         assert (await gateway.client.get(f"/v1/requests/{stored.request_id}")).status_code == 200
         await gateway.until_idle()
         tiny_disk.resize(30)
-        assert (await gateway.client.post(CHAT, json=big)).status_code == 200
+        await until_served(gateway, big)
         await assert_served(gateway)
         assert await gateway.num_rows() == num_served + 2
 
@@ -166,15 +179,13 @@ async def test_sigterm_lets_running_answers_finish(database_url: str, free_port:
         async with httpx.AsyncClient(base_url=url, timeout=30) as client:
             await until_healthy(client)
             gateway = Running(client, Starlette())
-            streams = [asyncio.create_task(gateway.stream("word " * 20)) for _ in range(16)]
-            await asyncio.sleep(0.4)
+            begun = asyncio.Barrier(17)
+            streams = [asyncio.create_task(gateway.stream("word " * 100, begun=begun)) for _ in range(16)]
+            await begun.wait()
             process.send_signal(signal.SIGTERM)
-            await asyncio.sleep(0.1)
-            with pytest.raises(httpx.TransportError):
-                async with httpx.AsyncClient() as late:
-                    await late.get(f"{url}/healthz")
+            await until_refused(url)
             answers = await asyncio.gather(*streams)
-        assert await asyncio.wait_for(process.wait(), 20) in (0, -signal.SIGTERM)
+        assert await asyncio.wait_for(process.wait(), PATIENCE_S) in (0, -signal.SIGTERM)
     finally:
         if process.returncode is None:
             process.kill()

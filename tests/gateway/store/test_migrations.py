@@ -63,7 +63,13 @@ async def fill(url: str) -> None:
         key_id="k", name="n", key_hash="h", prefix="p", tenant="t", created_at=now, limits={}
     )
     policies = insert(tables.policy_versions).values(name="p", version="1", created_at=now, body={}, author="", note="")
-    await run_sql(url, keys, policies, *verification_rows(record.request_id, now), *control_rows(now))
+    sums = {column.name: 0 for column in tables.daily_usage.c if not column.nullable}
+    names = ("tenant", "policy_name", "policy_version", "router_version", "domain")
+    days = [
+        insert(tables.usage_days).values(day=now.date(), token="t", is_complete=True),
+        insert(tables.daily_usage).values(**sums | dict.fromkeys(names, "") | {"day": now.date()}),
+    ]
+    await run_sql(url, keys, policies, *days, *verification_rows(record.request_id, now), *control_rows(now))
 
 
 def verification_rows(request_id: str, now: datetime) -> list[Any]:
@@ -117,6 +123,9 @@ def control_rows(now: datetime) -> list[Any]:
         insert(tables.evaluations).values(evaluation_id="e", created_at=now, kind="", subject="", body={}),
         insert(tables.alerts).values(alert_id="a", created_at=now, kind="", severity="", subject="", body={}),
         insert(tables.leases).values(name="leader", holder="h", expires_at=now, token=1),
+        insert(tables.spending_leases).values(
+            lease_id="s", process="server", holder="h", opened_at=now, expires_at=now, amount_nano_usd=1
+        ),
         insert(tables.retrain_runs).values(run_id="t", created_at=now, trigger="cli", progress=0.0, **run),
         insert(tables.admin_audit).values(audit_id="u", created_at=now, action="", subject="", status=200, remote=""),
     ]
@@ -167,6 +176,7 @@ async def test_upgrading_a_current_database_changes_nothing(database_url: str) -
         assert result.scalar() >= 1, table.name
 
 
+@pytest.mark.slow
 async def test_servers_starting_at_once_migrate_once(empty_database_url: str) -> None:
     """Processes, as in a rolling start; each opens a store and writes one row."""
     program = (
@@ -219,3 +229,22 @@ async def test_asking_a_missing_file_does_not_make_it(tmp_path: Path) -> None:
 async def test_migrating_to_nonsense_is_refused() -> None:
     with pytest.raises(StoreUrlInvalid):
         await migrate.upgrade("mysql://localhost/x")
+
+
+async def test_a_key_of_the_version_before_opens_all_and_a_bound_one_goes_down_revoked(database_url: str) -> None:
+    """What the version before cannot read or keep is taken away; nothing it would open wider stays open."""
+    url, now = database_url, datetime.now(UTC)
+    plain = {"name": "n", "prefix": "p", "tenant": "t", "created_at": now, "limits": {"max_concurrency": 4}}
+    bound = {"permissions": {"allowed_tiers": ["simple"]}}
+    add = insert(tables.api_keys)
+    free = add.values(key_id="a", key_hash="a", **plain)
+    ends = add.values(key_id="c", key_hash="c", **plain, expires_at=now)
+    await run_sql(url, free, add.values(key_id="b", key_hash="b", **plain, **bound), ends)
+    assert await migrate.downgrade(url, "0006") == "0006"
+    (rows,) = await run_sql(url, text("SELECT key_id, limits, revoked_at FROM api_keys ORDER BY key_id"))
+    (name, limits, free_end), (_, _, bound_end), (_, _, expired_end) = rows.all()
+    assert (name, "max_concurrency" in str(limits), free_end) == ("a", False, None)
+    assert None not in (bound_end, expired_end)
+    await migrate.upgrade(url)
+    async with Store(StoreConfig(url=url)) as store:
+        assert [(key.limits, key.permissions) for key in await store.list_keys()] == [({}, {})] * 3

@@ -24,6 +24,7 @@ from gateway.config.store_section import StoreConfig
 from gateway.failure_report import CommandError
 from gateway.ids import uuid7
 from gateway.store.errors import RecordRejected, StoreClosed
+from gateway.store.pruning import LogPruner
 from gateway.store.records import ApiKey, Attempt, PolicyVersion, RequestRecord
 from gateway.store.rows import clean_text, from_nano_usd, to_json, to_nano_usd
 from gateway.store.store import Store
@@ -203,7 +204,7 @@ async def test_a_session_remembers_its_newest_answer(store: Store) -> None:
     assert session is not None
     assert (session.tier, session.model, session.cached_tokens, session.updated_at) == (2, "m", 15, later)
     assert await store.get_session("another tenant", "s") is None
-    assert await store.delete_sessions_before(later + timedelta(seconds=1)) == 1
+    assert await LogPruner(store).sessions(later + timedelta(seconds=1)) == 1
     assert await store.get_session("default", "s") is None
 
 
@@ -270,12 +271,12 @@ async def test_retention_forgets_texts_first_and_rows_later(store: Store) -> Non
     new = make_record(created_at=NOW + timedelta(days=1), prompt_text="fresh")
     await store.record(old)
     await store.record(new)
-    assert await store.delete_texts_before(NOW + timedelta(hours=1)) == 1
+    assert await LogPruner(store).texts(NOW + timedelta(hours=1)) == 1
     found = await store.get_request(old.request_id)
     assert found is not None
     assert found.prompt_text is None
     assert found.answer_text is None
-    assert await store.delete_requests_before(NOW + timedelta(days=2)) == 2
+    assert await LogPruner(store).rows(NOW + timedelta(days=2)) == 2
     assert await store.get_request(new.request_id) is None
     assert await store.recent() == []
 
@@ -285,7 +286,7 @@ async def test_forgetting_many_does_not_hold_the_database(store: Store, database
     old = [make_record(prompt_text="x") for _ in range(2500)]
     await asyncio.gather(*(store.record(record) for record in old))
     async with Store(StoreConfig(url=database_url, busy_timeout_s=1)) as other:
-        forgetting = asyncio.create_task(store.delete_requests_before(NOW + timedelta(hours=1)))
+        forgetting = asyncio.create_task(LogPruner(store).rows(NOW + timedelta(hours=1)))
         num_written = 0
         while not forgetting.done():
             await other.record(make_record(created_at=NOW + timedelta(days=1)))

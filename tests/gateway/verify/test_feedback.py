@@ -12,6 +12,7 @@ from sqlalchemy import select
 from backends.testing import Script
 from gateway.ids import uuid7
 from gateway.store.feedback import FeedbackBook, GoldLabel, GoldSource
+from gateway.store.pruning import LogPruner
 from gateway.store.store import Store
 from gateway.store.tables import feedback, gold_labels
 from gateway.store.verifications import CheckResult, VerificationQueue
@@ -181,6 +182,6 @@ def label(request_id: str, tier: int, value: float, source: GoldSource) -> GoldL
 async def test_feedback_goes_with_its_request(store: Store) -> None:
     (job,) = await draw_jobs(store, 1)
     await FeedbackBook(store).add_gold([label(job.request_id, 1, 1.0, "admin")])
-    await store.delete_requests_before(datetime.now(UTC))
+    await LogPruner(store).rows(datetime.now(UTC))
     async with store.transaction() as connection:
         assert (await connection.execute(select(gold_labels))).all() == []

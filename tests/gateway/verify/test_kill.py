@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+import pytest
 from sqlalchemy import func, select
 
 from gateway.bench import durability
@@ -15,6 +16,7 @@ from gateway.store.tables import requests, verification_texts, verifications
 SERVER = [sys.executable, "-m", "tests.gateway.verify.drawing_server", "--token-delay-s", "0.002"]
 
 
+@pytest.mark.slow
 async def test_every_finished_answer_has_its_job_after_sigkill(database_url: str) -> None:
     tally = await durability.measure(SERVER, database_url, kills=2, streams=16, seed=11)
     assert len(tally.finished) > 16

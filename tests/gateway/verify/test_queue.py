@@ -56,10 +56,23 @@ async def test_a_job_comes_with_its_row(store: Store, queue: VerificationQueue) 
     assert (await row_of(store, job))["status"] == "running"
 
 
+async def test_a_claim_by_a_clock_that_was_ahead_does_not_last_for_years(
+    store: Store, queue: VerificationQueue
+) -> None:
+    """As the leader's lease, of which a row may be left that says 2099 (security review L6)."""
+    (job,) = await draw_jobs(store, 1)
+    ahead = await queue.claim("ahead", NOW + timedelta(days=365 * 73), lease_s=LEASE_S, max_attempts=5)
+    assert ahead is not None
+    claim = await queue.claim("w", NOW, lease_s=LEASE_S, max_attempts=5)
+    assert claim is not None
+    assert claim.job.verification_id == job.verification_id
+    assert not await queue.renew(ahead, NOW, lease_s=LEASE_S)
+
+
 async def test_a_row_that_is_refused_leaves_no_job(store: Store) -> None:
     """And its neighbours in the same commit keep theirs."""
     good = [make_record(final_tier=1) for _ in range(5)]
-    poison = make_record(final_tier=1, cost_usd=Decimal(10) ** 12)
+    poison = make_record(final_tier=1, tenant=None)
     written = [store.record(record, make_job(record)) for record in [*good[:2], poison, *good[2:]]]
     outcomes = await asyncio.gather(*written, return_exceptions=True)
     assert [type(each) for each in outcomes if each is not None] == [RecordRejected]

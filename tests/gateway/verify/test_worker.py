@@ -176,7 +176,7 @@ class Bench:
         settings = make_settings(tmp_path)
         self.config = replace(VerificationConfig(poll_s=0.01, allowance_usd=100.0), **changes)
         self.store, self.queue, self.now = store, VerificationQueue(store), NOW
-        self.admission = Admission(4, 4)
+        self.admission = Admission(4, 4, 60.0)
         self.backends: Mapping[str, Any] = backends
         catalog = Catalog(settings.ladder, Policy(), {"default": Policy()}, backends)
         self.worker = VerificationWorker(
@@ -225,16 +225,17 @@ async def test_what_no_retry_can_mend_fails_at_once(store: Store, tmp_path: Path
 async def test_no_check_begins_in_the_way_of_live_requests(store: Store, tmp_path: Path) -> None:
     bench = Bench(store, tmp_path, echo_backends(), max_live_requests=1, overdue_s=60.0)
     await draw_jobs(store, 2)
+    places = []
     for _ in range(2):
-        await bench.admission.enter(Priority.LIVE)
+        places.append(await bench.admission.enter(Priority.LIVE))
     assert not await bench.worker.work_once()
     bench.now = NOW + timedelta(seconds=61)
     assert await bench.worker.work_once(), "an overdue one begins beside them"
-    bench.admission.leave()
+    bench.admission.leave(places.pop())
     assert await bench.worker.work_once()
     await draw_jobs(store, 1)
     for _ in range(3):
-        await bench.admission.enter(Priority.LIVE)
+        places.append(await bench.admission.enter(Priority.LIVE))
     waiting = asyncio.create_task(bench.admission.enter(Priority.LIVE))
     await asyncio.sleep(0)
     assert not await bench.worker.work_once(), "but never while one waits"
