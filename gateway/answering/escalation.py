@@ -20,7 +20,7 @@ from backends.protocol import Finished
 from classifier.confidence import AnswerSignals
 from gateway.answering.phases import Answer
 from gateway.answering.tier_caller import Item, StartedAnswer, call_tier, start_answer
-from gateway.api.choice import AnswerChoice
+from gateway.api.answer_encoder import AnswerChoice
 from gateway.errors import AnswerFailed
 from gateway.models.catalog import Catalog
 from policies.escalation import EscalationAttempt, EscalationVerdict, escalation_flow

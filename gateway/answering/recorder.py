@@ -10,8 +10,7 @@ from typing import Any, Protocol
 
 from backends.protocol import FinishReason
 from gateway.access.authenticator import Caller
-from gateway.answering.bill import Bill
-from gateway.answering.phases import AdmittedRequest, Answer
+from gateway.answering.phases import AdmittedRequest, Answer, Bill
 from gateway.answering.request_router import count_prompt_tokens
 from gateway.answering.sessions import Sessions
 from gateway.api.embedding_decoder import EmbeddingRequest
@@ -19,7 +18,7 @@ from gateway.api.request import prompt_text
 from gateway.config.sections import Retention
 from gateway.control.router_set import RouterSet
 from gateway.control.shadow_router import ShadowRequest, ShadowRouter
-from gateway.edge.error_table import row_of
+from gateway.edge.error_table import code_of, row_of
 from gateway.models.catalog import Catalog
 from gateway.observe.metrics import Metrics
 from gateway.observe.request_log import RequestLog
@@ -110,7 +109,10 @@ class AnswerRecorder:
                 job = self.sampler.job(admitted.request, basis.policy, first.text, record, drawn)
         started_s = time.perf_counter()
         await self._rows.record(record, job)
+        if answer.hold is not None:
+            answer.hold.settle()
         self._metrics.commit_s.observe(time.perf_counter() - started_s)
+        self._catalog.answered_s[tier.model] = time.monotonic()
         if self.shadow is not None and self.shadow.version not in (None, basis.router_version):
             self._show(self.shadow, answer, is_drawn=job is not None)
         self._note(record)
@@ -129,11 +131,14 @@ class AnswerRecorder:
             await self._count_prompt(answer)
         row = row_of(error)
         reason = FinishReason.CANCELLED if is_cancelled else FinishReason.ERROR
-        record = self._row(admitted, answer, reason, row.status, getattr(error, "code", None) or row.code)
+        record = self._row(admitted, answer, reason, row.status, code_of(error))
         try:
             await self._rows.record(record)
         except StoreError as problem:
             _log.error("the row of request %s is lost: %s", admitted.request_id, problem)
+        else:
+            if answer is not None and answer.hold is not None:
+                answer.hold.settle()
         self._note(record)
 
     async def settle_embedding(
@@ -191,7 +196,7 @@ class AnswerRecorder:
         if (basis := admitted.basis) is not None:
             record.policy_name, record.policy_version = basis.policy.name, basis.policy.version
             record.router_version = basis.router_version
-            if (estimate := basis.estimate) is not None:
+            if (estimate := basis.estimate) is not None and self._retention != "none":
                 record.features, record.sufficiency = estimate.features, estimate.tiers
                 record.novelty, record.domain = estimate.novelty, basis.domain
         if answer is not None:
@@ -235,7 +240,8 @@ class AnswerRecorder:
         backend = self._catalog.backend(answer.tier)
         for choice in answer.choices:
             if choice.finished is None and choice.index not in answer.abandoned:
-                num_tokens = await count_prompt_tokens(answer.routed.admitted, backend) or 0
+                salt = self._catalog.cache_salt(answer.routed.admitted.caller.tenant)
+                num_tokens = await count_prompt_tokens(answer.routed.admitted, backend, salt) or 0
                 ending = answer.ending(choice)
                 usage = replace(ending.usage, prompt_tokens=num_tokens)
                 answer.abandoned[choice.index] = replace(ending, usage=usage)

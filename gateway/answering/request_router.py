@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from backends.errors import ContextLengthExceeded
 from backends.protocol import Backend, GenerateRequest
 from classifier.types import Sufficiency
 from gateway.answering.phases import UNCALIBRATED, AdmittedRequest, RoutedRequest, RoutingBasis
@@ -70,37 +71,49 @@ class RequestRouter:
         # Thresholds belong to the router they were derived with; nothing is awaited between the two readings.
         policy = slot.policies.get(policy.name, policy)
         version, turns = slot.version, request.turns
+        size = max([prompt_size(prompt) for prompt in request.prompts])
+        # Before the estimate: a prompt that fits nowhere need not be looked at.
+        num_tokens, is_counted = await self._num_prompt_tokens(admitted, len(turns), policy, overrides, size)
         estimate = await slot.predictor.predict(turns)
         domain = domain_of(estimate.features) if estimate is not None else ""
         basis = admitted.basis = RoutingBasis(policy, version, turns, estimate, domain)
-        size = max([prompt_size(prompt) for prompt in request.prompts])
         session = None
         if overrides.session_id is not None:
             session = await self._sessions.get(caller.tenant, overrides.session_id)
         facts = RequestFacts(
-            num_prompt_tokens=await self._num_prompt_tokens(admitted, len(turns), policy, overrides, size),
+            num_prompt_tokens=num_tokens,
             max_tokens=request.sampling.max_tokens,
             estimates=_tier_estimates(estimate),
             overrides=overrides,
             session=session,
-            unavailable=self.unavailable | self._unable(request, overrides),
+            unavailable=self.unavailable,
+            unable=self._unable(request, overrides),
             expected_wait_s=self._waits(policy),
             kill_switch=self.kill_switch,
             novelty=estimate.novelty if estimate is not None else 0.0,
             quarantine=self._quarantine((policy.name, version), caller.tenant, domain),
             guessed_prompt_tokens=_guess_tokens(size),
             num_answers=request.num_choices,
+            is_prompt_counted=is_counted,
         )
         decision = decide(facts, policy, self.catalog.ladder, self._rng)
         confidence = getattr(slot.router, "confidence", UNCALIBRATED) if decision.escalation_path else UNCALIBRATED
         return RoutedRequest(admitted, basis, facts, decision, confidence)
 
+    def is_current(self, routed: RoutedRequest) -> bool:
+        """Tell whether what rules out tiers is still as it was when a request that had to wait was routed."""
+        facts, basis = routed.facts, routed.basis
+        if facts.kill_switch != self.kill_switch or not self.unavailable <= facts.unavailable:
+            return False
+        key = (basis.policy.name, basis.router_version)
+        return self._quarantine(key, routed.admitted.caller.tenant, basis.domain) == facts.quarantine
+
     def _rule(self, request: InferenceRequest) -> tuple[Policy, Overrides]:
         """Return the active policy and what the request asks of it, the model's name included."""
         preferences, model = request.preferences, request.model
         target = self.catalog.resolve(model)
-        policy = target.policy if preferences.policy is None else self.catalog.policy(preferences.policy)
-        overrides = preferences.overrides
+        named, overrides = preferences.policy, preferences.overrides
+        policy = target.policy if named is None else self.catalog.policy(named, overrides.permissions)
         if target.tier is None:
             return policy, overrides
         if overrides.tier not in (None, target.tier.index):
@@ -128,8 +141,12 @@ class RequestRouter:
 
     async def _num_prompt_tokens(
         self, admitted: AdmittedRequest, num_turns: int, policy: Policy, overrides: Overrides, size: int
-    ) -> int | None:
+    ) -> tuple[int | None, bool]:
         """Guess where any guess fits every context, else ask the highest tier that may see the prompt.
+
+        Returns
+        -------
+        The number; False where it is only the least that it can be
 
         Raises
         ------
@@ -137,14 +154,20 @@ class RequestRouter:
             No tier may.
         """
         if not num_turns:
-            return size
+            return size, True
         if self._shortest_context is not None:
             # A character is at most 4 bytes of UTF-8, and a token at least one byte.
             template = _TEMPLATE_TOKENS_PER_TURN * (num_turns + 1)
             if 4 * size + template + (admitted.request.sampling.max_tokens or 1) <= self._shortest_context:
-                return _guess_tokens(size)
-        tier = permitted_tiers(overrides, policy, self.catalog.ladder)[-1]
-        return await count_prompt_tokens(admitted, self.catalog.backend(tier))
+                return _guess_tokens(size), True
+        permitted = permitted_tiers(overrides, policy, self.catalog.ladder)
+        known = [tier.context_length for tier in permitted if tier.context_length is not None]
+        backend = self.catalog.backend(permitted[-1])
+        try:
+            salt = self.catalog.cache_salt(admitted.caller.tenant)
+            return await count_prompt_tokens(admitted, backend, salt, limit=max(known, default=None)), True
+        except ContextLengthExceeded as error:
+            return error.num_prompt_tokens, error.is_counted
 
     def _unable(self, request: InferenceRequest, overrides: Overrides) -> frozenset[int]:
         """Return the tiers whose model lacks what this request needs.
@@ -176,11 +199,20 @@ class RequestRouter:
         return {index: load.predicted_wait_s for index, load in loads.items() if load.predicted_wait_s is not None}
 
 
-async def count_prompt_tokens(admitted: AdmittedRequest, backend: Backend) -> int | None:
-    """Return the length of the longest prompt in a backend's tokens; None where it cannot know."""
+async def count_prompt_tokens(
+    admitted: AdmittedRequest, backend: Backend, cache_salt: str, *, limit: int | None = None
+) -> int | None:
+    """Return the length of the longest prompt in a backend's tokens; None where it cannot know.
+
+    Raises
+    ------
+    ContextLengthExceeded
+        It is more than ``limit``.
+    """
     prompts = admitted.request.prompts
     longest = prompts[0] if len(prompts) == 1 else max(prompts, key=prompt_size)
-    return await backend.count_tokens(GenerateRequest(admitted.request_id, **prompt_argument(longest)))
+    asked = GenerateRequest(admitted.request_id, extra={"cache_salt": cache_salt}, **prompt_argument(longest))
+    return await backend.count_tokens(asked, limit=limit)
 
 
 def prompt_argument(prompt: Prompt) -> dict[str, Any]:

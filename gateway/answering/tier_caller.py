@@ -21,13 +21,15 @@ from backends.errors import (
     UnsupportedByBackend,
 )
 from backends.protocol import Backend, Event, Finished, FinishReason, GenerateRequest, TokenDelta
+from gateway.access.call_cost import covered
 from gateway.answering.phases import Answer
 from gateway.answering.request_router import prompt_argument
 from gateway.answering.stream_merge import merge
-from gateway.api.choice import AnswerChoice
+from gateway.api.answer_encoder import AnswerChoice
 from gateway.edge.error_table import row_of
 from gateway.errors import AnswerFailed
 from gateway.models.catalog import Catalog
+from gateway.store.errors import StoreError
 from gateway.store.records import Attempt
 from policies.fallback import FallbackOutcome, fallback_flow
 from policies.types import Tier
@@ -75,7 +77,11 @@ async def start_answer(answer: Answer, catalog: Catalog) -> StartedAnswer:
         try:
             attempt = flow.send(_outcome(failures[-1]))
         except StopIteration as end:
-            raise failures[end.value.decisive] from None
+            decisive = failures[end.value.decisive]
+            if failures[-1] is not decisive:
+                _note_failure(answer, failures[-1])
+            raise decisive from None
+        _note_failure(answer, failures[-1])
         try:
             return await call_tier(answer, catalog, catalog.ladder[attempt.tier - 1])
         except BackendError as error:
@@ -89,17 +95,23 @@ async def call_tier(answer: Answer, catalog: Catalog, tier: Tier) -> StartedAnsw
     ------
     BackendError
         It failed before its first token.
+    StoreUnavailable and its kinds
+        What it may cost could not be made durable, so it was not asked.
     """
     clock = answer.routed.admitted.clock
     asked_s = clock()
     if answer.asked_s is None:
         answer.asked_s = asked_s
     answer.asked_tier = tier
-    rest = _items(answer, tier, catalog.backend(tier))
+    salt = catalog.cache_salt(answer.routed.admitted.caller.tenant)
+    rest = _items(answer, tier, catalog.backend(tier), salt)
     try:
         first = await anext(rest, None)
     except BackendError as error:
         failure = error
+    except StoreError:
+        # An answer that cannot be kept is worth asking nobody for.
+        raise
     except Exception as error:
         # Whatever breaks inside a tier, the others may still answer.
         _log.exception("tier %d failed outside its contract", tier.index)
@@ -107,8 +119,15 @@ async def call_tier(answer: Answer, catalog: Catalog, tier: Tier) -> StartedAnsw
     else:
         answer.attempts.append(Attempt(tier.index, tier.model, clock() - asked_s))
         return StartedAnswer(tier, first, rest)
+    failure.model = tier.model
     answer.attempts.append(Attempt(tier.index, tier.model, clock() - asked_s, error=row_of(failure).code))
     raise failure
+
+
+def _note_failure(answer: Answer, failure: BackendError) -> None:
+    """Log a failure that the caller is not told of."""
+    request_id, code = answer.routed.admitted.request_id, row_of(failure).code
+    _log.warning("request %s: %s of model %r: %s", request_id, code, failure.model, failure)
 
 
 def _outcome(failure: BackendError) -> FallbackOutcome:
@@ -118,7 +137,7 @@ def _outcome(failure: BackendError) -> FallbackOutcome:
     return FallbackOutcome.FAILED
 
 
-async def _items(answer: Answer, tier: Tier, backend: Backend) -> AsyncGenerator[Item, None]:
+async def _items(answer: Answer, tier: Tier, backend: Backend, cache_salt: str) -> AsyncGenerator[Item, None]:
     """Yield new text of every choice until all have ended well; the first event fixes the tier.
 
     Raises
@@ -127,12 +146,18 @@ async def _items(answer: Answer, tier: Tier, backend: Backend) -> AsyncGenerator
         Before the first event.
     AnswerFailed
         After it.
+    StoreUnavailable and its kinds
+        Before a call whose cost could not be made durable.
     """
+    wants_logprobs = answer.request.sampling.logprobs is not None
     choices = answer.choices = [
-        AnswerChoice(index, scored=[] if answer.is_scored else None) for index in range(answer.request.num_choices)
+        AnswerChoice(index, scored=[] if answer.is_scored else None, wants_logprobs=wants_logprobs)
+        for index in range(answer.request.num_choices)
     ]
     answer.abandoned = {}
-    requests = _generate_requests(answer, backend)
+    requests = _generate_requests(answer, backend, cache_salt)
+    if answer.hold is not None and answer.hold.max_attempts(tier):
+        requests = await covered(answer.hold, tier, requests)
     clock = answer.routed.admitted.clock
     if len(requests) > 1:
         async with aclosing(merge([_stream(backend, request) for request in requests])) as merged:
@@ -192,16 +217,10 @@ def _take_ending(answer: Answer, tier: Tier, choice: AnswerChoice, ending: Finis
     answer.tier = tier
     choice.finished = ending
     if is_failure:
-        raise AnswerFailed(_what_failed(ending))
+        raise AnswerFailed(ending.error or f"ended with {ending.reason.value!r}, no reason given", model=tier.model)
 
 
-def _what_failed(ending: Finished) -> str:
-    if ending.reason is FinishReason.CANCELLED:
-        return "The model was stopped before the answer was complete."
-    return f"The model failed before the answer was complete: {ending.error or 'no reason given'}."
-
-
-def _generate_requests(answer: Answer, backend: Backend) -> list[GenerateRequest]:
+def _generate_requests(answer: Answer, backend: Backend, cache_salt: str) -> list[GenerateRequest]:
     """Make one generation per choice; each seed is the first one's plus the choice's place, so choices differ."""
     request, request_id = answer.request, answer.routed.admitted.request_id
     thinking = request.thinking
@@ -222,6 +241,7 @@ def _generate_requests(answer: Answer, backend: Backend) -> list[GenerateRequest
                 priority=request.preferences.priority,
                 thinking=thinking,
                 echo=request.echo,
+                extra={"cache_salt": cache_salt},
                 on_abandoned=answer.note_abandoned(index),
                 prediction=answer.predictions[index] if answer.predictions else request.prediction,
                 **prompt_argument(request.prompts[index // request.n]),

@@ -7,14 +7,57 @@ frame, in order: what it is (id, object, created, model), one choice, and ``"usa
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import orjson
 
-from backends.protocol import FinishReason, TokenDelta, TokenLogprob, Usage
+from backends.protocol import Finished, FinishReason, TokenDelta, TokenLogprob, Usage
 from gateway.api import sse
-from gateway.api.choice import AnswerChoice
+
+
+@dataclass(slots=True)
+class AnswerChoice:
+    """One choice. ``finished`` is None while it runs; what was sent is what ``texts`` and ``reasonings`` join to.
+
+    ``wants_logprobs`` says that its caller asked for log-probabilities: an answer that was all thought has none, and an
+    empty list says so. ``scored`` are the log-probabilities of the answer's own tokens, kept where its tier's
+    confidence is asked for.
+    """
+
+    index: int
+    texts: list[str] = field(default_factory=list)
+    reasonings: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    num_tokens: int = 0
+    finished: Finished | None = None
+    scored: list[float] | None = None
+    wants_logprobs: bool = False
+
+    def score(self, delta: TokenDelta, *, is_wanted: bool) -> TokenDelta:
+        """Keep what a delta says of its tokens' probability; the delta as the caller sees it.
+
+        Parameters
+        ----------
+        is_wanted : the caller asked for log-probabilities too
+        """
+        assert self.scored is not None, "nobody asked for its confidence"
+        self.scored += [each.logprob for each in delta.logprobs]
+        return delta if is_wanted else replace(delta, logprobs=())
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(self.reasonings)
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        assert self.finished is not None, "an answer that runs has no ending"
+        return self.finished.reason
+
 
 # OpenAI writes this for "not among the likeliest"; JSON has no minus infinity.
 _LEAST_LOGPROB = -9999.0
@@ -133,3 +176,40 @@ def logprob_json(entry: TokenLogprob) -> dict[str, Any]:
             {"token": token, "logprob": finite(logprob), "bytes": token_bytes(token)} for token, _, logprob in entry.top
         ],
     }
+
+
+class StreamEncoder:
+    """Encodes deltas as they come and gives all that wait at once; each choice is opened before its first delta."""
+
+    def __init__(self, encoder: AnswerEncoder) -> None:
+        encoder.start_stream()
+        self.encoder = encoder
+        self.pending: list[bytes] = []
+        self._opened: set[int] = set()
+
+    def add(self, choice: AnswerChoice, delta: TokenDelta) -> None:
+        """Queue the frame of some new text."""
+        if self.encoder.holds_back:
+            return
+        if choice.index not in self._opened:
+            self._open(choice)
+        frame = self.encoder.delta(choice.index, delta)
+        if frame:
+            self.pending.append(frame)
+
+    def end(self, choice: AnswerChoice) -> None:
+        """Queue the frame that ends a choice."""
+        if choice.index not in self._opened:
+            self._open(choice)
+        if self.encoder.holds_back:
+            self.pending.append(self.encoder.held(choice))
+        self.pending.append(self.encoder.ending(choice.index, choice.finish_reason))
+
+    def take(self) -> bytes:
+        """All that waits, as one piece."""
+        frames, self.pending = self.pending, []
+        return frames[0] if len(frames) == 1 else b"".join(frames)
+
+    def _open(self, choice: AnswerChoice) -> None:
+        self._opened.add(choice.index)
+        self.pending.append(self.encoder.opening(choice.index))

@@ -164,7 +164,7 @@ class InferenceRequest(Struct, frozen=True, kw_only=True):
         for prompt in self.prompts:
             if isinstance(prompt, str):
                 found.append(("user", prompt))
-            else:
+            elif prompt and isinstance(prompt[0], Turn):
                 found += [(turn.role, turn.text) for turn in prompt if isinstance(turn, Turn)]
         return tuple(found)
 
@@ -176,9 +176,9 @@ def is_text(prompt: Prompt) -> bool:
 
 def prompt_size(prompt: Prompt) -> int:
     """Return the characters of a text or conversation, or the number of token ids."""
-    if isinstance(prompt, str):
+    if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
         return len(prompt)
-    return sum([1 if isinstance(each, int) else len(each.text) for each in prompt])
+    return sum([len(each.text) for each in prompt if isinstance(each, Turn)])
 
 
 def prompt_text(prompt: Prompt) -> str:

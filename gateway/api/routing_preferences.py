@@ -24,7 +24,7 @@ from gateway.api.declaration import (
 )
 from gateway.api.request import RoutingPreferences
 from gateway.errors import InvalidRequest
-from policies.types import Overrides
+from policies.types import EVERYTHING, Overrides, Permissions
 
 
 def _no_region(value: Any, param: str) -> InvalidRequest | None:
@@ -144,7 +144,7 @@ def from_header(key: str, text: str) -> Any:
 
 def overrides_of(given: Mapping[str, Any]) -> Overrides:
     """Return what bears on the decision of all that was given, whether just read or out of the log."""
-    cost = given.get("max_cost_usd")
+    cost, permissions = given.get("max_cost_usd"), given.get("permissions")
     return Overrides(
         tier=given.get("tier"),
         min_tier=given.get("min_tier"),
@@ -153,4 +153,6 @@ def overrides_of(given: Mapping[str, Any]) -> Overrides:
         session_id=given.get("session_id"),
         regions=tuple(given.get("regions", ())),
         max_cost_usd=None if cost is None else Decimal(cost),
+        # Of the caller's key, which the log keeps beside what was asked.
+        permissions=Permissions(**{k: tuple(each) for k, each in permissions.items()}) if permissions else EVERYTHING,
     )

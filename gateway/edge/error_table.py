@@ -15,6 +15,7 @@ from classifier import errors as classifier
 from gateway.control import errors as control
 from gateway.errors import (
     AnswerFailed,
+    BodiesFull,
     BodyTooLarge,
     BodyTooSlow,
     ClientGone,
@@ -25,12 +26,14 @@ from gateway.errors import (
     HeadTooLarge,
     HeadTooSlow,
     InvalidRequest,
+    KeyWanted,
     MalformedBody,
     MethodNotAllowed,
     NotFound,
     NotHere,
     NotHttp,
     OriginRefused,
+    PolicyNotPermitted,
     PreconditionFailed,
     PreconditionRequired,
     QueueFull,
@@ -38,6 +41,7 @@ from gateway.errors import (
     RateLimited,
     RequestNotFound,
     RouteNotFound,
+    TooManyConnections,
     Unauthenticated,
     UnknownModel,
     UnsupportedOption,
@@ -91,7 +95,9 @@ TABLE: Mapping[type[Exception], Row] = {
     MethodNotAllowed: Row(405, _INVALID, "method_not_allowed"),
     RequestNotFound: Row(404, _INVALID, "request_not_found"),
     Unauthenticated: Row(401, "authentication_error", "invalid_api_key"),
+    KeyWanted: Row(401, "authentication_error", "invalid_api_key"),
     WrongScope: Row(403, "permission_error", "wrong_key_scope"),
+    PolicyNotPermitted: Row(403, "permission_error", "policy_not_permitted"),
     PreconditionRequired: Row(428, _INVALID, "precondition_required"),
     PreconditionFailed: Row(412, _INVALID, "precondition_failed"),
     NotFound: Row(404, _INVALID, "not_found"),
@@ -105,21 +111,26 @@ TABLE: Mapping[type[Exception], Row] = {
     RateLimited: Row(429, "rate_limit_error", "rate_limit_exceeded", retryable=True),
     # Waiting does not mend it soon: clients that retry by themselves should not.
     QuotaExhausted: Row(429, "insufficient_quota", "insufficient_quota"),
-    QueueFull: Row(429, "rate_limit_error", "rate_limit_exceeded", retryable=True, log_level=logging.WARNING),
+    # Not a warning each: an overload has many, and they are counted, and told of with all refusals.
+    QueueFull: Row(429, "rate_limit_error", "rate_limit_exceeded", retryable=True),
+    BodiesFull: Row(429, "rate_limit_error", "rate_limit_exceeded", retryable=True),
+    TooManyConnections: _down("overloaded"),
     Draining: _down("shutting_down"),
     DeadlineExceeded: _down("deadline_exceeded", 504),
-    AnswerFailed: _down("answer_failed", 502),
+    AnswerFailed: _down("answer_failed", 502, is_public=False),
     ClientGone: Row(499, _INVALID, "client_closed"),
     ClientStalled: Row(499, _INVALID, "client_stalled"),
     # backends
     backends.BackendError: _broken("backend_error"),
-    backends.BackendUnavailable: _down("model_unavailable"),
-    backends.BackendOverloaded: _down("overloaded"),
-    backends.BackendTimeout: _down("model_timeout", 504),
-    backends.BackendFailure: _down("model_failed", 502),
+    backends.BackendUnavailable: _down("model_unavailable", is_public=False),
+    backends.BackendOverloaded: _down("overloaded", is_public=False),
+    backends.BackendRefused: Row(502, _SERVER, "model_refused", log_level=logging.ERROR, is_public=False),
+    backends.BackendTimeout: _down("model_timeout", 504, is_public=False),
+    backends.BackendFailure: _down("model_failed", 502, is_public=False),
     backends.ContextLengthExceeded: Row(400, _INVALID, "context_length_exceeded"),
     backends.UnsupportedByBackend: Row(400, _INVALID, "unsupported_parameter"),
     backends.RequestRejected: Row(400, _INVALID, "rejected_by_model"),
+    backends.RejectedByServer: Row(400, _INVALID, "rejected_by_model", is_public=False),
     backends.ModelLoadError: _broken("model_not_loaded"),
     backends.InvalidConfig: _broken("model_misconfigured"),
     # verification: all but the last are met at start or swallowed by the worker
@@ -134,6 +145,7 @@ TABLE: Mapping[type[Exception], Row] = {
     policies.ConflictingLimits: Row(400, _INVALID, "conflicting_limits"),
     policies.OutsideRegions: Row(400, _INVALID, "region_not_permitted"),
     policies.BeyondCost: Row(400, _INVALID, "cost_not_permitted"),
+    policies.TierNotPermitted: Row(403, "permission_error", "tier_not_permitted"),
     policies.UnknownTier: Row(400, _INVALID, "unknown_tier"),
     policies.NoTierFits: Row(400, _INVALID, "context_length_exceeded"),
     policies.NoTierAvailable: _down("no_tier_available"),
@@ -162,13 +174,23 @@ TABLE: Mapping[type[Exception], Row] = {
     store.StoreOverloaded: _down("log_overloaded", is_public=False),
     store.StoreClosed: _down("shutting_down", is_public=False),
     store.RecordRejected: _broken("log_rejected"),
+    store.FeedbackFull: Row(400, _INVALID, "too_much_feedback"),
     store.StoreUrlInvalid: _broken("log_misconfigured"),
+    store.DatabaseInUse: _broken("log_in_use"),
     store.SchemaMismatch: _broken("log_schema"),
 }
 
 _INTERNAL = Row(500, _SERVER, "internal_error", log_level=logging.ERROR, is_public=False)
 
+# ``{model}`` is the served model where it is known.
 _PRIVATE_MESSAGES: Mapping[str, str] = {
+    "model_unavailable": "{model} is not available now. Try again.",
+    "overloaded": "{model} has more requests than it can take. Try again.",
+    "model_timeout": "{model} did not answer in time. Try again.",
+    "model_failed": "{model} failed to answer. Try again.",
+    "model_refused": "{model} does not take requests of this server; only its operator can mend that.",
+    "answer_failed": "{model} failed before its answer was complete. Try again.",
+    "rejected_by_model": "{model} rejected the request.",
     "log_unavailable": "The decision log is unavailable, so the answer was withheld. Try again.",
     "log_full": "The decision log has no space left, so the answer was withheld.",
     "log_overloaded": "The decision log is behind, so the answer was withheld. Try again.",
@@ -205,6 +227,9 @@ class ErrorAnswer:
 
 def row_of(error: BaseException) -> Row:
     """The table's row for this exception: its own class's, or the nearest base's."""
+    if isinstance(error, backends.RequestRejected) and error.status not in (400, 404, 413, 422):
+        # A refusal of our own credentials or quota by the remote server is not the caller's to mend.
+        return TABLE[backends.BackendRefused]
     return row_of_class(type(error))
 
 
@@ -216,33 +241,55 @@ def row_of_class(kind: type[BaseException]) -> Row:
     return _INTERNAL
 
 
+def code_of(error: BaseException) -> str:
+    """The code of this exception, as callers, log and metrics have it."""
+    row = row_of(error)
+    is_refusal = row is TABLE[backends.BackendRefused]
+    return row.code if is_refusal else getattr(error, "code", None) or row.code
+
+
+def is_callers_fault(error: BaseException) -> bool:
+    """Tell whether an exception refuses a request for what it is, rather than for when it comes or who hung up."""
+    status = row_of(error).status
+    return 400 <= status < 500 and status not in (429, 499)
+
+
 def answer_to(error: BaseException, request_id: str) -> ErrorAnswer:
     """Turn an exception into what the caller is told; the one place where that happens."""
     row = row_of(error)
-    status, code = row.status, getattr(error, "code", None) or row.code
-    if isinstance(error, backends.RequestRejected) and error.status not in (400, 404, 413, 422):
-        # A refusal of our own credentials or quota by the remote server is not the caller's to mend.
-        row = _down("model_refused", 502, is_public=False)
-        status, code = row.status, row.code
-    elif isinstance(error, backends.RequestRejected):
-        status = error.status
+    is_ours = row.type == _SERVER
+    status = error.status if isinstance(error, backends.RequestRejected) and not is_ours else row.status
+    told = {
+        "message": _message(error, row, request_id),
+        "type": row.type,
+        "param": None if is_ours else param_of(error),
+        "code": code_of(error),
+    }
+    return ErrorAnswer(status, {"error": told}, row, _retry_after(error, row, status), getattr(error, "headers", ()))
+
+
+def _message(error: BaseException, row: Row, request_id: str) -> str:
+    model = getattr(error, "model", None)
+    named = "The model" if model is None else f"The model {model!r}"
+    if isinstance(error, backends.UnsupportedByBackend):
+        # Its own message has the name that the model has at a remote server.
+        return f"{error.option!r} is not supported by {named[0].lower()}{named[1:]}."
     if row.is_public:
-        message = str(error) or row.code
-    else:
-        message = _PRIVATE_MESSAGES.get(code, "The server failed to answer.") + f" Request id: {request_id}."
-    body = {"error": {"message": message, "type": row.type, "param": param_of(error), "code": code}}
-    return ErrorAnswer(status, body, row, _retry_after(error, row, status), getattr(error, "headers", ()))
+        return str(error) or row.code
+    sentence = _PRIVATE_MESSAGES.get(row.code, "The server failed to answer.")
+    return f"{sentence.replace('{model}', named)} Request id: {request_id}."
 
 
 def param_of(error: BaseException) -> str | None:
     """The field of the request that is to blame, in the caller's spelling."""
     if isinstance(error, policies.ConflictingLimits):
-        return f"suffice.{error.fields[0]}" if error.fields else None
+        field = error.fields[0] if error.fields else None
+        return field if field in (None, "model") else f"suffice.{field}"
     if isinstance(error, policies.UnknownTier):
         return f"suffice.{error.field_name}"
     if isinstance(error, backends.UnsupportedByBackend):
         return error.option
-    if isinstance(error, backends.ContextLengthExceeded | policies.NoTierFits):
+    if isinstance(error, policies.NoTierFits):
         return "messages"
     return getattr(error, "param", None)
 

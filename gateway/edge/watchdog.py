@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from types import TracebackType
 from typing import Any, Self
 
+from gateway.edge.body_budget import BodyShare
 from gateway.errors import BodyTooSlow, ClientGone, ClientStalled, DeadlineExceeded, GatewayError
 
 FIRST_LOOK_S = 0.005
@@ -49,19 +50,27 @@ class DisconnectSignal:
 class Watchdog:
     """Watches one request through its phases; each is a ``with`` block, nothing is watched between them.
 
-    ``with watchdog.reading()`` bounds the wait for each piece of the body (:class:`BodyTooSlow`); ``answering()`` the
-    request's life (:class:`DeadlineExceeded`), the client's presence (:class:`ClientGone`) and its taking what is sent
-    (:class:`ClientStalled`); ``closing()`` the sending of the last bytes (:class:`ClientStalled`). ``close`` ends it.
+    ``with watchdog.reading()`` bounds the wait for each piece of the body and for the whole of it
+    (:class:`BodyTooSlow`); ``answering()`` the request's life (:class:`DeadlineExceeded`), the client's presence
+    (:class:`ClientGone`) and its taking what is sent (:class:`ClientStalled`); ``closing()`` the sending of the last
+    bytes (:class:`ClientStalled`). ``close`` ends it, and gives back what the request's body counted for.
 
     Parameters
     ----------
     receive : the server's
-    timeout_s : the request's longest life, from the beginning of ``answering``
+    timeout_s : the request's longest life, from the making of this object
+    body_timeout_s : likewise until its body must be whole; None leaves it to ``timeout_s``
     stall_timeout_s : longest wait for bytes of the client, or for it to take some
     disconnect : of the connection; None where only ``receive`` tells of its end
+
+    Attributes
+    ----------
+    body : what its body counts for, see :class:`gateway.edge.body_budget.BodyBudget`
     """
 
     __slots__ = (
+        "_begun_s",
+        "_body_timeout_s",
         "_cancelling",
         "_disconnect",
         "_error",
@@ -75,16 +84,26 @@ class Watchdog:
         "_timer",
         "_waiting_since_s",
         "_watcher",
+        "body",
     )
 
     def __init__(
-        self, receive: Receive, *, timeout_s: float, stall_timeout_s: float, disconnect: DisconnectSignal | None = None
+        self,
+        receive: Receive,
+        *,
+        timeout_s: float,
+        stall_timeout_s: float,
+        body_timeout_s: float | None = None,
+        disconnect: DisconnectSignal | None = None,
     ) -> None:
         self._receive = receive
         self._disconnect = disconnect
         self._timeout_s = timeout_s
         self._stall_timeout_s = stall_timeout_s
+        self._body_timeout_s = timeout_s if body_timeout_s is None else min(body_timeout_s, timeout_s)
         self._loop = asyncio.get_running_loop()
+        self._begun_s = self._loop.time()
+        self.body: BodyShare | None = None
         self._task: asyncio.Task[object] | None = None
         self._started_s: float | None = None
         self._waiting_since_s: float | None = None
@@ -116,7 +135,8 @@ class Watchdog:
         assert task is not None, "a request is answered in a task"
         self._cancelling = task.cancelling()
         if self._timer is None:
-            self._timer = self._loop.call_later(min(self._timeout_s, self._stall_timeout_s / 4), self._look)
+            longest_s = min(self._timeout_s, self._body_timeout_s, self._stall_timeout_s / 4)
+            self._timer = self._loop.call_later(longest_s, self._look)
         if self._started_s is not None and self._waiting_since_s is None:
             self._listen(self._started_s)
         return self
@@ -145,6 +165,8 @@ class Watchdog:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self.body is not None:
+            self.body.close()
 
     def waiting(self) -> None:
         """Mark the beginning of a wait for the client: for its next bytes, or for it to take ours."""
@@ -172,9 +194,14 @@ class Watchdog:
         now_s = self._loop.time()
         wait_s = self._stall_timeout_s / 4
         if self._started_s is not None:
-            left_s = self._started_s + self._timeout_s - now_s
+            left_s = self._begun_s + self._timeout_s - now_s
             if left_s <= 0:
                 self._interrupt(DeadlineExceeded(self._timeout_s))
+            wait_s = max(0.001, min(left_s, wait_s))
+        elif self._waiting_since_s is not None and self._stall_error is BodyTooSlow:
+            left_s = self._begun_s + self._body_timeout_s - now_s
+            if left_s <= 0:
+                self._interrupt(BodyTooSlow(self._body_timeout_s, is_whole=True))
             wait_s = max(0.001, min(left_s, wait_s))
         if self._waiting_since_s is not None and now_s - self._waiting_since_s >= self._stall_timeout_s:
             self._interrupt(self._stall_error(self._stall_timeout_s))

@@ -13,13 +13,15 @@ from typing import Any
 
 import orjson
 
+from backends.errors import BackendError
 from backends.protocol import EmbedResult, FinishReason, Priority
+from gateway.access.authenticator import Caller
 from gateway.access.rate_limiter import Reservation
 from gateway.answering.recorder import AnswerRecorder
 from gateway.api.embedding_decoder import EmbeddingRequest, decode_embedding_request
-from gateway.edge.body import parse_object
-from gateway.edge.error_table import answer_to
-from gateway.edge.gate import RequestGate
+from gateway.edge.error_table import answer_to, is_callers_fault
+from gateway.edge.gate import OpenedRequest, RequestGate
+from gateway.edge.json_body import parse_object
 from gateway.edge.responder import Responder, Send
 from gateway.edge.watchdog import Receive, Watchdog
 from gateway.endpoints.generation import refuse
@@ -27,6 +29,7 @@ from gateway.errors import ClientGone, ClientStalled, UnsupportedOption
 from gateway.ids import uuid7
 from gateway.models.catalog import Catalog
 from gateway.observe.metrics import Metrics
+from gateway.store.committer import GroupCommitter
 
 _PATH = "/v1/embeddings"
 _CHARS_PER_TOKEN = 4
@@ -35,7 +38,10 @@ _CHARS_PER_TOKEN = 4
 class EmbeddingEndpoint:
     """Answers with vectors. They need no routing; their row says who asked, for what, and how many tokens it took."""
 
-    def __init__(self, gate: RequestGate, catalog: Catalog, recorder: AnswerRecorder, metrics: Metrics) -> None:
+    def __init__(
+        self, gate: RequestGate, catalog: Catalog, recorder: AnswerRecorder, metrics: Metrics, log: GroupCommitter
+    ) -> None:
+        self._log = log
         self._gate = gate
         self._catalog = catalog
         self._recorder = recorder
@@ -53,14 +59,15 @@ class EmbeddingEndpoint:
     ) -> None:
         request_id, created_at = uuid7(), datetime.now(UTC)
         reservation: Reservation | None = None
-        num_tokens, num_requests = 0, 0
+        opened: OpenedRequest | None = None
+        num_tokens, num_requests, has_row = 0, 0, False
         try:
             opened = await self._gate.open(scope, receive, watchdog)
             body = parse_object(opened.body, self._gate.limits.max_json_depth)
             request, caller = decode_embedding_request(body, opened.head.suffice), opened.caller
             if caller.is_limited:
                 reservation = await self._gate.rate_limiter.admit(request_id, caller, _wanted_tokens(request))
-            model, result = await self._embed(request, watchdog)
+            model, result = await self._embed(request, caller, watchdog)
             vectors = _shown(_fit(request, result), request.as_base64)
             num_tokens = result.usage.prompt_tokens
             await self._recorder.settle_embedding(
@@ -74,17 +81,25 @@ class EmbeddingEndpoint:
                 finish_reason=FinishReason.STOP,
                 status_code=200,
             )
-            num_requests = 1
+            num_requests, has_row = 1, True
         except (ClientGone, ClientStalled):
+            num_requests = 1
             return
-        except Exception as error:
-            await refuse(error, request_id, _PATH, responder, receive, self._metrics.reject)
+        except Exception as problem:
+            error = problem
+            if reservation is not None:
+                num_requests = int(is_callers_fault(error))
+            else:
+                error = await self._gate.charge(error, request_id, opened)
+            await refuse(error, request_id, responder, receive)
             self._metrics.http[_PATH, str(answer_to(error, request_id).status)] += 1
             return
         finally:
             if reservation is not None:
-                used = num_tokens if num_requests else 0
-                self._gate.rate_limiter.settle(reservation, num_requests=num_requests, num_tokens=used, cost_nano_usd=0)
+                used = num_tokens if has_row else 0
+                self._gate.rate_limiter.settle(
+                    reservation, num_requests=num_requests, num_tokens=used, cost_nano_usd=0, has_row=has_row
+                )
         answer = {
             "object": "list",
             "data": [{"object": "embedding", "index": place, "embedding": each} for place, each in enumerate(vectors)],
@@ -98,16 +113,20 @@ class EmbeddingEndpoint:
             await responder.whole(200, headers, orjson.dumps(answer))
         self._metrics.http[_PATH, "200"] += 1
 
-    async def _embed(self, request: EmbeddingRequest, watchdog: Watchdog) -> tuple[str, EmbedResult]:
-        model, backend = self._catalog.embedder(request.model, request.regions)
+    async def _embed(self, request: EmbeddingRequest, caller: Caller, watchdog: Watchdog) -> tuple[str, EmbedResult]:
+        model, backend = self._catalog.embedder(request.model, request.regions, caller.permissions)
         admission = self._gate.admission
         with watchdog.answering():
-            await admission.enter(Priority.LIVE)
-            entered_s = time.perf_counter()
+            claim = await admission.enter(Priority.LIVE, caller, model)
             try:
+                if not self._log.is_well:
+                    await self._log.check()
                 return model, await backend.embed(request.texts)
+            except BackendError as error:
+                error.model = model
+                raise
             finally:
-                admission.leave(time.perf_counter() - entered_s)
+                admission.leave(claim)
 
 
 def _wanted_tokens(request: EmbeddingRequest) -> int:

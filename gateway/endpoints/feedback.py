@@ -13,8 +13,8 @@ from starlette.responses import Response
 
 from gateway.access.authenticator import Caller
 from gateway.api.declaration import checked, schema_of
-from gateway.edge.body import parse_object
-from gateway.edge.gate import RequestGate
+from gateway.edge.gate import OpenedRequest, RequestGate
+from gateway.edge.json_body import parse_object
 from gateway.endpoints.pages import RowReader, json_response
 from gateway.errors import InvalidRequest, RequestNotFound
 from gateway.ids import is_uuid, uuid7
@@ -100,15 +100,25 @@ class FeedbackEndpoint:
 
         Raises
         ------
-        InvalidRequest, Unauthenticated, RequestNotFound, IdempotencyKeyReused
+        InvalidRequest, Unauthenticated, RateLimited, RequestNotFound, IdempotencyKeyReused, FeedbackFull
         """
         watchdog = self._gate.watchdog(request.scope, request.receive)
         try:
             opened = await self._gate.open(request.scope, request.receive, watchdog, takes_place=False)
         finally:
             watchdog.close()
-        body = read_feedback(parse_object(opened.body, self._gate.limits.max_json_depth))
-        caller = opened.caller
+        caller, limiter = opened.caller, self._gate.rate_limiter
+        if not caller.is_limited:
+            return await self._keep(request, opened)
+        # A request like any other, also where it is refused: looking it up has cost what a kept one costs.
+        reservation = await limiter.admit(uuid7(), caller, 0)
+        try:
+            return await self._keep(request, opened)
+        finally:
+            limiter.settle(reservation, num_requests=1, num_tokens=0, cost_nano_usd=0)
+
+    async def _keep(self, request: Request, opened: OpenedRequest) -> Response:
+        body, caller = read_feedback(parse_object(opened.body, self._gate.limits.max_json_depth)), opened.caller
         record = self._record(body, request.headers.get("idempotency-key"), caller)
         answered = await self._rows.get_request(record.request_id) if is_uuid(record.request_id) else None
         if answered is None or answered.tenant != caller.tenant:

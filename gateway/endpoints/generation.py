@@ -10,28 +10,34 @@ from typing import Any
 
 import orjson
 
+from backends.errors import BackendRefused, RequestRejected
+from gateway.access.bulkhead import PlaceClaim
+from gateway.access.key_permissions import bound_request
 from gateway.access.rate_limiter import Reservation
-from gateway.answering.bill import Bill
+from gateway.access.spending_lease import SpendingHold, SpendingLease
 from gateway.answering.cost_estimate import wanted_nano_usd, wanted_tokens
 from gateway.answering.escalation import start_confident_answer
 from gateway.answering.explanation import answer_headers, answer_note
-from gateway.answering.phases import AdmittedRequest, Answer, RoutedRequest
+from gateway.answering.phases import AdmittedRequest, Answer, Bill, RoutedRequest
 from gateway.answering.recorder import AnswerRecorder
 from gateway.answering.request_router import RequestRouter
 from gateway.answering.tier_caller import StartedAnswer, start_answer
 from gateway.api import sse
-from gateway.api.answer_encoder import AnswerEncoder, ResponseHead, usage_json
+from gateway.api.answer_encoder import AnswerEncoder, ResponseHead, StreamEncoder, usage_json
 from gateway.api.request import InferenceRequest
-from gateway.api.stream_encoder import StreamEncoder
-from gateway.edge.body import discard_rest, parse_object
-from gateway.edge.error_table import answer_to, row_of
-from gateway.edge.gate import RequestGate
+from gateway.edge.error_table import ErrorAnswer, answer_to, is_callers_fault, row_of
+from gateway.edge.gate import OpenedRequest, RequestGate, discard_rest
+from gateway.edge.json_body import parse_object
 from gateway.edge.responder import Responder, Send
 from gateway.edge.watchdog import Receive, Watchdog
-from gateway.errors import BodyTooLarge, ClientGone, ClientStalled, Draining, QuotaExhausted
+from gateway.errors import BodyTooLarge, ClientGone, ClientStalled, Draining, QueueFull, QuotaExhausted
 from gateway.ids import uuid7
 from gateway.observe.metrics import Metrics
+from gateway.observe.refusal_log import Refusal
+from gateway.store.committer import GroupCommitter
+from gateway.store.errors import StoreUnavailable
 from policies.pricing import to_nano_usd
+from policies.types import EVERYTHING
 
 _log = logging.getLogger("suffice.http")
 
@@ -48,6 +54,8 @@ class GenerationEndpoint:
     decoder, encoder : the protocol's codec
     gate, router, recorder, metrics : shared by all endpoints
     fingerprint : names the configuration in each response, as OpenAI's ``system_fingerprint``
+    log : asked whether it takes rows before anything is spent
+    lease : covers calls to priced remote models; None where there are none
     """
 
     def __init__(
@@ -60,8 +68,12 @@ class GenerationEndpoint:
         recorder: AnswerRecorder,
         metrics: Metrics,
         fingerprint: str,
+        log: GroupCommitter,
+        lease: SpendingLease | None = None,
     ) -> None:
         self.path = path
+        self.lease = lease
+        self.log = log
         self.encoder = encoder
         self.gate = gate
         self.router = router
@@ -69,6 +81,9 @@ class GenerationEndpoint:
         self.metrics = metrics
         self.fingerprint = fingerprint
         self._decoder = decoder
+
+    notes_refusals = True
+    """By itself: it is reached past the application's layers, and knows which of its errors have a row."""
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         watchdog = self.gate.watchdog(scope, receive)
@@ -81,12 +96,19 @@ class GenerationEndpoint:
         self, scope: MutableMapping[str, Any], receive: Receive, responder: Responder, watchdog: Watchdog
     ) -> None:
         request_id, gate = uuid7(), self.gate
+        opened: OpenedRequest | None = None
         try:
             opened = await gate.open(scope, receive, watchdog)
             request = self._decoder(parse_object(opened.body, gate.limits.max_json_depth), opened.head.suffice)
-            self.router.catalog.resolve(request.model)
-        except Exception as error:
-            await refuse(error, request_id, self.path, responder, receive, self.metrics.reject)
+            permissions = opened.caller.permissions
+            if permissions is EVERYTHING:
+                self.router.catalog.resolve(request.model)
+            else:
+                request = bound_request(request, permissions, self.router.catalog)
+        except Exception as problem:
+            error = await gate.charge(problem, request_id, opened)
+            self.note_refusal(answer_to(error, request_id), request_id, scope.get("suffice.key_id"))
+            await refuse(error, request_id, responder, receive)
             return
         admitted = AdmittedRequest(
             request_id, self.path, request, opened.caller, opened.head.traceparent, opened.accepted_s
@@ -94,11 +116,16 @@ class GenerationEndpoint:
         await GenerationRun(self, admitted, responder, watchdog).run()
         self.metrics.http[self.path, str(responder.status or 499)] += 1
 
+    def note_refusal(self, told: ErrorAnswer, request_id: str, key_id: str | None) -> None:
+        """Note a request that ends without a row."""
+        refusal = Refusal("POST", self.path, self.path, told.status, told.code, request_id, key_id)
+        self.gate.refusals.note(refusal)
+
 
 class GenerationRun:
     """One admitted request on its way to its one ending."""
 
-    __slots__ = ("_admitted", "_answer", "_endpoint", "_entered_s", "_responder", "_watchdog")
+    __slots__ = ("_admitted", "_answer", "_endpoint", "_is_refusal", "_place", "_responder", "_watchdog")
 
     def __init__(
         self, endpoint: GenerationEndpoint, admitted: AdmittedRequest, responder: Responder, watchdog: Watchdog
@@ -108,7 +135,8 @@ class GenerationRun:
         self._responder = responder
         self._watchdog = watchdog
         self._answer: Answer | None = None
-        self._entered_s: float | None = None
+        self._place: PlaceClaim | None = None
+        self._is_refusal = False
 
     async def run(self) -> None:
         """Answer, or tell why not; whatever happens the place and the budget are given back."""
@@ -131,25 +159,46 @@ class GenerationRun:
             if admitted.reservation is not None:
                 self._settle_budget(admitted.reservation)
             # Only now: whoever waits for the last place to be left may close the log.
-            if self._entered_s is not None:
-                endpoint.gate.admission.leave(admitted.clock() - self._entered_s)
+            if self._place is not None:
+                endpoint.gate.admission.leave(self._place)
 
     async def _answer_in_turn(self) -> None:
-        """Wait for a place, route, and answer."""
+        """Route, wait for a place at the model, and answer."""
         admitted, endpoint = self._admitted, self._endpoint
-        began_s = admitted.clock()
-        await endpoint.gate.admission.enter(admitted.request.preferences.priority)
-        entered_s = self._entered_s = admitted.clock()
-        admitted.waited_s = entered_s - began_s
-        routed = await endpoint.router.route(admitted)
-        endpoint.metrics.routing_s.observe(admitted.clock() - entered_s)
-        answer = self._answer = Answer(routed, admitted.request)
+        routed = await self._route()
+        await self._take_place(routed)
+        if admitted.waited_s and not endpoint.router.is_current(routed):
+            # It keeps the place it has, as a request that falls back does.
+            routed = await self._route()
+        # An answer that cannot be logged is withheld, so nothing is spent on one.
+        if not endpoint.log.is_well:
+            await endpoint.log.check()
+        hold = None if endpoint.lease is None else SpendingHold(endpoint.lease)
+        answer = self._answer = Answer(routed, admitted.request, hold=hold)
         if admitted.reservation is not None or routed.basis.policy.budget_usd_per_day is not None:
             await self._afford(routed)
         start = start_confident_answer if routed.decision.escalation_path else start_answer
         started = await start(answer, endpoint.router.catalog)
         send = self._stream if admitted.request.stream else self._whole
         await send(answer, started)
+
+    async def _route(self) -> RoutedRequest:
+        admitted, endpoint = self._admitted, self._endpoint
+        began_s = admitted.clock()
+        routed = await endpoint.router.route(admitted)
+        endpoint.metrics.routing_s.observe(admitted.clock() - began_s)
+        return routed
+
+    async def _take_place(self, routed: RoutedRequest) -> None:
+        """Take places of what computes the tier's answers; raises ``QueueFull``, ``Draining``."""
+        admitted, endpoint = self._admitted, self._endpoint
+        request, began_s = admitted.request, admitted.clock()
+        model = endpoint.router.catalog.ladder[routed.decision.tier - 1].model
+        place = self._place = await endpoint.gate.admission.enter(
+            request.preferences.priority, admitted.caller, model, request.num_choices
+        )
+        if place.turn is not None:
+            admitted.waited_s = admitted.clock() - began_s
 
     async def _whole(self, answer: Answer, started: StartedAnswer) -> None:
         async for _ in started.rest:
@@ -203,10 +252,14 @@ class GenerationRun:
         await endpoint.gate.rate_limiter.afford(admitted.reservation, policy, cost)
 
     def _settle_budget(self, reservation: Reservation) -> None:
-        """Replace what was reserved by what the row says was used; by nothing where there is no row."""
+        """Replace what was reserved by what the row says was used.
+
+        Without a row it is one request where the caller was at fault, for finding that out is work; else nothing.
+        """
         settle = self._endpoint.gate.rate_limiter.settle
         if not self._admitted.is_settled:
-            settle(reservation, num_requests=0, num_tokens=0, cost_nano_usd=0)
+            num_requests = int(self._is_refusal)
+            settle(reservation, num_requests=num_requests, num_tokens=0, cost_nano_usd=0, has_row=False)
             return
         bill = Bill() if self._answer is None else self._answer.bill()
         num_tokens = bill.usage.prompt_tokens + bill.usage.completion_tokens
@@ -217,11 +270,14 @@ class GenerationRun:
         admitted, row = self._admitted, row_of(error)
         report(error, admitted.request_id)
         told = answer_to(error, admitted.request_id)
-        is_refused = isinstance(error, QuotaExhausted)
+        # Where the log is down before anything was asked for, it takes no row of that either.
+        is_unlogged = isinstance(error, StoreUnavailable) and (self._answer is None or self._answer.is_unasked)
+        is_refused = is_unlogged or isinstance(error, QuotaExhausted | QueueFull)
         if not is_refused and (self._answer is not None or row.status >= 500 or row.status == 499):
             await self._endpoint.recorder.settle_failure(admitted, self._answer, error, is_cancelled=row.status == 499)
         else:
-            self._endpoint.metrics.reject(admitted.endpoint, told.code)
+            self._is_refusal = is_callers_fault(error)
+            self._endpoint.note_refusal(told, admitted.request_id, admitted.caller.key_id)
         if not isinstance(error, ClientGone | ClientStalled):
             await self._responder.error(told, answer_headers(admitted, self._answer, with_cost=False))
 
@@ -241,15 +297,12 @@ def _last_frames(answer: Answer, started: StartedAnswer, frames: StreamEncoder) 
 async def refuse(
     error: Exception,
     request_id: str,
-    path: str,
     responder: Responder,
     receive: Receive,
-    count: Callable[[str, str], None],
 ) -> None:
     """Answer a request that was not admitted: no place, no decision, no row."""
     answer = answer_to(error, request_id)
     report(error, request_id)
-    count(path, answer.code)
     if isinstance(error, ClientGone):
         return
     own_headers = [(b"x-suffice-request-id", request_id.encode()), (b"x-request-id", request_id.encode())]
@@ -264,9 +317,18 @@ async def refuse(
 
 
 def report(error: Exception, request_id: str) -> None:
-    """Log a failure at its row's level; with its traceback only where it is our own fault."""
+    """Log a failure at its row's level, where it is not in full what the caller is told.
+
+    With its traceback only where it is our own fault.
+    """
     row = row_of(error)
-    if row.log_level >= logging.ERROR:
+    if row.log_level < logging.WARNING and row.is_public:
+        return
+    is_remote = isinstance(error, BackendRefused | RequestRejected)
+    if row.log_level >= logging.ERROR and not is_remote:
         _log.error("request %s failed", request_id, exc_info=error)
-    elif row.log_level > logging.INFO:
-        _log.warning("request %s: %s: %s", request_id, row.code, error)
+        return
+    model = getattr(error, "model", None)
+    _log.log(
+        row.log_level, "request %s: %s%s: %s", request_id, row.code, f" of model {model!r}" if model else "", error
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
 import orjson
@@ -15,11 +15,13 @@ from gateway.access.authenticator import Caller
 from gateway.answering.explanation import explain
 from gateway.edge.error_table import answer_to
 from gateway.edge.gate import RequestGate
-from gateway.errors import RequestNotFound
+from gateway.endpoints import api_page
+from gateway.errors import OriginRefused, RequestNotFound, Unauthenticated, WrongScope
 from gateway.ids import is_uuid, uuid7
 from gateway.models.catalog import Catalog
 from gateway.models.readiness import Readiness
 from gateway.observe.metrics import CONTENT_TYPE, Metrics
+from gateway.store.errors import StoreError
 from gateway.store.records import RequestRecord
 
 Page = Callable[[Request], Awaitable[Response]]
@@ -43,16 +45,6 @@ def error_response(error: Exception, request_id: str) -> Response:
     return Response(answer.json(), answer.status, headers | {"x-suffice-request-id": request_id})
 
 
-def fixed(value: Any) -> Page:
-    """A page that is always the same JSON."""
-    encoded = orjson.dumps(value)
-
-    async def answer(request: Request) -> Response:
-        return Response(encoded, media_type="application/json")
-
-    return answer
-
-
 def guarded(page: Page) -> Page:
     """Answer whatever a page raises with the one error table."""
 
@@ -66,7 +58,10 @@ def guarded(page: Page) -> Page:
 
 
 class Pages:
-    """Handlers over what the gateway holds."""
+    """Handlers over what the gateway holds.
+
+    ``is_public``: what the server tells of itself needs no key.
+    """
 
     def __init__(
         self,
@@ -77,6 +72,8 @@ class Pages:
         admission: Admission,
         metrics: Metrics,
         control: Callable[[], dict[str, Any]],
+        *,
+        is_public: bool = False,
     ) -> None:
         self._catalog = catalog
         self._gate = gate
@@ -85,15 +82,17 @@ class Pages:
         self._admission = admission
         self._metrics = metrics
         self._control = control
+        self._is_public = is_public
         self._started_s = int(time.time())
 
     async def models(self, request: Request) -> Response:
-        await self._gate.identify(request.scope)
-        return json_response({"object": "list", "data": self._catalog.listing(self._started_s)})
+        caller = await self._gate.identify(request.scope)
+        return json_response({"object": "list", "data": self._catalog.listing(self._started_s, caller.permissions)})
 
     async def model(self, request: Request) -> Response:
-        await self._gate.identify(request.scope)
-        return json_response(self._catalog.entry(request.path_params["model"], self._started_s))
+        caller = await self._gate.identify(request.scope)
+        name = request.path_params["model"]
+        return json_response(self._catalog.entry(name, self._started_s, caller.permissions))
 
     async def request(self, request: Request) -> Response:
         """One's own requests only: another's looks like none at all."""
@@ -110,15 +109,52 @@ class Pages:
         return json_response({"status": "ok"})
 
     async def readyz(self, request: Request) -> Response:
-        if self._admission.is_draining:
+        if self._admission.is_leaving or self._admission.is_draining:
             return json_response({"status": "draining"}, 503)
-        is_ready, tiers = await self._readiness.check()
-        # A server that cannot see what is in force goes on with what was: it is told, not taken out of service.
-        told = {"status": "ready" if is_ready else "not_ready", "tiers": tiers, "control": self._control()}
+        report = await self._readiness.check()
+        is_ready, tiers = report.is_ready, report.tiers
+        told: dict[str, Any] = {"status": "ready" if is_ready else "not_ready"}
+        if report.reason is not None:
+            told["reason"] = report.reason
+        if await self._may_observe(request):
+            # A server that cannot see what is in force goes on with what was: it is told, not taken out of service.
+            told |= {"tiers": tiers, "control": self._control()}
         return json_response(told, 200 if is_ready else 503)
 
     async def metrics(self, request: Request) -> Response:
+        if not self._is_public:
+            await self._gate.check_observer(request.scope)
         return Response(self._metrics.render(), headers={"content-type": CONTENT_TYPE})
+
+    def described(self, value: Any) -> Page:
+        """Return a page that is always the same JSON, of what this product is."""
+        encoded = orjson.dumps(value)
+
+        async def answer(request: Request) -> Response:
+            await self._gate.check_reader(request.scope)
+            return Response(encoded, media_type="application/json")
+
+        return answer
+
+    def described_for_people(self, document: Mapping[str, Any]) -> Page:
+        """Return the same as a page to read."""
+        page = api_page.render(document)
+
+        async def answer(request: Request) -> Response:
+            await self._gate.check_reader(request.scope)
+            return Response(page, headers=dict(api_page.HEADERS))
+
+        return answer
+
+    async def _may_observe(self, request: Request) -> bool:
+        """Whether a probe may see more than the status. It is never refused that: balancers hold no key."""
+        if self._is_public:
+            return True
+        try:
+            await self._gate.check_observer(request.scope)
+        except (OriginRefused, Unauthenticated, WrongScope, StoreError):
+            return False
+        return True
 
 
 def _may_see(caller: Caller, record: RequestRecord) -> bool:

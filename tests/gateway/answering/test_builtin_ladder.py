@@ -21,15 +21,15 @@ from tests.gateway.raw import PATIENCE_S, RawClient, eventually
 QUESTION = "What is 12 + 30?"
 MESSAGES: Any = [{"role": "user", "content": QUESTION}]
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
     directory = tmp_path_factory.mktemp("builtin")
     # Without checks in the background, what is idle stays idle.
-    overrides = {"policy.exploration_share": 0.0, "verification.enabled": False}
-    settings = load_settings(environ={"HOME": str(directory)}, overrides=overrides)
+    overrides: dict[str, object] = {"policy.exploration_share": 0.0, "verification.enabled": False}
+    settings = load_settings(environ={"HOME": str(directory)}, overrides=overrides | {"server.max_queue_s": 600})
     async with running(settings, make_backends(settings)) as up:
         yield up
 

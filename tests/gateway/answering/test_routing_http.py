@@ -14,8 +14,10 @@ from backends.protocol import Capability, Priority
 from backends.testing import Script
 from classifier.types import RouterRequest, Sufficiency
 from gateway.models.predictor import Predictor
+from gateway.observe.log_writer import standard_error
 from tests.gateway.endpoints.test_pages import FixedRouter
 from tests.gateway.harness import LADDER_TOML, assert_error, echo_backends, make_settings, running
+from tests.gateway.raw import PATIENCE_S
 
 SURE = FixedRouter(0.99, 0.995)
 
@@ -217,6 +219,7 @@ async def test_the_log_line_has_figures_and_no_words(tmp_path: Path, capsys: pyt
         await gateway.client.post("/v1/chat/completions", json=body, headers={"traceparent": trace})
         row = await gateway.row()
     assert row.traceparent == trace
+    assert standard_error().flush(PATIENCE_S)
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines() if "suffice.request" in line]
     assert len(lines) == 1
     (line,) = lines

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.protocol import Priority, SamplingParams
-from gateway.api.chat_decoder import ChatBody, ChatDecoder
-from gateway.api.completion_decoder import CompletionBody, CompletionDecoder
+from gateway.api.chat_codec import ChatBody, ChatDecoder
+from gateway.api.completion_codec import CompletionBody, CompletionDecoder
 from gateway.api.declaration import schema_of
 from gateway.api.embedding_decoder import EmbeddingBody, EmbeddingRequest, decode_embedding_request
 from gateway.api.generation_body import BodyLimits

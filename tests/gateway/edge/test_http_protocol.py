@@ -21,9 +21,10 @@ from gateway.edge.http_protocol import BoundedHttpProtocol
 from gateway.edge.responder import Responder
 from gateway.edge.watchdog import Watchdog
 from tests.gateway.live import LiveServer
+from tests.gateway.raw import PATIENCE_S
 
 BODY = json.dumps({"model": "auto", "messages": [{"role": "user", "content": "hello"}]}).encode()
-HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 REQUEST = HEAD + b"Content-Length: %d\r\nConnection: close\r\n\r\n" % len(BODY) + BODY
 
 
@@ -55,7 +56,7 @@ async def talk(port: int, parts: Iterable[bytes], *, pause_s: float = 0.0) -> by
             await writer.drain()
             await asyncio.sleep(pause_s)
     try:
-        await asyncio.wait_for(reading, 20)
+        await asyncio.wait_for(reading, PATIENCE_S)
     finally:
         writer.close()
     return bytes(received)
@@ -99,6 +100,48 @@ async def test_headers_without_end_are_refused(port: int, line: bytes) -> None:
         assert answer.startswith(b"HTTP/1.1 431 ")
         assert error_of(answer)["code"] == "headers_too_large"
     await assert_served(port)
+
+
+@pytest.mark.parametrize("num_over", [-1, 0, 1, 10_000, 100_000])
+@pytest.mark.parametrize("name_bytes", [1, 30_000])
+@pytest.mark.parametrize("before", [b"", REQUEST.replace(b"Connection: close\r\n", b"")])
+async def test_the_heads_limit_holds_however_it_is_read(
+    port: int, num_over: int, name_bytes: int, before: bytes
+) -> None:
+    """One that came in few reads was measured too late (security review L7, fault review S9)."""
+    head, _, body = REQUEST.partition(b"\r\n\r\n")
+    filler = b"a" * name_bytes
+    num_missing = BoundedHttpProtocol.max_head_bytes + num_over - len(head) - len(b"\r\n\r\n\r\n: ") - name_bytes
+    head += b"\r\n" + filler + b": " + b"b" * num_missing + b"\r\n\r\n"
+    assert len(head) == BoundedHttpProtocol.max_head_bytes + num_over
+    answer = await talk(port, [before + head + body])
+    last = answer[answer.rindex(b"HTTP/1.1 ") :] if answer else b""
+    if num_over <= 0:
+        assert last.startswith(b"HTTP/1.1 200 OK\r\n")
+    elif last and not before:
+        assert last.startswith(b"HTTP/1.1 431 ")
+        assert error_of(last)["code"] == "headers_too_large"
+    assert answer.count(b"HTTP/1.1 200 OK") == (num_over <= 0) + (bool(before) and answer.count(b"200 OK") > 0)
+    await assert_served(port)
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+@pytest.mark.parametrize("connection", [b"", b"Connection: keep-alive\r\n", b"Connection: close\r\n"])
+async def test_a_client_of_http_1_0_gets_no_chunks(port: int, is_streamed: bool, connection: bytes) -> None:
+    """It would take their lengths for text (fault review S9)."""
+    body = BODY.replace(b"}]}", b'}], "stream": true}') if is_streamed else BODY
+    head = HEAD.replace(b"HTTP/1.1", b"HTTP/1.0") + connection + b"Content-Length: %d\r\n\r\n" % len(body)
+    answer_head, _, content = (await talk(port, [head + body])).partition(b"\r\n\r\n")
+    assert b" 200 OK" in answer_head.splitlines()[0]
+    assert b"transfer-encoding" not in answer_head.lower()
+    assert b"connection: close" in answer_head.lower()
+    if is_streamed:
+        assert b"content-length" not in answer_head.lower()
+        assert all(not line or line.startswith((b"data: ", b":")) for line in content.split(b"\n"))
+        assert content.endswith(b"data: [DONE]\n\n")
+    else:
+        assert json.loads(content)["choices"]
+        assert b"content-length: %d" % len(content) in answer_head.lower()
 
 
 async def test_a_flood_of_headers_is_cut_off_early(port: int) -> None:
@@ -172,7 +215,7 @@ async def test_what_stands_around_the_endpoints_is_not_passed_by(tmp_path: Path)
         f"sqlite:///{tmp_path / 'suffice.db'}", log__level="error", server__cors_origins=("https://app.example",)
     )
     async with LiveServer(echo_app(chosen), chosen) as url:
-        asked = REQUEST.replace(b"Host: x", b"Host: x\r\nOrigin: https://app.example")
+        asked = REQUEST.replace(b"Host: localhost", b"Host: localhost\r\nOrigin: https://app.example")
         answer = await talk(int(url.rsplit(":", 1)[1]), [asked])
     assert b"\r\naccess-control-allow-origin: https://app.example\r\n" in answer
 

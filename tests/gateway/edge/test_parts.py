@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.answering.stream_merge import merge
-from gateway.edge.body import parse_object
-from gateway.edge.head import read_head
+from gateway.edge.gate import read_head
+from gateway.edge.json_body import parse_object
 from gateway.edge.watchdog import FIRST_LOOK_S, DisconnectSignal, Watchdog
-from gateway.errors import ClientGone, ClientStalled, DeadlineExceeded, InvalidRequest, MalformedBody
+from gateway.errors import BodyTooSlow, ClientGone, ClientStalled, DeadlineExceeded, InvalidRequest, MalformedBody
 from gateway.ids import is_uuid, uuid7
 from gateway.observe.metrics import ANSWER_S, Distribution
 
@@ -53,15 +53,17 @@ def test_nothing_else_is_taken_for_an_id(text: str) -> None:
     ],
 )
 def test_only_a_sound_trace_context_is_kept(given_value: str, kept: bool) -> None:
-    assert read_head([(b"traceparent", given_value.encode())]).traceparent == (given_value if kept else None)
+    assert read_head({"headers": [(b"traceparent", given_value.encode())]}).traceparent == (
+        given_value if kept else None
+    )
 
 
 def test_a_header_of_ours_has_a_known_name_and_a_bounded_value() -> None:
-    assert read_head([(b"x-suffice-min-tier", b" 2 ")]).suffice == {"min_tier": "2"}
+    assert read_head({"headers": [(b"x-suffice-min-tier", b" 2 ")]}).suffice == {"min_tier": "2"}
     for headers in ([(b"x-suffice-session-id", b"x" * 600)], [(b"x-suffice-nothing", b"1")]):
         with pytest.raises(InvalidRequest):
-            read_head(headers)
-    assert read_head([(b"accept", b"a"), (b"accept", b"b")]).suffice == {}
+            read_head({"headers": headers})
+    assert read_head({"headers": [(b"accept", b"a"), (b"accept", b"b")]}).suffice == {}
 
 
 @given(st.integers(0, 12), st.integers(4, 10), st.sampled_from(["list", "dict"]))
@@ -127,11 +129,11 @@ class Connection:
         return {"type": "http.disconnect"}
 
 
-async def hold(connection: Connection, *, timeout_s: float = 5, stall_timeout_s: float = 5) -> None:
+async def hold(connection: Connection, *, timeout_s: float = 600, stall_timeout_s: float = 600) -> None:
     """A request that would go on for long, its client slow to take what is sent."""
     with Watchdog(connection.receive, timeout_s=timeout_s, stall_timeout_s=stall_timeout_s).answering() as watchdog:
         watchdog.waiting()
-        await asyncio.sleep(10)
+        await asyncio.sleep(600)
 
 
 async def test_the_watchdog_tells_why_it_cut() -> None:
@@ -145,13 +147,36 @@ async def test_the_watchdog_tells_why_it_cut() -> None:
         await hold(Connection(), stall_timeout_s=0.03)
 
 
-async def hold_beside(disconnect: DisconnectSignal, *, timeout_s: float = 5) -> None:
+async def hold_beside(disconnect: DisconnectSignal, *, timeout_s: float = 600) -> None:
     """A request that would go on for long, on a connection that tells of its end."""
-    with Watchdog(Connection().receive, timeout_s=timeout_s, stall_timeout_s=5, disconnect=disconnect).answering():
+    with Watchdog(Connection().receive, timeout_s=timeout_s, stall_timeout_s=600, disconnect=disconnect).answering():
         assert len(asyncio.all_tasks()) == 1
         await asyncio.sleep(FIRST_LOOK_S * 2)
         assert len(asyncio.all_tasks()) == 1
+        await asyncio.sleep(600)
+
+
+async def test_a_request_lives_from_its_first_byte() -> None:
+    """The time of its body counts, and so does each silence of it (fault review S7)."""
+    watchdog = Watchdog(Connection().receive, timeout_s=1000, stall_timeout_s=0.1)
+    watchdog._begun_s -= 1000
+    with pytest.raises(DeadlineExceeded), watchdog.answering():
         await asyncio.sleep(5)
+
+
+async def test_a_body_must_be_whole_in_time_however_lively_its_client_is() -> None:
+    """(fault review S7)."""
+    watchdog = Watchdog(Connection().receive, timeout_s=1000, stall_timeout_s=0.5, body_timeout_s=0.2)
+
+    async def drip() -> None:
+        with watchdog.reading():
+            while True:
+                await asyncio.sleep(0.01)
+                watchdog.waiting()
+
+    with pytest.raises(BodyTooSlow, match="not whole"):
+        await drip()
+    watchdog.close()
 
 
 async def test_a_connection_that_tells_of_its_end_needs_no_task() -> None:
@@ -168,7 +193,7 @@ async def test_a_connection_that_tells_of_its_end_needs_no_task() -> None:
 
 async def test_the_watchdog_leaves_no_trace() -> None:
     connection = Connection()
-    with Watchdog(connection.receive, timeout_s=5, stall_timeout_s=5).answering() as watchdog:
+    with Watchdog(connection.receive, timeout_s=600, stall_timeout_s=600).answering() as watchdog:
         await asyncio.sleep(FIRST_LOOK_S * 2)
         watchdog.let_go()
         connection.gone.set()
@@ -181,8 +206,8 @@ async def test_the_watchdog_leaves_no_trace() -> None:
 
 async def test_a_cancellation_from_outside_stays_one() -> None:
     async def work() -> None:
-        with Watchdog(Connection().receive, timeout_s=5, stall_timeout_s=5).answering():
-            await asyncio.sleep(5)
+        with Watchdog(Connection().receive, timeout_s=600, stall_timeout_s=600).answering():
+            await asyncio.sleep(600)
 
     task = asyncio.create_task(work())
     await asyncio.sleep(0.01)

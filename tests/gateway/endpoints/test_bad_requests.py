@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest_asyncio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from backends.errors import ContextLengthExceeded
 from tests.gateway.harness import Gateway, assert_error, make_settings, running
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -225,13 +227,27 @@ async def test_an_unknown_model_is_a_404_that_lists_the_known(gateway: Gateway) 
     assert_error(await gateway.client.get("/v1/models/gpt-9"), 404, "model_not_found", "model")
 
 
-async def test_a_prompt_beyond_every_context_is_told_with_the_numbers(gateway: Gateway) -> None:
-    error = assert_error(await gateway.chat("word " * 9000), 400, "context_length_exceeded", "messages")
-    assert "8192" in error["message"]
-    assert "900" in error["message"]
-    assert_error(await gateway.chat("hi", max_tokens=9000), 400, "context_length_exceeded", "messages")
-    error = assert_error(await gateway.chat("word " * 9000, model="simple"), 400, "context_length_exceeded", "messages")
+# OpenAI's words; LiteLLM's context-window fallbacks go by the first seven.
+_CONTEXT_WORDS = r"This model's maximum context length is (\d+) tokens\. However, your messages resulted in (\d+) "
+
+
+@pytest.mark.parametrize("model", ["auto", "simple"])
+async def test_a_prompt_beyond_every_context_is_told_with_the_numbers(gateway: Gateway, model: str) -> None:
+    """(fault review S8)"""
+    for content, limits in (("word " * 9000, {}), ("hi", {"max_tokens": 9000})):
+        response = await gateway.chat(content, model=model, **limits)
+        error = assert_error(response, 400, "context_length_exceeded", "messages")
+        found = re.match(_CONTEXT_WORDS, error["message"])
+        assert found is not None, error["message"]
+        assert int(found[1]) == 8192
+        assert (int(found[2]) >= 9000) == (limits == {})
     await check_still_serves(gateway)
+
+
+async def test_the_tiers_own_refusal_has_the_same_words() -> None:
+    """A remote tier's context is known only once it has refused (fault review S8)."""
+    assert re.match(_CONTEXT_WORDS, str(ContextLengthExceeded(9000, 8192)))
+    assert "resulted in at least 9000 tokens" in str(ContextLengthExceeded(9000, 8192, is_counted=False))
 
 
 async def test_unknown_paths_and_methods_have_the_same_shape(gateway: Gateway) -> None:

@@ -210,7 +210,7 @@ async def test_a_body_beyond_the_limit_is_refused_unread(tmp_path: Path) -> None
 )
 async def test_a_failure_before_the_first_token_falls_back(tmp_path: Path, failure: Exception, code: str) -> None:
     backends = echo_backends(large=Script(fail_before=failure))  # type: ignore[arg-type]
-    async with running(make_settings(tmp_path), backends) as gateway:
+    async with running(make_settings(tmp_path, policy__fallback="any"), backends) as gateway:
         response = await gateway.chat("hi", stream=True)
         assert response.status_code == 200
         assert response.headers["x-suffice-tier"] == "1"
@@ -222,12 +222,21 @@ async def test_a_failure_before_the_first_token_falls_back(tmp_path: Path, failu
         gateway.assert_idle()
 
 
+async def test_by_default_no_tier_below_the_floor_answers_for_one_that_is_down(tmp_path: Path) -> None:
+    """Without estimates nothing says that the cheap tier would do: 503, and not its answer with 200."""
+    backends = echo_backends(large=Script(fail_before=BackendUnavailable("down")))
+    async with running(make_settings(tmp_path), backends) as gateway:
+        assert_error(await gateway.chat("hi"), 503, "model_unavailable")
+        assert [each.tier for each in (await gateway.row()).attempts] == [2]
+        gateway.assert_idle()
+
+
 async def test_when_every_tier_fails_the_most_useful_error_is_shown(tmp_path: Path) -> None:
     backends = echo_backends(
         small=Script(fail_before=BackendOverloaded("full", retry_after_s=7)),
         large=Script(fail_before=BackendFailure("x")),
     )
-    async with running(make_settings(tmp_path), backends) as gateway:
+    async with running(make_settings(tmp_path, policy__fallback="any"), backends) as gateway:
         response = await gateway.chat("hi")
         assert_error(response, 503, "overloaded")
         assert response.headers["retry-after"] == "7"
@@ -286,7 +295,7 @@ async def test_a_backend_that_breaks_its_contract_is_an_error_not_a_crash(tmp_pa
             raise ZeroDivisionError("inside")
 
     backends = {"small": EchoBackend("small"), "large": Broken("large")}
-    async with running(make_settings(tmp_path), backends) as gateway:
+    async with running(make_settings(tmp_path, policy__fallback="any"), backends) as gateway:
         response = await gateway.chat("hi")
         assert response.headers["x-suffice-tier"] == "1"
         assert_error(await gateway.chat("hi", model="expert"), 502, "model_failed")

@@ -1,4 +1,4 @@
-"""Admission: places, queue, priorities, drain; as a machine beside a model, and over HTTP."""
+"""Too much to do, over HTTP: places, queue, fairness, drain."""
 
 from __future__ import annotations
 
@@ -6,89 +6,19 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
-from backends.protocol import Priority
+from backends.protocol import Backend, Load, Priority
 from backends.testing import EchoBackend, Script
-from gateway.access.admission import Admission
-from gateway.errors import Draining, QueueFull
 from tests.gateway.harness import Gateway, assert_error, echo_backends, make_settings, running
 from tests.gateway.raw import RawClient, eventually
 
-operations = st.lists(st.sampled_from(["live", "background", "leave", "cancel"]), max_size=40)
 
+def gated_backends(gate: asyncio.Event) -> dict[str, Backend]:
+    """The ladder's models; both begin to answer when the test says so."""
 
-@given(operations, st.integers(1, 3), st.integers(0, 4))
-async def test_places_are_bounded_and_live_goes_first(steps: list[str], max_running: int, max_waiting: int) -> None:
-    admission = Admission(max_running, max_waiting)
-    running: list[asyncio.Task[None]] = []
-    waiting: dict[str, list[asyncio.Task[None]]] = {"live": [], "background": []}
+    async def until_open(_: float) -> None:
+        await gate.wait()
 
-    async def settle() -> None:
-        for _ in range(4):
-            await asyncio.sleep(0)
-        for queue in waiting.values():
-            for task in [task for task in queue if task.done()]:
-                queue.remove(task)
-                if not task.cancelled() and task.exception() is None:
-                    running.append(task)
-
-    for step in steps:
-        if step in waiting:
-            waiting[step].append(asyncio.create_task(admission.enter(Priority(step))))
-        elif step == "leave" and running:
-            had_live = bool(waiting["live"])
-            background = list(waiting["background"])
-            running.pop()
-            admission.leave(0.1)
-            await settle()
-            if had_live:
-                assert waiting["background"] == background, "background work overtook a live request"
-        elif step == "cancel" and (queue := waiting["live"] or waiting["background"]):
-            queue[0].cancel()
-        await settle()
-        assert admission.num_running == len(running) <= max_running
-        assert admission.num_waiting == len(waiting["live"]) + len(waiting["background"]) <= max_waiting
-        if admission.num_waiting:
-            assert admission.num_running == max_running, "someone waits beside a free place"
-    for queue in waiting.values():
-        for task in queue:
-            task.cancel()
-    await asyncio.gather(*waiting["live"], *waiting["background"], return_exceptions=True)
-    assert admission.num_waiting == 0
-
-
-async def test_a_live_request_takes_the_place_of_the_newest_background_one_in_the_queue() -> None:
-    admission = Admission(1, 1)
-    await admission.enter(Priority.LIVE)
-    background = asyncio.create_task(admission.enter(Priority.BACKGROUND))
-    await asyncio.sleep(0)
-    live = asyncio.create_task(admission.enter(Priority.LIVE))
-    await asyncio.sleep(0)
-    with pytest.raises(QueueFull):
-        await background
-    with pytest.raises(QueueFull):
-        await admission.enter(Priority.BACKGROUND)
-    with pytest.raises(QueueFull):
-        await admission.enter(Priority.LIVE)
-    admission.leave(0.0)
-    await live
-
-
-async def test_draining_sends_the_waiting_away_and_waits_for_the_running() -> None:
-    admission = Admission(1, 5)
-    await admission.enter(Priority.LIVE)
-    waiting = asyncio.create_task(admission.enter(Priority.LIVE))
-    await asyncio.sleep(0)
-    assert not await admission.drain(0.01)
-    with pytest.raises(Draining):
-        await waiting
-    with pytest.raises(Draining):
-        await admission.enter(Priority.LIVE)
-    admission.leave(0.0)
-    assert await admission.drain(1.0)
+    return echo_backends(large=Script(text="a b", first_delay_s=1.0), sleep=until_open)
 
 
 async def fill(gateway: Gateway, clients: int) -> list[asyncio.Task[Any]]:
@@ -96,10 +26,13 @@ async def fill(gateway: Gateway, clients: int) -> list[asyncio.Task[Any]]:
 
 
 async def test_a_full_queue_is_told_at_once_and_the_rest_is_served(tmp_path: Path) -> None:
-    backends = echo_backends(large=Script(text="a b", first_delay_s=0.3))
+    gate = asyncio.Event()
     configured = make_settings(tmp_path, server__max_concurrency=2, server__queue_limit=3)
-    async with running(configured, backends) as gateway:
-        responses = await asyncio.gather(*await fill(gateway, 12))
+    async with running(configured, gated_backends(gate)) as gateway:
+        asking = await fill(gateway, 12)
+        await eventually(lambda: sum(task.done() for task in asking) == 7)
+        gate.set()
+        responses = await asyncio.gather(*asking)
         served = [each for each in responses if each.status_code == 200]
         refused = [each for each in responses if each.status_code != 200]
         assert len(served) == 5
@@ -111,8 +44,89 @@ async def test_a_full_queue_is_told_at_once_and_the_rest_is_served(tmp_path: Pat
         gateway.assert_idle()
 
 
+async def make_key(gateway: Gateway, tenant: str, limits: dict[str, Any] | None = None) -> dict[str, str]:
+    """Headers of a new key."""
+    body = {"name": tenant, "tenant": tenant, "limits": limits or {}}
+    made = (await gateway.client.post("/admin/v1/keys", json=body)).json()
+    return {"authorization": f"Bearer {made['key']}"}
+
+
+async def test_a_greedy_tenant_leaves_room_for_others(tmp_path: Path) -> None:
+    """One key held all places and the whole queue, and everybody else got 429 (security review M8)."""
+    backends = echo_backends(large=Script(text="a b", first_delay_s=0.2))
+    configured = make_settings(tmp_path, server__max_concurrency=2, server__queue_limit=3)
+    async with running(configured, backends) as gateway:
+        greedy, modest = await make_key(gateway, "greedy"), await make_key(gateway, "modest")
+        asked = {"model": "expert", "messages": [{"role": "user", "content": "hi"}]}
+
+        async def ask(headers: dict[str, str]) -> int:
+            return (await gateway.client.post("/v1/chat/completions", json=asked, headers=headers)).status_code
+
+        many = [asyncio.create_task(ask(greedy)) for _ in range(8)]
+        await eventually(lambda: gateway.parts.admission.num_waiting == 3)
+        assert await ask(modest) == 200
+        statuses = [await each for each in many]
+        assert statuses.count(200) == 4, "two at once and three in the queue, of which the newest gave way"
+        assert statuses.count(429) == 4
+        assert {row.tenant for row in await gateway.rows()} == {"greedy", "modest"}
+        gateway.assert_idle()
+
+
+async def test_a_key_has_no_more_requests_at_once_than_it_may(tmp_path: Path) -> None:
+    """(security review M8)."""
+    backends = echo_backends(large=Script(text="a b", first_delay_s=0.1))
+    async with running(make_settings(tmp_path), backends) as gateway:
+        limited = await make_key(gateway, "a", {"max_concurrency": 2})
+        large, most = backends["large"], 0
+        assert isinstance(large, EchoBackend)
+        asked = {"model": "expert", "messages": [{"role": "user", "content": "hi"}]}
+        posts = [gateway.client.post("/v1/chat/completions", json=asked, headers=limited) for _ in range(6)]
+        tasks = [asyncio.create_task(post) for post in posts]  # type: ignore[arg-type]
+        while not all(task.done() for task in tasks):
+            most = max(most, large.num_running)
+            await asyncio.sleep(0.005)
+        assert most == 2
+        assert {task.result().status_code for task in tasks} == {200}
+        gateway.assert_idle()
+
+
+async def test_a_model_that_hangs_holds_up_only_those_who_want_it(tmp_path: Path) -> None:
+    class Narrow(EchoBackend):
+        def load(self) -> Load:
+            return Load(running=self.num_running, max_running=1)
+
+    backends = {"small": EchoBackend("small"), "large": Narrow("large", Script(hang_after=0))}
+    configured = make_settings(tmp_path, server__request_timeout_s=2, server__queue_limit=1)
+    async with running(configured, backends) as gateway:
+        hung = await fill(gateway, 2)
+        await eventually(lambda: gateway.parts.admission.num_waiting == 1)
+        assert_error(await gateway.chat("hi", model="expert"), 429, "rate_limit_exceeded")
+        assert (await gateway.chat("hi", model="simple")).status_code == 200
+        await asyncio.gather(*hung)
+        assert len(await gateway.rows()) == 2 + 1, "what was turned away has no row"
+        gateway.assert_idle()
+
+
+async def test_a_kill_switch_reaches_those_who_wait(tmp_path: Path) -> None:
+    """They were routed when they came, and the switch is for all traffic."""
+    backends = echo_backends(small=Script(text="a", first_delay_s=0.2))
+    configured = make_settings(tmp_path, server__max_concurrency=1)
+    async with running(configured, backends) as gateway:
+        gateway.parts.request_router.kill_switch = False
+        held = await gateway.parts.admission.enter(Priority.LIVE)
+        waiting = asyncio.create_task(gateway.chat("hi", suffice={"max_tier": 1}))
+        free = asyncio.create_task(gateway.chat("hi"))
+        await eventually(lambda: gateway.parts.admission.num_waiting == 2)
+        gateway.parts.request_router.kill_switch = True
+        gateway.parts.admission.leave(held)
+        assert (await free).headers["x-suffice-reason"] == "kill_switch"
+        await waiting
+        gateway.assert_idle()
+
+
 async def test_a_client_that_leaves_the_queue_is_not_served(tmp_path: Path) -> None:
-    backends = echo_backends(large=Script(text="a", first_delay_s=0.3))
+    gate = asyncio.Event()
+    backends = gated_backends(gate)
     async with running(make_settings(tmp_path, server__max_concurrency=1), backends) as gateway:
         first = (await fill(gateway, 1))[0]
         large = backends["large"]
@@ -124,6 +138,7 @@ async def test_a_client_that_leaves_the_queue_is_not_served(tmp_path: Path) -> N
             )
             await eventually(lambda: gateway.parts.admission.num_waiting == 1)
         await eventually(lambda: gateway.parts.admission.num_waiting == 0)
+        gate.set()
         assert (await first).status_code == 200
         assert len(large.requests) == 1
         gateway.assert_idle()

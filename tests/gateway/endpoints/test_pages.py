@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -12,9 +14,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from backends.protocol import Health
 from backends.testing import EchoBackend, Script
 from classifier.types import RouterRequest, Sufficiency, TierSufficiency
+from gateway.access.authenticator import make_key
 from gateway.ids import uuid7
 from gateway.observe.metrics import Gauges, Metrics
-from tests.gateway.harness import assert_error, echo_backends, make_settings, running
+from tests.gateway.admin.kit import add_key
+from tests.gateway.harness import Gateway, assert_error, echo_backends, make_settings, running
 
 DOCS = Path(__file__).parents[3] / "docs"
 
@@ -93,11 +97,45 @@ async def test_health_is_a_process_and_readiness_is_a_token(tmp_path: Path) -> N
         sick.is_well = False
         await asyncio.sleep(0.25)
         answer = await gateway.client.get("/readyz")
-        assert answer.status_code == 503
+        # The other tier answers requests: a balancer must not take this server away (security review M2).
+        assert answer.status_code == 200
         tiers = answer.json()["tiers"]
         assert tiers["simple"]["ok"]
         assert tiers["expert"] == tiers["expert"] | {"ok": False, "detail": "no token came"}
         assert (await gateway.client.get("/healthz")).status_code == 200
+
+
+async def test_the_servers_state_is_for_administrators(tmp_path: Path) -> None:
+    """Addresses, errors of upstreams and the volumes of all callers are no caller's business (security review M3)."""
+    secret = "postgresql://me@10.9.8.7/log does not answer"
+
+    class Sick(EchoBackend):
+        async def health(self) -> Health:
+            return Health(False, 0.1, secret)
+
+    async def asked(gateway: Gateway, path: str, headers: dict[str, str] | None = None) -> tuple[int, str]:
+        answer = await gateway.client.get(path, headers=headers)
+        return answer.status_code, answer.text
+
+    backends = {"small": Sick("small"), "large": Sick("large")}
+    async with running(make_settings(tmp_path, auth__required="always"), backends) as gateway:
+        use, _ = await add_key(gateway)
+        admin, _ = await add_key(gateway, scope="admin")
+        for headers in ({}, use, {"authorization": "Bearer x"}, {"authorization": f"Bearer {make_key()}"}):
+            assert await asked(gateway, "/readyz", headers) == (503, '{"status":"not_ready"}')
+            assert (await asked(gateway, "/metrics", headers))[0] == (403 if headers is use else 401)
+        status, text = await asked(gateway, "/readyz", admin)
+        assert status == 503
+        assert secret in text
+        assert (await asked(gateway, "/metrics", admin))[0] == 200
+        assert (await asked(gateway, "/openapi.json"))[0] == 200
+        gateway.parts.admission.is_draining = True
+        assert await asked(gateway, "/readyz") == (503, '{"status":"draining"}')
+    options = {"auth__required": "always", "metrics__public": True}
+    async with running(make_settings(tmp_path, **options), backends) as gateway:
+        assert (await asked(gateway, "/metrics"))[0] == 200
+        assert secret in (await asked(gateway, "/readyz"))[1]
+        assert (await asked(gateway, "/v1/models"))[0] == 401
 
 
 async def test_metrics_count_what_the_log_says(tmp_path: Path) -> None:
@@ -124,6 +162,27 @@ async def test_metrics_count_what_the_log_says(tmp_path: Path) -> None:
         assert samples["suffice_decisions_total", "2"] == 4
         assert samples["suffice_rejected_total", None] == 1
         assert samples["suffice_requests_running", None] == 0
+
+
+async def test_the_api_is_a_page_to_read_without_scripts(tmp_path: Path) -> None:
+    async with running(make_settings(tmp_path)) as gateway:
+        answer = await gateway.client.get("/docs")
+        document = (await gateway.client.get("/openapi.json")).json()
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    policy = answer.headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'; style-src 'sha256-")
+    page = answer.text
+    style = page.split("<style>")[1].split("</style>")[0]
+    assert base64.b64encode(hashlib.sha256(style.encode()).digest()).decode() in policy
+    assert "<script" not in page
+    assert "http://" not in page
+    assert "https://" not in page
+    for path, methods in document["paths"].items():
+        assert f"<b>{path}</b>" in page
+        for operation in methods.values():
+            assert f'id="{operation["operationId"]}"' in page
+    for name in ("temperature", "x-suffice-max-tier", "idempotency_key", "If-Match"):
+        assert f"<code>{name}</code>" in page
 
 
 def test_every_metric_is_documented() -> None:

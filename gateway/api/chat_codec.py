@@ -1,12 +1,15 @@
-"""Decodes ``/v1/chat/completions``: JSON object in, :class:`InferenceRequest` out."""
+"""Reads the requests of ``/v1/chat/completions`` into the internal form and writes its answers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
+import orjson
 from msgspec import Meta, Struct
 
+from backends.protocol import FinishReason, TokenDelta
+from gateway.api.answer_encoder import AnswerChoice, AnswerEncoder, logprob_json
 from gateway.api.declaration import Words, wrong_value
 from gateway.api.generation_body import BodyLimits, GenerationBody, GenerationDecoder
 from gateway.api.request import InferenceRequest, TextPart, Turn
@@ -164,3 +167,50 @@ def _thinking(body: ChatBody) -> bool | None:
 
 def _prediction(given: ChatPrediction | None) -> str | None:
     return None if given is None else "\n".join([part.text for part in _parts(given.content)])
+
+
+class ChatEncoder(AnswerEncoder):
+    id_prefix = "chatcmpl"
+    object_name = "chat.completion"
+    chunk_object_name = "chat.completion.chunk"
+
+    def opening(self, index: int) -> bytes:
+        return self._frame(index, b'{"role":"assistant","content":""}')
+
+    def delta(self, index: int, delta: TokenDelta) -> bytes:
+        if delta.reasoning:
+            parts: dict[str, str] = {"reasoning_content": delta.reasoning}
+            if delta.text:
+                parts["content"] = delta.text
+            shown = orjson.dumps(parts)
+        elif delta.text:
+            shown = b'{"content":' + orjson.dumps(delta.text) + b"}"
+        elif delta.logprobs:
+            shown = b"{}"
+        else:
+            return b""
+        if not delta.logprobs:
+            return self._frame(index, shown)
+        content = [logprob_json(entry) for entry in delta.logprobs]
+        return self._frame(index, shown, b'{"content":' + orjson.dumps(content) + b',"refusal":null}')
+
+    def ending(self, index: int, reason: FinishReason) -> bytes:
+        return self._frame(index, b"{}", reason=b'"' + reason.value.encode() + b'"')
+
+    def _frame(self, index: int, delta: bytes, logprobs: bytes = b"null", reason: bytes = b"null") -> bytes:
+        choice = b'{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b}' % (index, delta, logprobs, reason)
+        return self._before + choice + self._after
+
+    def choice(self, answer: AnswerChoice) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
+        if answer.reasonings:
+            message["reasoning_content"] = answer.reasoning
+        logprobs = None
+        if answer.logprobs or answer.wants_logprobs:
+            logprobs = {"content": [logprob_json(entry) for entry in answer.logprobs], "refusal": None}
+        return {
+            "index": answer.index,
+            "message": message,
+            "logprobs": logprobs,
+            "finish_reason": answer.finish_reason.value,
+        }
