@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -22,34 +23,37 @@ from backends.protocol import Backend
 from classifier.types import Router
 from gateway.access.admission import Admission
 from gateway.access.authenticator import Authenticator
+from gateway.access.bulkhead import make_bulkheads
 from gateway.access.rate_limiter_factory import make_rate_limiter
+from gateway.access.spending_lease import LEASE_RENEWALS, SpendingLease, make_spending_lease
 from gateway.admin.api import admin_routes
 from gateway.admin.openapi import document
 from gateway.answering.recorder import AnswerRecorder
 from gateway.answering.request_router import RequestRouter
 from gateway.answering.sessions import Sessions
-from gateway.api.chat_decoder import ChatDecoder
-from gateway.api.chat_encoder import ChatEncoder
-from gateway.api.completion_decoder import CompletionDecoder
-from gateway.api.completion_encoder import CompletionEncoder
+from gateway.api.chat_codec import ChatDecoder, ChatEncoder
+from gateway.api.completion_codec import CompletionDecoder, CompletionEncoder
 from gateway.api.generation_body import BodyLimits
 from gateway.control.control_plane import ControlPlane
 from gateway.control.leader_jobs import assign_leader_jobs
-from gateway.control.metrics import ControlMetrics
+from gateway.control.metrics import ControlMetrics, SpendingMetrics
 from gateway.control.quality_monitor import QualityMonitor
 from gateway.control.router_set import RouterSet
+from gateway.control.spending_watch import SpendingWatch
 from gateway.edge.gate import RequestGate
+from gateway.edge.refusal_watch import RefusalWatch
 from gateway.endpoints.embeddings import EmbeddingEndpoint
 from gateway.endpoints.feedback import FeedbackEndpoint
 from gateway.endpoints.generation import GenerationEndpoint
-from gateway.endpoints.pages import Pages, error_response, fixed, guarded
-from gateway.errors import MethodNotAllowed, RouteNotFound
+from gateway.endpoints.pages import Pages, error_response, guarded
+from gateway.errors import Draining, MethodNotAllowed, RouteNotFound
 from gateway.ids import uuid7
 from gateway.learn.retrain_schedule import RetrainSchedule
 from gateway.models import loader
 from gateway.models.catalog import Catalog
 from gateway.models.readiness import Readiness
 from gateway.observe.metrics import Gauges, Metrics
+from gateway.observe.refusal_log import RefusalLog
 from gateway.observe.request_log import RequestLog
 from gateway.store.feedback import FeedbackBook
 from gateway.store.store import Store
@@ -99,6 +103,7 @@ def create_app(
             if not settings.server.cors_origins:
                 direct = [each for each in routes if isinstance(each.endpoint, GenerationEndpoint)]
                 app.direct |= {("POST", each.path): each.endpoint for each in direct}
+            app.paths, app.refusals = {each.endpoint: each.path for each in routes}, parts.refusals
             app.state.parts = parts
             yield
         finally:
@@ -117,6 +122,8 @@ class _Application(Starlette):
     Attributes
     ----------
     direct : (method, path) -> endpoint
+    paths : endpoint -> path, as routes have it
+    refusals : told of what every other path refuses; None before the start
     """
 
     direct: dict[tuple[str, str], ASGIApp]
@@ -124,10 +131,22 @@ class _Application(Starlette):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.direct = {}
+        self.paths: Mapping[Any, str] = {}
+        self.refusals: RefusalLog | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         endpoint = self.direct.get((scope["method"], scope["path"])) if scope["type"] == "http" else None
-        await (endpoint or super().__call__)(scope, receive, send)
+        if endpoint is None and self.refusals is not None and scope["type"] == "http":
+            send = RefusalWatch(send, scope, self.paths, self.refusals)
+        try:
+            await (endpoint or super().__call__)(scope, receive, send)
+        except asyncio.CancelledError:
+            if scope["type"] != "http":
+                raise
+            # The server gives up waiting, at the end of a drain, and has nothing to learn from the task: it would log
+            # an error with a traceback for each. Whoever has heard nothing yet hears that.
+            with suppress(RuntimeError):
+                await error_response(Draining(), uuid7())(scope, receive, send)
 
 
 class _Parts:
@@ -152,13 +171,18 @@ class _Parts:
         self._routers: RouterSet | None = None
         self.rates = make_rate_limiter(settings, self.store)
         self.verifier: VerificationWorker | None = None
+        self.lease: SpendingLease | None = None
+        self.spending = SpendingWatch(self.store, LEASE_RENEWALS * settings.control.lease_s)
         self.metrics = Metrics()
-        self.admission = Admission(settings.server.max_concurrency, settings.server.queue_limit)
+        self.refusals = RefusalLog(settings.log, self.metrics.reject)
+        self.admission = Admission(
+            settings.server.max_concurrency, settings.server.queue_limit, settings.server.max_queue_s
+        )
 
     async def open(self, progress: loader.Progress) -> None:
         """Open the log first: it is what most often cannot be, and it is quick to say so."""
         settings = self._settings
-        await self.store.open()
+        await self.store.open(as_server=True)
         await self.store.put_config(settings.config_hash, settings.shown(), datetime.now(UTC))
         if self._router is None:
             self._router = loader.load_router(settings)
@@ -167,6 +191,9 @@ class _Parts:
         await loader.start_backends(self.backends, progress)
         self._assemble()
         assert self.control is not None, "assembled just now"
+        await self.spending.look_at_start()
+        if self.lease is not None:
+            self.lease.start()
         await self.request_router.routers.warm_up()
         await self.control.start()
         if self.verifier is not None:
@@ -176,7 +203,15 @@ class _Parts:
         settings = self._settings
         ladder = loader.fit_ladder(settings.ladder, self.backends)
         policies = loader.complete_policies(settings.policies, self._router)
-        self.catalog = Catalog(ladder, policies[settings.policy.name], policies, self.backends)
+        self.admission.divide(make_bulkheads(self.backends))
+        self.catalog = Catalog(
+            ladder,
+            policies[settings.policy.name],
+            policies,
+            self.backends,
+            shares_prefix_cache=settings.server.share_prefix_cache,
+        )
+        self.lease = make_spending_lease(settings, ladder, self.store, "server")
         sampler = CheckSampler(ladder, settings.log.prompts, self._rng, enabled=settings.verification.enabled)
         routers = self._routers = RouterSet(
             self._router,
@@ -201,10 +236,14 @@ class _Parts:
         self.control, self.recorder.shadow = control, control.shadow
         self.retraining = RetrainSchedule(settings, self.store, control.writer)
         self.retraining.join(control.leader)
-        self.monitor = assign_leader_jobs(control, settings, self.store)
-        self.metrics.others.append(ControlMetrics(control))
+        self.monitor, health = assign_leader_jobs(control, settings, self.store)
+        control.leader.every(settings.control.lease_s, "spending", self.spending.look)
+        self.metrics.others.append(ControlMetrics(control, health))
+        self.metrics.others.append(SpendingMetrics(self.spending, self.lease))
         if settings.verification.enabled:
-            self.verifier = make_worker(settings, self.catalog, self.store, admission=self.admission, sampler=sampler)
+            self.verifier = make_worker(
+                settings, self.catalog, self.store, admission=self.admission, sampler=sampler, lease=self.lease
+            )
             self.metrics.others.append(self.verifier.metrics)
         self.metrics.gauges = Gauges(
             loads=lambda: {(str(t.index), t.model): self.catalog.backend(t).load() for t in ladder},
@@ -217,19 +256,30 @@ class _Parts:
         """The paths, the busiest first: they are tried in order."""
         settings = self._settings
         server = settings.server
-        authenticator = Authenticator(settings.auth, server.host, self.store, cors_origins=server.cors_origins)
-        gate = RequestGate(server, authenticator, self.admission, self.rates)
+        authenticator = Authenticator(settings.auth, server, self.store)
+        gate = self.gate = RequestGate(server, authenticator, self.admission, self.rates, self.refusals)
         body_limits = BodyLimits(server, self.catalog.tier_numbers)
-        parts = (gate, self.request_router, self.recorder, self.metrics, f"fp_{settings.config_hash}")
+        parts = (
+            gate,
+            self.request_router,
+            self.recorder,
+            self.metrics,
+            f"fp_{settings.config_hash}",
+            self.store.committer,
+            self.lease,
+        )
         chat = GenerationEndpoint("/v1/chat/completions", ChatDecoder(body_limits), ChatEncoder, *parts)
         completions = GenerationEndpoint("/v1/completions", CompletionDecoder(body_limits), CompletionEncoder, *parts)
-        embeddings = EmbeddingEndpoint(gate, self.catalog, self.recorder, self.metrics)
-        readiness = Readiness(self.catalog, settings.metrics.readiness_ttl_s)
+        embeddings = EmbeddingEndpoint(gate, self.catalog, self.recorder, self.metrics, self.store.committer)
+        readiness = Readiness(self.catalog, settings.metrics.readiness_ttl_s, self.store.committer)
         book = FeedbackBook(self.store)
         feedback = FeedbackEndpoint(gate, self.store, book, len(self.catalog.ladder))
         assert self.control is not None, "opened before"
         control = self.control.status
-        pages = Pages(self.catalog, gate, self.store, readiness, self.admission, self.metrics, control)
+        is_public = settings.metrics.public
+        pages = Pages(
+            self.catalog, gate, self.store, readiness, self.admission, self.metrics, control, is_public=is_public
+        )
         routes = [
             Route("/v1/chat/completions", chat, methods=["POST"]),
             Route("/v1/completions", completions, methods=["POST"]),
@@ -243,7 +293,9 @@ class _Parts:
         ]
         if settings.admin.enabled:
             routes += admin_routes(settings, self.store, self.catalog, self.control, authenticator, self.monitor)
-        routes.append(Route("/openapi.json", fixed(document(settings, body_limits))))
+        described = document(settings, body_limits)
+        routes.append(Route("/openapi.json", guarded(pages.described(described))))
+        routes.append(Route("/docs", guarded(pages.described_for_people(described))))
         if settings.metrics.enabled:
             routes.append(Route("/metrics", guarded(pages.metrics)))
         return routes
@@ -253,6 +305,8 @@ class _Parts:
         if self.verifier is not None:
             await self.verifier.close()
         await self.admission.drain(_LAST_ROWS_S)
+        if self.lease is not None:
+            await self.lease.close()
         await self.rates.close()
         if self.control is not None:
             await self.control.close()

@@ -41,6 +41,8 @@ async def run_apart(module: str, told: Mapping[str, Any], *, timeout_s: float) -
     """
     process = await asyncio.create_subprocess_exec(
         sys.executable,
+        # Nothing is imported from the working directory, which may be anybody's.
+        "-P",
         "-m",
         module,
         stdin=asyncio.subprocess.PIPE,

@@ -261,6 +261,7 @@ def _add_bench(name: str, module: str, help_text: str) -> None:
 _add_bench("ladder", "gateway.bench.ladder", "Accuracy and cost of every tier and of routing, over HTTP.")
 _add_bench("graders", "gateway.bench.graders", "How well each grader tells good answers from bad, and what it costs.")
 _add_bench("overhead", "gateway.bench.overhead", "CPU time the gateway adds to a request and to a streamed chunk.")
+_add_bench("overload", "gateway.bench.overload", "Three times what a server can take, from tenants of unequal greed.")
 _add_bench("escalation", "gateway.bench.escalation", "What escalation earns and what predictions save.")
 _add_bench("healing", "gateway.bench.healing", "A server meets unknown kinds of task, and heals without a hand.")
 _add_bench(
@@ -273,11 +274,34 @@ _add_bench("durability", "gateway.bench.durability", "Kill the server under load
 def keys_create(
     name: Annotated[str, typer.Option("--name", help="What the key is for.")] = "unnamed",
     tenant: Annotated[str, typer.Option("--tenant", help="Whose requests it makes.")] = "default",
-    scope: Annotated[str, typer.Option("--scope", help="use: the models; admin: the administration.")] = "use",
+    scope: Annotated[
+        str,
+        typer.Option("--scope", help="use: the models; admin: the administration; admin-read: what of it only reads."),
+    ] = "use",
     requests_per_minute: Annotated[int | None, typer.Option("--requests-per-minute", help="Most requests.")] = None,
     tokens_per_minute: Annotated[int | None, typer.Option("--tokens-per-minute", help="Most tokens.")] = None,
     budget_usd_per_day: Annotated[str | None, typer.Option("--budget-usd-per-day", help="Most dollars.")] = None,
     budget_usd_per_month: Annotated[str | None, typer.Option("--budget-usd-per-month", help="Most dollars.")] = None,
+    max_concurrency: Annotated[int | None, typer.Option("--max-concurrency", help="Most requests at once.")] = None,
+    max_tenant_concurrency: Annotated[
+        int | None, typer.Option("--max-tenant-concurrency", help="Most requests of its tenant at once.")
+    ] = None,
+    allowed_policies: Annotated[
+        list[str] | None, typer.Option("--allowed-policy", help="Only this policy; may be repeated.")
+    ] = None,
+    allowed_tiers: Annotated[
+        list[str] | None, typer.Option("--allowed-tier", help="Only this tier, by name or number; may be repeated.")
+    ] = None,
+    allowed_regions: Annotated[
+        list[str] | None, typer.Option("--allowed-region", help="Only this region; may be repeated.")
+    ] = None,
+    expires: Annotated[
+        str | None, typer.Option("--expires", help="After so long (90d, 12h), or at this date or moment (UTC).")
+    ] = None,
+    is_new: Annotated[bool, typer.Option("--create", help="Make the database too, where there is none.")] = False,
+    offline: Annotated[
+        bool, typer.Option("--offline", help="Do not ask the running server whether it uses this database.")
+    ] = False,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -289,8 +313,26 @@ def keys_create(
         "tokens_per_minute": tokens_per_minute,
         "budget_usd_per_day": budget_usd_per_day,
         "budget_usd_per_month": budget_usd_per_month,
+        "max_concurrency": max_concurrency,
+        "max_tenant_concurrency": max_tenant_concurrency,
     }
-    create(config, name=name, tenant=tenant, scope=scope, limits=limits, as_json=as_json)
+    permissions = {
+        "allowed_policies": allowed_policies or None,
+        "allowed_tiers": allowed_tiers or None,
+        "allowed_regions": allowed_regions or None,
+    }
+    create(
+        config,
+        name=name,
+        tenant=tenant,
+        scope=scope,
+        limits=limits,
+        permissions=permissions,
+        expires=expires,
+        is_new=is_new,
+        offline=offline,
+        as_json=as_json,
+    )
 
 
 @keys_app.command("list")
@@ -299,6 +341,17 @@ def keys_list(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     from gateway.commands.keys import list_all
 
     list_all(config, as_json=as_json)
+
+
+@keys_app.command("rotate")
+def keys_rotate(
+    key: Annotated[str, typer.Argument(metavar="KEY", help="The key's id, its prefix, or the key itself.")],
+    config: ConfigOption = None,
+) -> None:
+    """Give a key another secret and print it. The old one ends; a running server follows within auth.key_cache_s."""
+    from gateway.commands.keys import rotate
+
+    rotate(config, key)
 
 
 @keys_app.command("revoke")
@@ -355,6 +408,25 @@ def db_prune(
     from gateway.commands.database import prune
 
     prune(config, texts_days=texts_days, rows_days=rows_days, sessions_days=sessions_days, as_json=as_json)
+
+
+@db_app.command("erase")
+def db_erase(
+    config: ConfigOption = None,
+    tenant: Annotated[str | None, typer.Option("--tenant", help="Everything of this tenant.")] = None,
+    key: Annotated[str | None, typer.Option("--key", metavar="ID", help="Everything made with this key.")] = None,
+    session: Annotated[
+        str | None, typer.Option("--session", metavar="ID", help="This conversation; --tenant may narrow it.")
+    ] = None,
+    request: Annotated[str | None, typer.Option("--request", metavar="ID", help="This request.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Erase what every table holds of a tenant, a key, a conversation or a request; a server may run meanwhile."""
+    from gateway.commands.database import erase
+    from gateway.store.erasure import ErasureTarget
+
+    target = ErasureTarget(tenant=tenant, key_id=key, session_id=session, request_id=request)
+    erase(config, target, as_json=as_json)
 
 
 @config_app.command("show")

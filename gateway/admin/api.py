@@ -15,6 +15,7 @@ from gateway.admin.admin_authenticator import AdminAuthenticator
 from gateway.admin.context import AdminContext, MonitorReports
 from gateway.admin.control_operations import ControlOperations
 from gateway.admin.endpoint import AdminEndpoint
+from gateway.admin.erasure_operations import ErasureOperations
 from gateway.admin.key_operations import KeyOperations
 from gateway.admin.operation import Operation, OperationGroup
 from gateway.admin.policy_operations import PolicyOperations
@@ -45,6 +46,7 @@ GROUPS: tuple[type[OperationGroup], ...] = (
     TrialOperations,
     ReportOperations,
     KeyOperations,
+    ErasureOperations,
 )
 
 

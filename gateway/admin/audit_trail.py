@@ -9,13 +9,17 @@ from typing import Any
 
 from gateway.ids import uuid7
 from gateway.store.control_records import AuditEntry
+from gateway.store.rows import clean_text
+
+_MAX_SUBJECT_CHARS = 512
 
 
 @dataclass(slots=True)
 class AuditTrail:
-    """Gathers what the audit log will say of a change.
+    """Gathers what the audit log will say of a change, or of a reading of texts.
 
-    ``status`` is that of a success. ``is_written`` is set once a change carries its entry in its own transaction.
+    ``status`` is that of a success. ``is_written`` is set once a change carries its entry in its own transaction,
+    ``shows_texts`` where the answer holds prompts, answers or comments, whose reading is written down as well.
     """
 
     action: str
@@ -26,6 +30,7 @@ class AuditTrail:
     before: Mapping[str, Any] | None = None
     after: Mapping[str, Any] | None = None
     is_written: bool = False
+    shows_texts: bool = False
 
     def entry(self, status: int) -> AuditEntry:
         """Return the row of the audit log."""
@@ -33,7 +38,8 @@ class AuditTrail:
             audit_id=uuid7(),
             created_at=datetime.now(UTC),
             action=self.action,
-            subject=self.subject,
+            # A path may hold anything, and may be as long as a head.
+            subject=clean_text(self.subject)[:_MAX_SUBJECT_CHARS],
             key_id=self.key_id,
             before=self.before,
             after=self.after,

@@ -13,6 +13,7 @@ from gateway.api.declaration import JsonScalar, Words
 from gateway.store.admin_queries import RequestFilter
 
 _MAX_MOMENT_CHARS = 40
+_FIRST_YEAR, _LAST_YEAR = 3, 9996
 
 
 class Moment(datetime, JsonScalar):
@@ -26,7 +27,8 @@ class Moment(datetime, JsonScalar):
         if not isinstance(value, str):
             raise TypeError
         parsed = cls.fromisoformat(value) if len(value) <= _MAX_MOMENT_CHARS else None
-        if parsed is None or parsed.tzinfo is None:
+        # A zone moves the outermost years beyond the calendar, and windows reach to both sides.
+        if parsed is None or parsed.tzinfo is None or not _FIRST_YEAR <= parsed.year <= _LAST_YEAR:
             raise ValueError
         return parsed
 

@@ -20,6 +20,23 @@ from policies.types import ReasonCode, RequestFacts, RoutingDecision, TierEstima
 NOT_LOGGED = "which tiers were down or slow, and where the conversation stood"
 
 
+# Why the router itself chose; a row with such a reason and no estimates was not allowed to keep them.
+_BY_ESTIMATES = frozenset(
+    {
+        ReasonCode.SUFFICIENT,
+        ReasonCode.BENEFIT,
+        ReasonCode.NONE_SUFFICES,
+        ReasonCode.NOVEL,
+        ReasonCode.QUARANTINED,
+    }
+)
+
+
+def has_its_estimates(record: RequestRecord) -> bool:
+    """Whether the row holds what its decision rested on; without it nothing can be said of another decision."""
+    return bool(record.sufficiency) or record.reason not in _BY_ESTIMATES
+
+
 @dataclass(frozen=True, slots=True)
 class ReplayedDecision:
     """Holds a decision made again: what would be served without the dice, and the chances with them."""

@@ -13,13 +13,13 @@ from starlette.responses import Response
 from gateway.access.authenticator import Caller
 from gateway.admin.admin_authenticator import AdminAuthenticator
 from gateway.admin.audit_trail import AuditTrail
+from gateway.admin.nul_check import refuse_nul
 from gateway.admin.operation import AdminRequest, AdminResponse, Handler, Operation
 from gateway.config.sections import AdminConfig
 from gateway.control.errors import Conflict
-from gateway.edge.body import parse_object
 from gateway.edge.error_table import row_of
-from gateway.edge.gate import Authenticate, open_request
-from gateway.edge.head import Head
+from gateway.edge.gate import Authenticate, Head, open_request
+from gateway.edge.json_body import parse_object
 from gateway.edge.watchdog import Watchdog
 from gateway.endpoints.pages import error_response
 from gateway.errors import PreconditionFailed, PreconditionRequired
@@ -28,7 +28,11 @@ from gateway.store.control_records import AuditEntry
 
 _log = logging.getLogger("suffice.admin")
 
+# A router may be uploaded over a slow line: a body has the time of so many silences.
+_STALLS_PER_UPLOAD = 20
 _MAX_DEPTH = 32
+# As JSON may hold it; a longer escape that ends so is looked at in vain.
+_WRITTEN_NUL = b"\\u0000"
 _MAX_TAG_CHARS = 256
 
 
@@ -76,7 +80,7 @@ class AdminEndpoint:
 
         async def authenticate(head: Head) -> Caller:
             nonlocal caller
-            caller = await self._authenticator.check(head)
+            caller = await self._authenticator.check(head, writes=operation.is_write)
             trail.key_id = caller.key_id
             return caller
 
@@ -101,10 +105,12 @@ class AdminEndpoint:
     async def _open(self, request: Request, authenticate: Authenticate) -> bytes:
         """Return the body of a request whose caller is an administrator."""
         receive, max_bytes = request.receive, self._max_body_bytes
-        watchdog = Watchdog(receive, timeout_s=self._timeout_s, stall_timeout_s=self._timeout_s)
+        longest_s = _STALLS_PER_UPLOAD * self._timeout_s
+        watchdog = Watchdog(receive, timeout_s=longest_s, stall_timeout_s=self._timeout_s)
         try:
-            headers = request.scope["headers"]
-            opened = await open_request(headers, receive, authenticate, max_body_bytes=max_bytes, watchdog=watchdog)
+            opened = await open_request(
+                request.scope, receive, authenticate, max_body_bytes=max_bytes, watchdog=watchdog
+            )
         finally:
             watchdog.close()
         return opened.body
@@ -112,12 +118,18 @@ class AdminEndpoint:
     async def _do(self, request: Request, content: bytes, trail: AuditTrail) -> AdminResponse:
         operation = self._operation
         arguments: dict[str, Any] = dict(request.path_params)
+        refuse_nul(arguments, "")
         if operation.body_kind == "bytes":
             arguments["body"] = content
         elif operation.body is not None:
             # A body in which everything is optional may be left out.
-            arguments["body"] = operation.read_body(parse_object(content or b"{}", _MAX_DEPTH))
-        query = operation.read_query(request.query_params.multi_items())
+            given = parse_object(content or b"{}", _MAX_DEPTH)
+            if _WRITTEN_NUL in content:
+                refuse_nul(given, "")
+            arguments["body"] = operation.read_body(given)
+        asked_for = request.query_params.multi_items()
+        refuse_nul(dict(asked_for), "")
+        query = operation.read_query(asked_for)
         if query is not None:
             arguments["query"] = query
         asked = AdminRequest(_name(trail), self._tag(request), trail, request.is_disconnected)
@@ -127,7 +139,8 @@ class AdminEndpoint:
             if asked.if_match is not None:
                 raise PreconditionFailed(str(conflict)) from conflict
             raise
-        if operation.is_write and not trail.is_written:
+        if trail.shows_texts or (operation.is_write and not trail.is_written):
+            # Before the answer: what cannot be written down is not shown.
             await self._log.audit(trail.entry(operation.status))
         return response
 

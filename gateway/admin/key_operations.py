@@ -14,9 +14,12 @@ from msgspec import Meta
 
 from gateway.access.authenticator import hash_key, make_key, shown_prefix
 from gateway.access.key_limits import NO_LIMITS, KeyLimits
+from gateway.access.key_permissions import KeyPermissions, named_permissions
+from gateway.admin.common_shapes import Moment
 from gateway.admin.listing import Listing
 from gateway.admin.operation import AdminRequest, AdminResponse, AdminShape, OperationGroup, operation
 from gateway.admin.record_views import Json, KeyView
+from gateway.api.declaration import wrong_value
 from gateway.control.errors import Conflict
 from gateway.errors import NotFound
 from gateway.ids import uuid7
@@ -25,6 +28,12 @@ from gateway.store.records import ApiKey
 
 KeyName = Annotated[str, Meta(min_length=1, max_length=200)]
 Limits = Annotated[KeyLimits, Meta(description="What the key may use; null or absent is without limit.")]
+
+Bindings = Annotated[
+    KeyPermissions, Meta(description="Policies, tiers and regions the key may use; null or absent is any.")
+]
+
+Expiry = Annotated[Moment, Meta(description="From when on it is refused; null or absent is never.")]
 
 
 class KeyWithSecret(KeyView, kw_only=True):
@@ -39,15 +48,26 @@ class LimitsBody(AdminShape, frozen=True):
     limits: Limits | None = None
 
 
+class PermissionsBody(AdminShape, frozen=True):
+    """The permissions of a key."""
+
+    permissions: Bindings | None = None
+
+
 class KeyBody(AdminShape, frozen=True):
     """A key to be made."""
 
     name: Annotated[KeyName, Meta(description="What it is for.")] = "unnamed"
     tenant: Annotated[KeyName, Meta(description="Whose requests it makes.")] = "default"
     scope: Annotated[
-        Literal["use", "admin"], Meta(description="What it opens: the models, or this administration.")
+        Literal["use", "admin", "admin-read"],
+        Meta(description="What it opens: the models, this administration, or what of it only reads."),
     ] = "use"
     limits: Limits | None = None
+    permissions: Bindings | None = None
+    expires_at: Annotated[Moment, Meta(description="From when on it is refused; null or absent is never.")] | None = (
+        None
+    )
 
 
 class KeyOperations(OperationGroup):
@@ -71,6 +91,8 @@ class KeyOperations(OperationGroup):
             tenant=body.tenant,
             limits=(body.limits or NO_LIMITS).stored(),
             scope=body.scope,
+            permissions=self._named(body.permissions, body.scope),
+            expires_at=_future(body.expires_at),
         )
         shown = msgspec.structs.asdict(KeyView.of(key))
         await self._context.writes.insert_key(key, request.audited(f"key {key.key_id}", None, shown))
@@ -91,6 +113,16 @@ class KeyOperations(OperationGroup):
         key = await self._change(request, key_id, values, lambda key: {"limits": dict(key.limits)})
         return AdminResponse(KeyView.of(key), etag=_tag(key))
 
+    @operation("PUT", "/keys/{key_id}/permissions", returns=KeyView, errors=(NotFound, Conflict), conditional="may")
+    async def bind_key(self, request: AdminRequest, key_id: str, body: PermissionsBody) -> AdminResponse:
+        """Change which policies, tiers and regions a key may use."""
+        found = await self._context.queries.key(key_id)
+        if found is None:
+            raise NotFound("key", key_id)
+        values = {"permissions": self._named(body.permissions, found.scope)}
+        key = await self._change(request, key_id, values, lambda key: {"permissions": dict(key.permissions)})
+        return AdminResponse(KeyView.of(key), etag=_tag(key))
+
     @operation("POST", "/keys/{key_id}/rotate", returns=KeyWithSecret, errors=(NotFound, Conflict), conditional="may")
     async def rotate_key(self, request: AdminRequest, key_id: str) -> AdminResponse:
         """Give a key another secret; the old one ends. Everything else of it stays."""
@@ -105,6 +137,16 @@ class KeyOperations(OperationGroup):
         values = {"revoked_at": datetime.now(UTC)}
         key = await self._change(request, key_id, values, lambda key: {"revoked": key.revoked_at is not None})
         return AdminResponse(KeyView.of(key), etag=_tag(key))
+
+    def _named(self, given: KeyPermissions | None, scope: str) -> Json:
+        """Return permissions as they are stored.
+
+        Raises
+        ------
+        InvalidRequest
+        """
+        catalog = self._context.catalog
+        return named_permissions(given or KeyPermissions(), catalog.ladder, catalog.policies, scope)
 
     async def _change(
         self, request: AdminRequest, key_id: str, values: Mapping[str, Any], shown: Callable[[ApiKey], Json]
@@ -134,7 +176,20 @@ class KeyOperations(OperationGroup):
         return changed
 
 
+def _future(moment: datetime | None) -> datetime | None:
+    """Return when a new key expires.
+
+    Raises
+    ------
+    InvalidRequest
+        It would be refused from the start.
+    """
+    if moment is not None and moment <= datetime.now(UTC):
+        raise wrong_value("expires_at", "a moment to come", moment.isoformat())
+    return moment
+
+
 def _tag(key: ApiKey) -> str:
     """Return what changes with whatever can be changed about a key, and with nothing else."""
-    content = [key.key_hash, dict(key.limits), key.revoked_at]
+    content = [key.key_hash, dict(key.limits), dict(key.permissions), key.revoked_at]
     return hashlib.sha256(orjson.dumps(content, option=orjson.OPT_SORT_KEYS)).hexdigest()[:12]

@@ -11,14 +11,15 @@ from backends import errors as backends
 from gateway.admin.listing import Listing
 from gateway.admin.operation import answer_schema
 from gateway.admin.record_views import Json, Usd
-from gateway.api.chat_decoder import ChatDecoder
-from gateway.api.completion_decoder import CompletionDecoder
+from gateway.api.chat_codec import ChatDecoder
+from gateway.api.completion_codec import CompletionDecoder
 from gateway.api.declaration import schema_of
 from gateway.api.embedding_decoder import EmbeddingBody
 from gateway.api.generation_body import BodyLimits
 from gateway.endpoints.feedback import FeedbackBody
 from gateway.errors import (
     AnswerFailed,
+    BodiesFull,
     BodyTooLarge,
     BodyTooSlow,
     DeadlineExceeded,
@@ -35,7 +36,7 @@ from gateway.errors import (
     UnsupportedOption,
     WrongScope,
 )
-from gateway.store.errors import StoreUnavailable
+from gateway.store.errors import FeedbackFull, StoreUnavailable
 from gateway.verify.errors import IdempotencyKeyReused
 from policies import errors as policies
 
@@ -43,7 +44,7 @@ ErrorResponses = Callable[[Iterable[type[Exception]]], dict[str, Any]]
 
 _CALLER = (Unauthenticated, WrongScope, OriginRefused, StoreUnavailable)
 _PLAIN_BODY = (InvalidRequest, MalformedBody, BodyTooLarge, BodyTooSlow)
-_BODY = (*_PLAIN_BODY, UnsupportedOption)
+_BODY = (*_PLAIN_BODY, BodiesFull, UnsupportedOption)
 _PLACE = (RateLimited, QueueFull, Draining, DeadlineExceeded, UnknownModel)
 EMBEDDING_ERRORS = (*_CALLER, *_BODY, *_PLACE)
 GENERATION_ERRORS = (
@@ -53,6 +54,7 @@ GENERATION_ERRORS = (
     policies.NoTierFits,
     backends.BackendUnavailable,
     backends.BackendOverloaded,
+    backends.BackendRefused,
     backends.BackendTimeout,
     backends.BackendFailure,
     AnswerFailed,
@@ -111,7 +113,7 @@ def v1_paths(limits: BodyLimits, error_responses: ErrorResponses, *, with_metric
             "content": {_JSON: {"schema": schema_of(FeedbackBody)}},
         },
         "responses": _success(_FEEDBACK)
-        | error_responses((*_CALLER, *_PLAIN_BODY, RequestNotFound, IdempotencyKeyReused)),
+        | error_responses((*_CALLER, *_PLAIN_BODY, RateLimited, RequestNotFound, FeedbackFull, IdempotencyKeyReused)),
     }
     found: dict[str, Any] = {
         "/v1/chat/completions": generation(
@@ -134,8 +136,20 @@ def v1_paths(limits: BodyLimits, error_responses: ErrorResponses, *, with_metric
             path="request_id",
         ),
         "/healthz": _health("get_health", "The process answers."),
-        "/readyz": _health("get_readiness", "Every tier has just made a token; 503 names those that have not.", 503),
+        "/readyz": _health(
+            "get_readiness", "Every tier has just made a token; to administrators, also which have not.", 503
+        ),
         "/openapi.json": _health("get_openapi", "This document."),
+    }
+    page = {"description": "A page of HTML.", "content": {"text/html": {"schema": {"type": "string"}}}}
+    found["/docs"] = {
+        "get": {
+            "operationId": "get_docs",
+            "summary": "This document, to read.",
+            "tags": ["health"],
+            "security": [{}],
+            "responses": {"200": page},
+        }
     }
     if with_metrics:
         metrics = {"description": "Prometheus's text.", "content": {"text/plain": {"schema": {"type": "string"}}}}
@@ -144,7 +158,8 @@ def v1_paths(limits: BodyLimits, error_responses: ErrorResponses, *, with_metric
                 "operationId": "get_metrics",
                 "summary": "Counters.",
                 "tags": ["health"],
-                "responses": {"200": metrics},
+                "security": [{"key": []}, {}],
+                "responses": {"200": metrics} | error_responses((Unauthenticated, WrongScope, OriginRefused)),
             }
         }
     return found

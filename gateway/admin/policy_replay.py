@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from gateway.admin.decision_replay import facts_of, replay
+from gateway.admin.decision_replay import facts_of, has_its_estimates, replay
 from gateway.models.catalog import Catalog
 from gateway.store.records import RequestRecord
 from policies.errors import PolicyError
@@ -38,6 +38,7 @@ class ReplayTally:
     num_rows: int = 0
     num_moved: int = 0
     num_refused: int = 0
+    num_without_estimates: int = 0
     tiers: Counter[int] = field(default_factory=Counter)
     logged_tiers: Counter[int] = field(default_factory=Counter)
     shares: dict[int, float] = field(default_factory=lambda: defaultdict(float))
@@ -90,7 +91,9 @@ class PolicyReplay:
         for place, record in enumerate(records):
             if place % _LOOK_EVERY == 0 and self.is_over():
                 return False
-            if record.decided_tier is not None and record.final_tier is not None and record.error_code is None:
+            if not has_its_estimates(record):
+                self.tally.num_without_estimates += 1
+            elif record.decided_tier is not None and record.final_tier is not None and record.error_code is None:
                 self._add(record, verdicts.get(record.request_id))
         return True
 
@@ -167,6 +170,7 @@ class PolicyReplay:
         return {
             "num_rows": tally.num_rows,
             "num_refused": tally.num_refused,
+            "num_without_estimates": tally.num_without_estimates,
             "tiers": [
                 {
                     "tier": tier.index,

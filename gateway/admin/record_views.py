@@ -40,9 +40,11 @@ class KeyView(RecordView, kw_only=True):
     tenant: str
     scope: str
     limits: Json
+    permissions: Json
     created_at: Timestamp
     last_used_at: Timestamp | None
     revoked_at: Timestamp | None
+    expires_at: Timestamp | None
 
 
 class PolicyVersionView(RecordView, kw_only=True):
@@ -134,6 +136,7 @@ class RequestView(RecordView, kw_only=True):
     status: int
     error: str | None
     finish_reason: str
+    verdict: Annotated[str | None, Meta(description="What its check said, or how far that is; null without one.")]
 
 
 def row_view(row: Mapping[str, Any]) -> Json:

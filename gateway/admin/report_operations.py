@@ -195,7 +195,7 @@ class ReportOperations(OperationGroup):
 
     @operation("GET", "/audit", returns=Page[AuditEntryView])
     async def list_audit(self, request: AdminRequest, query: AuditQuery) -> AdminResponse:
-        """List every administrative change, and every one that was refused, newest first."""
+        """List every administrative change, every one that was refused and every reading of texts, newest first."""
         equal = {"action": query.action, "key_id": query.key_id}
         rows = await self._context.queries.audit(equal, **page_bounds(query))
         return page_response([row_view(row) for row in rows], query, "audit_id")

@@ -17,7 +17,7 @@ from gateway.admin.common_shapes import (
     WithKey,
     filter_of,
 )
-from gateway.admin.decision_replay import NOT_LOGGED, replay_view
+from gateway.admin.decision_replay import NOT_LOGGED, has_its_estimates, replay_view
 from gateway.admin.listing import Page, PageCursor, PageLimit, page_bounds, page_response
 from gateway.admin.operation import AdminRequest, AdminResponse, AdminShape, OperationGroup, operation
 from gateway.admin.record_views import Json, RequestView, row_view
@@ -25,6 +25,9 @@ from gateway.answering.explanation import explain
 from gateway.errors import NotFound
 from gateway.ids import is_uuid
 from gateway.store.records import RequestRecord
+
+# Columns of feedback that hold what people wrote.
+_TEXTS = ("reference", "comment")
 
 
 class RequestQuery(AdminShape, frozen=True):
@@ -63,7 +66,9 @@ class RequestOperations(OperationGroup):
     async def list_requests(self, request: AdminRequest, query: RequestQuery) -> AdminResponse:
         """List rows of the decision log, newest first."""
         records = await self._context.queries.requests(filter_of(query), **page_bounds(query))
-        return page_response([RequestView.of(record) for record in records], query)
+        verdicts = await self._context.queries.check_states([record.request_id for record in records])
+        views = [RequestView.of(record, verdict=verdicts.get(record.request_id)) for record in records]
+        return page_response(views, query)
 
     @operation("GET", "/requests/{request_id}", returns=RequestExplanation, errors=(NotFound,))
     async def get_request(self, request: AdminRequest, request_id: str) -> AdminResponse:
@@ -75,6 +80,8 @@ class RequestOperations(OperationGroup):
         if record is None:
             raise NotFound("request", request_id)
         checks, feedback, gold = await self._context.queries.of_request(record.request_id)
+        texts = (record.prompt_text, record.answer_text, *(row[name] for row in feedback for name in _TEXTS))
+        request.trail.shows_texts = any(text is not None for text in texts)
         shown = explain(record, self._context.catalog.ladder) | {
             "tenant": record.tenant,
             "key_id": record.key_id,
@@ -92,6 +99,8 @@ class RequestOperations(OperationGroup):
     def _replay(self, record: RequestRecord) -> Json:
         if record.decided_tier is None:
             return {"today": None, "note": "No decision was made for it."}
+        if not has_its_estimates(record):
+            return {"today": None, "note": "Its estimates were not kept: log.prompts was 'none'."}
         policy = self._context.catalog.policies.get(record.policy_name)
         if policy is None:
             return {"today": None, "note": f"Policy {record.policy_name!r} is not in force any more."}

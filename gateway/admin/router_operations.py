@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+from collections.abc import Collection
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -55,7 +56,7 @@ class RouterOperations(OperationGroup):
     @operation("POST", "/routers", returns=RouterView, status=201, errors=(RouterRefused, BodyTooLarge))
     async def upload_router(self, request: AdminRequest, query: UploadQuery, body: bytes) -> AdminResponse:
         """Keep a router's artifact as a candidate. It is read as arrays and JSON, never as objects."""
-        router = await asyncio.to_thread(open_artifact, body)
+        router = await asyncio.to_thread(open_artifact, body, (self._context.settings.learning.encoder,))
         ladder = self._context.catalog.ladder
         if router.num_tiers != len(ladder):
             raise RouterRefused(router.version, f"it estimates {router.num_tiers} tiers, the ladder has {len(ladder)}.")
@@ -128,13 +129,13 @@ class RouterOperations(OperationGroup):
         return AdminResponse(state.router.as_dict(), etag=_tag(state))
 
 
-def open_artifact(content: bytes) -> Router:
-    """Load an uploaded artifact.
+def open_artifact(content: bytes, encoders: Collection[str]) -> Router:
+    """Load an uploaded artifact, which may name no other models to be loaded than ``encoders``.
 
     Raises
     ------
     RouterRefused
-        It is no router, is damaged, or would unpack to far more than a router is.
+        It is no router, is damaged, would unpack to far more than a router is, or names another model.
     """
     from classifier.errors import ClassifierError
     from classifier.router import ArtifactRouter
@@ -143,7 +144,7 @@ def open_artifact(content: bytes) -> Router:
         path = Path(folder) / "router.npz"
         path.write_bytes(content)
         try:
-            return ArtifactRouter.load(path)
+            return ArtifactRouter.load(path, encoders=encoders)
         except ClassifierError as error:
             raise RouterRefused("upload", str(error).replace(str(path), "the artifact")) from error
 

@@ -16,6 +16,7 @@ from gateway.admin.api import PREFIX
 from gateway.admin.operation import Operation
 from gateway.commands.admin_tables import show
 from gateway.commands.chat import complaint, server_address
+from gateway.commands.command_hint import hint
 from gateway.commands.result_printer import print_json
 from gateway.config.settings import load_settings, read_admin_key
 from gateway.failure_report import USAGE_STATUS, CommandError
@@ -39,7 +40,9 @@ def call(operation: Operation, given: Mapping[str, Any]) -> None:
         try:
             response = _send(client, operation, given)
         except httpx.HTTPError as error:
-            raise CommandError(f"Nothing answers at {base} ({error}).") from error
+            raise CommandError(
+                f"Nothing answers at {base} ({error}); start it with `{hint('up')}`, or give --url."
+            ) from error
     if response.status_code >= 400:
         raise CommandError(complaint(response), status=USAGE_STATUS if response.status_code == 400 else 1)
     if given["as_json"]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -32,6 +33,9 @@ class AdminGroup(TyperGroup):
         # Defaults alone: which operations there are does not depend on settings.
         for operation in admin_operations(AdminConfig()):
             app.command(operation.name.replace("_", "-"), help=operation.summary)(_command(operation))
+        by_name = {each.name: each for each in admin_operations(AdminConfig())}
+        shown, turned = by_name["get_kill_switch"], by_name["set_kill_switch"]
+        app.command("kill-switch", help=_KILL_SWITCH_HELP)(_kill_switch(shown, turned))
         found: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
         return found
 
@@ -42,6 +46,36 @@ class AdminGroup(TyperGroup):
     @commands.setter
     def commands(self, _given: Any) -> None:
         """The base class sets what it is given, which is nothing."""
+
+
+class _Position(StrEnum):
+    ON = "on"
+    OFF = "off"
+
+
+_KILL_SWITCH_HELP = (
+    "Turn the kill switch on (all traffic goes to the top tier) or off (route again); alone: say how it stands."
+)
+
+
+def _kill_switch(shown: Operation, turned: Operation) -> Callable[..., None]:
+    """Return the one command of an emergency, in the words that come to mind then."""
+    named = inspect.signature(_command(turned)).parameters
+
+    def run(**given: Any) -> None:
+        from gateway.commands.admin import call
+
+        position = given.pop("position")
+        call(shown if position is None else turned, given | {"body_on": position == _Position.ON})
+
+    kind = Annotated[
+        _Position | None, typer.Argument(metavar="[on|off]", help="How it is to stand.", show_default=False)
+    ]
+    first = inspect.Parameter("position", inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=None)
+    others = [each for name, each in named.items() if name != "body_on"]
+    run.__signature__ = inspect.Signature([first, *others])  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in (first, *others)}
+    return run
 
 
 def _command(operation: Operation) -> Callable[..., None]:
@@ -100,7 +134,10 @@ def _default(name: str, kind: Any) -> Any:
 def _option(name: str, schema: Mapping[str, Any]) -> Any:
     kind = _TYPES.get(str(schema.get("type")), str)
     flag = f"--{name.replace('_', '-')}"
-    names = [f"{flag}/--no-{flag[2:]}"] if kind is bool else [flag]
+    names = [flag]
+    if kind is bool:
+        # Who turned something --on looks for --off.
+        names = ["--on/--off", " /--no-on"] if flag == "--on" else [f"{flag}/--no-{flag[2:]}"]
     # A default is the server's to apply; it is only told of.
     default = schema.get("default")
     shown = schema["description"] if default in (None, "") else f"{schema['description']} [default: {default}]"

@@ -14,7 +14,11 @@ from gateway.commands.result_printer import print_table
 _LEFT_OUT = frozenset(
     {"object", "body", "card", "history", "scores", "metadata", "before", "after", "features", "load"}
 )
-_PIPED_WIDTH = 200
+_PIPED_WIDTH = 100
+# What is looked for first, where not all has room.
+_FIRST = ("id", "name", "version", "final_tier", "tier", "reason", "cost_usd", "verdict", "status", "kind", "subject")
+# As wide as a line can bear; the same words with more room in them.
+_HEADINGS = {"final_tier": "tier", "cost_usd": "cost $", "created_at": "created (UTC)"}
 # Blanks around a column.
 _GAP = 3
 
@@ -44,7 +48,8 @@ def _show_listing(data: Sequence[Mapping[str, Any]]) -> None:
     ]
     # A column in which nothing is said is not worth its width.
     names = _fitting([name for name in names if any(each.get(name) not in (None, "") for each in data)], data)
-    print_table(names, [[_cell(each.get(name)) for name in names] for each in data])
+    headings = [_HEADINGS.get(name, name) for name in names]
+    print_table(headings, [[_member(name, each) for name in names] for each in data])
     for each in data:
         for name, inner in each.items():
             if name == "tiers" and isinstance(inner, list):
@@ -54,15 +59,21 @@ def _show_listing(data: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _fitting(names: Sequence[str], data: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return as many columns as fit beside each other: an id that is broken over two lines cannot be copied."""
-    left = shutil.get_terminal_size().columns if sys.stdout.isatty() else _PIPED_WIDTH
+    """Return the columns that fit beside each other: an id that is broken over two lines cannot be copied."""
+    left = (shutil.get_terminal_size().columns if sys.stdout.isatty() else _PIPED_WIDTH) + _GAP
     found: list[str] = []
-    for name in names:
-        left -= max(len(name), *(len(_cell(each.get(name))) for each in data)) + _GAP
-        if left < 0 and found:
-            break
-        found.append(name)
+    for name in sorted(names, key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST)):
+        width = max(len(_HEADINGS.get(name, name)), *(len(_member(name, each)) for each in data)) + _GAP
+        if width <= left or not found:
+            found.append(name)
+            left -= width
     return found
+
+
+def _member(name: str, entry: Mapping[str, Any]) -> str:
+    cell = _cell(entry.get(name))
+    # To the second; --json has the rest.
+    return cell[:19].replace("T", " ") if name.endswith("_at") else cell
 
 
 def _lines(value: Any, where: str = "") -> list[tuple[str, str]]:

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 
 from backends.remote.sse import SSEParser
+from gateway.commands.command_hint import hint
 from gateway.commands.server_url import local_url
 from gateway.config.settings import Settings, load_settings, read_client_key
 from gateway.failure_report import CommandError
@@ -109,7 +110,7 @@ def _check(client: httpx.Client, base: str) -> None:
         client.get("/healthz")
     except httpx.HTTPError as error:
         raise CommandError(
-            f"Nothing answers at {base} ({error}); start it with `suffice up`, or give --url."
+            f"Nothing answers at {base} ({error}); start it with `{hint('up')}`, or give --url."
         ) from error
 
 

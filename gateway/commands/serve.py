@@ -10,18 +10,20 @@ import asyncio
 import logging
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import uvicorn
 from starlette.applications import Starlette
 
+from gateway.access.authenticator import OpenTo, open_to
 from gateway.app import create_app
+from gateway.commands.command_hint import hint
 from gateway.commands.server_url import local_url
 from gateway.commands.start_display import LoadingDisplay, print_welcome
-from gateway.config.settings import Settings, load_settings
-from gateway.edge.server import GatewayServer, make_server
+from gateway.config.settings import Settings, isolate_children, load_settings
+from gateway.edge.server import GatewayServer, announce_leaving, make_server
 from gateway.failure_report import CommandError
 from gateway.models.loader import Progress
 from gateway.observe.telemetry import configure_logging
@@ -47,14 +49,14 @@ def up(config: Path | None, *, host: str | None, port: int | None) -> None:
 
     def started(app: Starlette, address: str) -> None:
         display.close()
-        num_keys = app.state.num_keys
-        print_welcome(settings, address, needs_key=app.state.needs_key, num_keys=num_keys)
+        print_welcome(settings, address, opened=app.state.open_to, num_keys=app.state.num_keys)
 
     with display:
         _serve(settings, display, started)
 
 
 def _serve(settings: Settings, progress: Progress | None, started: Started) -> None:
+    isolate_children()
     # The port is taken before minutes go into loading; nobody is let in until there is something to say.
     listener = _bind(settings.server.host, settings.server.port)
     with listener:
@@ -62,7 +64,7 @@ def _serve(settings: Settings, progress: Progress | None, started: Started) -> N
         config = make_server(app, settings).config
         config.lifespan = "off"
         address = local_url(settings.server.host, listener.getsockname()[1], settings.server.root_path)
-        server = _Server(config, lambda: started(app, address))
+        server = _Server(config, app, settings.server.lame_duck_s, lambda: started(app, address))
         with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
             runner.run(_run(app, server, listener, settings))
 
@@ -70,8 +72,12 @@ def _serve(settings: Settings, progress: Progress | None, started: Started) -> N
 class _Server(GatewayServer):
     """Says when it has begun to answer, and leaves the signals to this module."""
 
-    def __init__(self, config: uvicorn.Config, on_started: Callable[[], None]) -> None:
-        super().__init__(config, handle_signals=False)
+    def __init__(
+        self, config: uvicorn.Config, app: Starlette, lame_duck_s: float, on_started: Callable[[], None]
+    ) -> None:
+        super().__init__(
+            config, handle_signals=False, lame_duck_s=lame_duck_s, on_lame_duck=lambda: announce_leaving(app)
+        )
         self._on_started = on_started
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -91,7 +97,7 @@ async def _run(app: Starlette, server: GatewayServer, listener: socket.socket, s
         if not is_serving:
             this.cancel()
         else:
-            # uvicorn's own rule: the first signal drains, a second Ctrl-C does not wait.
+            # SIGTERM lets balancers know first, any other signal drains, a second Ctrl-C does not wait.
             server.handle_exit(number, None)
 
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -106,16 +112,22 @@ async def _run(app: Starlette, server: GatewayServer, listener: socket.socket, s
         raise CommandError("stopped while loading", status=128 + received[-1]) from None
 
 
-async def _note_keys(app: Starlette, settings: Settings) -> None:
-    from gateway.access.authenticator import is_loopback
+_OPENNESS: Mapping[OpenTo, str] = {
+    "nobody": "closed: every request needs an API key",
+    "local": "open: loopback only, without a proxy and by a name of loopback; all else needs an API key",
+    "everybody": "open: to whoever can connect (auth.required = never); the administration from elsewhere needs a key",
+}
 
-    is_open = settings.auth.required == "never" or (
-        settings.auth.required == "auto" and is_loopback(settings.server.host)
-    )
-    app.state.needs_key = not is_open
+
+async def _note_keys(app: Starlette, settings: Settings) -> None:
+    opened = open_to(settings.auth, settings.server)
+    app.state.open_to = opened
     app.state.num_keys = await app.state.parts.store.count_active_keys()
-    if not is_open and not app.state.num_keys:
-        logging.getLogger("suffice").warning("no API key exists, so every request is refused: suffice keys create")
+    log = logging.getLogger("suffice")
+    log.log(logging.WARNING if opened == "everybody" else logging.INFO, "%s", _OPENNESS[opened])
+    if opened == "nobody" and not app.state.num_keys:
+        made_by = hint("keys", "create", settings=settings)
+        log.warning("no API key exists, so every request is refused: %s", made_by)
 
 
 def _bind(host: str, port: int) -> socket.socket:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
@@ -13,6 +14,8 @@ from rich.progress import Progress, SpinnerColumn, TaskID, TextColumn, TimeElaps
 
 from backends.config import LocalModelConfig, RemoteModelConfig
 from backends.errors import ModelLoadError
+from gateway.access.authenticator import OpenTo
+from gateway.commands.command_hint import hint
 from gateway.commands.result_printer import print_table
 from gateway.config.settings import Settings
 from gateway.models.capacity_plan import model_folder, size_in_words
@@ -65,17 +68,32 @@ class LoadingDisplay:
             self._progress.stop()
 
 
-def print_welcome(settings: Settings, address: str, *, needs_key: bool, num_keys: int) -> None:
-    """Print the tiers, and a request that works when pasted."""
+_WHO_MAY: Mapping[OpenTo, str] = {
+    "nobody": "",
+    "local": (
+        "\nOpen: loopback only, without a proxy. Programs on this machine need no key; whatever a proxy passes on or "
+        "calls\nit by another name does: {keys_create}"
+    ),
+    "everybody": "\nOpen to whoever can connect (auth.required = never); elsewhere the administration needs a key.",
+}
+
+
+def print_welcome(settings: Settings, address: str, *, opened: OpenTo, num_keys: int) -> None:
+    """Print the tiers, a request that works when pasted, and who needs no key."""
+    needs_key = opened == "nobody"
     rows = [
         (tier.index, tier.name, tier.model, describe_model(settings, tier.model), f"${tier.price_per_request_usd:f}")
         for tier in settings.ladder
     ]
     print_table(("tier", "name", "model", "what it is", "per request"), rows, title=f"Suffice answers at {address}/v1")
     print(curl(address, needs_key=needs_key))
+    if _WHO_MAY[opened]:
+        print(_WHO_MAY[opened].format(keys_create=hint("keys", "create", settings=settings)))
     if needs_key and not num_keys:
-        print("\nEvery request needs a key here and none exists yet: suffice keys create")
-    print("\nTo talk to it: suffice chat. Ctrl-C ends it.", flush=True)
+        made_by = hint("keys", "create", settings=settings)
+        print(f"\nEvery request needs a key here and none exists yet: {made_by}")
+    talk = hint("chat", settings=settings, address=address)
+    print(f"\nTo talk to it: {talk}\nIts API: {address}/docs. Ctrl-C ends it.", flush=True)
 
 
 def curl(address: str, *, needs_key: bool) -> str:

@@ -7,6 +7,7 @@ import logging
 import signal
 from pathlib import Path
 
+from gateway.access.spending_lease import make_spending_lease
 from gateway.commands.result_printer import print_json
 from gateway.config.settings import Settings, load_settings
 from gateway.failure_report import CommandError
@@ -47,14 +48,25 @@ async def _run(settings: Settings, *, once: bool) -> dict[str, int]:
         await loader.start_backends(backends, lambda model, state: _log.info("%s: %s", model, state))
         try:
             ladder = loader.fit_ladder(settings.ladder, backends)
-            catalog = Catalog(ladder, settings.policy, settings.policies, backends)
-            worker = make_worker(settings, catalog, store)
+            catalog = Catalog(
+                ladder,
+                settings.policy,
+                settings.policies,
+                backends,
+                shares_prefix_cache=settings.server.share_prefix_cache,
+            )
+            lease = make_spending_lease(settings, ladder, store, "verify-worker")
+            if lease is not None:
+                lease.start()
+            worker = make_worker(settings, catalog, store, lease=lease)
             if once:
                 await _empty(worker, stopped)
             else:
                 worker.start(works=True)
                 await stopped.wait()
             await worker.close()
+            if lease is not None:
+                await lease.close()
         finally:
             await loader.close_backends(list(backends.values()))
     return {name: count for name, count in sorted(worker.metrics.endings.items()) if count}

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+import re
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Literal
@@ -17,6 +19,8 @@ Retention = Literal["none", "digest", "full"]
 VerificationMethod = Literal["auto", "generate", "score"]
 GraderName = Literal["final_answer", "overlap", "embedding", "likelihood", "judge"]
 
+_HOST_NAME = re.compile(r"\[[0-9a-fA-F:.]+\]|[0-9A-Za-z._-]+")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
@@ -26,7 +30,32 @@ class ServerConfig:
     port: int = option(8000, "Port to listen on; 0 takes a free one.", at_least=0, at_most=65535)
     root_path: str = option("", "Path prefix a reverse proxy strips, such as `/suffice`.")
     cors_origins: tuple[str, ...] = option((), "Origins that browsers may call from; `*` for all.")
+    allowed_hosts: tuple[str, ...] = option(
+        (),
+        "Names beside those of loopback that a request without a key may call an open server by (`Host`, no port); "
+        'with `auth.required = "never"` none listed means any.',
+    )
+    trusted_proxies: tuple[str, ...] = option(
+        (),
+        "Addresses or networks of proxies whose `X-Forwarded-For` names the caller in the audit log; with any, no "
+        "request is let in for coming from this machine.",
+    )
+    share_prefix_cache: bool = option(
+        False,
+        "Whether tenants read each other's prefixes from the KV cache; `cached_tokens` and the time to the first token "
+        "then tell what others have sent.",
+    )
     max_body_bytes: int = option(4_194_304, "Largest request body; larger ones get 413.", at_least=1024)
+    max_body_bytes_in_flight: int = option(
+        134_217_728,
+        "Most bytes of bodies being read or answered; more get 429. A body of the largest size always fits.",
+        at_least=0,
+    )
+    max_body_bytes_in_flight_per_key: int = option(33_554_432, "Likewise of one key.", at_least=0)
+    body_timeout_s: float = option(60.0, "Seconds in which a body must be whole.", at_least=0.1)
+    max_connections: int = option(
+        4096, "Most open connections; a new one then takes the place of the longest idle.", at_least=1
+    )
     max_json_depth: int = option(32, "Deepest nesting of a request body.", at_least=4, at_most=256)
     max_messages: int = option(2048, "Most messages in one request.", at_least=1)
     max_n: int = option(16, "Largest `n`.", at_least=1, at_most=128)
@@ -34,14 +63,46 @@ class ServerConfig:
     max_stop_chars: int = option(256, "Longest stop string.", at_least=1)
     max_logprobs: int = option(20, "Largest `top_logprobs`.", at_least=0, at_most=1000)
     max_logit_bias: int = option(1024, "Most entries of `logit_bias`.", at_least=0)
-    max_concurrency: int = option(256, "Most requests being answered at once.", at_least=1)
-    queue_limit: int = option(512, "Most requests waiting for a place; more get 429.", at_least=0)
-    request_timeout_s: float = option(600.0, "Longest life of a request in seconds.", at_least=0.1)
+    max_concurrency: int | None = option(
+        None,
+        "Most requests being answered at once over all models; by default as many as the models take together.",
+        at_least=1,
+    )
+    queue_limit: int = option(1024, "Most requests waiting for a place; more get 429.", at_least=0)
+    max_queue_s: float = option(
+        5.0,
+        "Longest queue before a model, in seconds that it takes to serve it, or as long as a request holds its place "
+        "if that is longer; what would make it longer gets 429.",
+        at_least=0,
+    )
+    request_timeout_s: float = option(
+        600.0, "Longest life of a request in seconds, from the end of its head to the end of its answer.", at_least=0.1
+    )
     slow_client_timeout_s: float = option(
         30.0, "A client that takes nothing for this many seconds is cut off.", at_least=0.1
     )
-    keep_alive_timeout_s: float = option(15.0, "Seconds an idle connection is kept.", at_least=0)
+    keep_alive_timeout_s: float = option(
+        75.0,
+        "Seconds an idle connection is kept; longer than a load balancer keeps its own, of which 60 is common.",
+        at_least=0,
+    )
+    lame_duck_s: float = option(
+        5.0,
+        "Seconds after SIGTERM in which `/readyz` says that the server is leaving while it still takes requests. "
+        "Ctrl-C does not wait.",
+        at_least=0,
+    )
     drain_timeout_s: float = option(30.0, "Seconds running requests get to finish on SIGTERM.", at_least=0)
+
+    def __post_init__(self) -> None:
+        for each in self.allowed_hosts:
+            if not _HOST_NAME.fullmatch(each):
+                raise InvalidConfig("allowed_hosts", each, "names or addresses, without scheme and port")
+        for each in self.trusted_proxies:
+            try:
+                ipaddress.ip_network(each)
+            except ValueError:
+                raise InvalidConfig("trusted_proxies", each, "addresses, or networks such as 10.0.0.0/8") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +110,9 @@ class AuthConfig:
     """Sets who may call."""
 
     required: AuthMode = option(
-        "auto", "`auto`: open on loopback, a key elsewhere; `always`: a key everywhere; `never`: open everywhere."
+        "auto",
+        "`auto`: open on loopback to what comes straight from this machine, a key elsewhere; `always`: a key "
+        "everywhere; `never`: open to whoever can connect.",
     )
     key_cache_s: float = option(10.0, "Seconds a checked key is remembered; a revoked one lives as long.", at_least=0)
 
@@ -70,6 +133,19 @@ class LogConfig:
     prompts: Retention = option(
         "digest", "What the decision log keeps of prompts and answers: `none`, a keyed `digest`, or the `full` text."
     )
+    texts_days: float | None = option(
+        None, "Texts older than this many days are deleted; without it none are.", at_least=0
+    )
+    rows_days: float | None = option(
+        None, "Rows of the log older than this are deleted, with all that hangs on them.", at_least=0
+    )
+    sessions_days: float | None = option(None, "Conversations that rest longer than this start anew.", at_least=0)
+    history_days: float | None = option(
+        None,
+        "What is older than this is deleted of the audit log, resolved alerts, evaluations, ended retrains and "
+        "rollouts, and routers out of use.",
+        at_least=0,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +153,9 @@ class MetricsConfig:
     """Sets what `/metrics` and `/readyz` do."""
 
     enabled: bool = option(True, "Whether `/metrics` answers.")
+    public: bool = option(
+        False, "Whether `/metrics`, and what `/readyz` says beside its status, need no key where keys are asked for."
+    )
     readiness_ttl_s: float = option(5.0, "Seconds a tier's health check is believed.", at_least=0)
 
 
@@ -162,7 +241,8 @@ class ControlConfig:
     rollout_min_stage_s: float = option(3600.0, "Least seconds in each stage.", at_least=0)
     rollout_max_stage_s: float = option(
         604_800.0,
-        "A canary stage that has too few checked answers after this many seconds is rolled back.",
+        "A stage that has too few checked answers, or in shadow too few decisions, after this many seconds is rolled "
+        "back.",
         at_least=1,
     )
     rollout_checks: float = option(

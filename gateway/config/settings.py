@@ -139,6 +139,11 @@ def read_admin_key(environ: Mapping[str, str] | None = None) -> str | None:
     return (os.environ if environ is None else environ).get("SUFFICE_ADMIN_KEY") or None
 
 
+def isolate_children() -> None:
+    """Let no process started from here on import from the working directory, those of libraries included."""
+    os.environ["PYTHONSAFEPATH"] = "1"
+
+
 def _settle(table: Table, environ: Mapping[str, str], path: Path | None, need_secrets: bool) -> Settings:
     reader = ConfigReader()
     reader.refuse_unknown(table, _TOP_LEVEL_KEYS, "")
@@ -152,7 +157,8 @@ def _settle(table: Table, environ: Mapping[str, str], path: Path | None, need_se
     read = {name: reader.read(cls, table.get(name), name) for name, cls in SECTIONS.items()}
     check_references(reader, ladder, table.get("models"))
     _check_url(reader, "database.url", ("sqlite", "sqlite+aiosqlite", "postgresql", "postgresql+asyncpg", "postgres"))
-    _check_url(reader, "redis.url", ("redis", "rediss", "unix"))
+    if _check_url(reader, "redis.url", ("redis", "rediss", "unix")):
+        _check_redis_url(reader)
     api_keys = _read_secrets(reader, models, environ) if need_secrets else {}
     reader.finish()
     return Settings(
@@ -176,11 +182,29 @@ def _state_dir(environ: Mapping[str, str]) -> Path:
     return Path(state_home) / "suffice"
 
 
-def _check_url(reader: ConfigReader, path: str, schemes: tuple[str, ...]) -> None:
+def _check_url(reader: ConfigReader, path: str, schemes: tuple[str, ...]) -> bool:
     url = reader.values.get(path)
-    if url is not None and url.partition("://")[0] not in schemes:
+    if not isinstance(url, str):
+        return False
+    if url.partition("://")[0] in schemes:
+        return True
+    expected = " or ".join(f"{scheme}://" for scheme in schemes)
+    reader.note(path, f"is {shown_value(url)!r}; expected a URL that begins with {expected}")
+    return False
+
+
+def _check_redis_url(reader: ConfigReader) -> None:
+    """Refuse a URL that Redis's own client cannot read, which it does in words that may hold a part of the password."""
+    from redis.connection import parse_url
+
+    url = reader.values["redis.url"]
+    try:
+        parse_url(url)  # type: ignore[no-untyped-call]
+    except ValueError:
         reader.note(
-            path, f"is {shown_value(url)!r}; expected a URL that begins with {' or '.join(s + '://' for s in schemes)}"
+            "redis.url",
+            f"is {shown_value(url)!r}, which cannot be read; expected redis://[[USER]:PASSWORD@]HOST[:PORT][/DB], "
+            "special characters of the password percent-encoded",
         )
 
 

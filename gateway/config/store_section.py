@@ -27,4 +27,7 @@ class StoreConfig:
     busy_timeout_s: float = option(5.0, "How long SQLite waits for another writer of the file.", at_least=0)
     connect_timeout_s: float = option(5.0, "A database that takes longer to connect is unavailable.", at_least=0.1)
     write_timeout_s: float = option(15.0, "A statement or commit that takes longer has failed.", at_least=0.1)
+    report_timeout_s: float = option(
+        60.0, "A report, or the monitor's look at the traffic, that reads longer than this has failed.", at_least=0.1
+    )
     pool_size: int = option(5, "Connections kept for reading (PostgreSQL).", at_least=1, at_most=100)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,40 @@ async def test_loopback_is_open_until_there_is_an_admin_key(tmp_path: Path, data
         assert not (await admin.get("/kill-switch", headers=holder))["on"]
         await admin("DELETE", f"/keys/{key.key_id}", headers=holder)
         await admin.error("GET", "/tiers", 401, "invalid_api_key", headers=holder)
+
+
+async def test_a_revoked_admin_key_leaves_the_administration_closed(tmp_path: Path, database_url: str) -> None:
+    """Whoever can revoke the last one would else open the doors for all (security review M7)."""
+    async with administered(tmp_path, database__url=database_url) as admin:
+        holder, key = await add_key(admin.gateway, scope="admin")
+        assert (await admin("DELETE", f"/keys/{key.key_id}", headers=holder)).status_code == 200
+        for _ in range(2):
+            for method, path in _operations(admin):
+                await admin.error(method, path, 401, "invalid_api_key")
+            await admin.gateway.parts.store.revoke_key(key.key_id, datetime.now(UTC))
+        another, _ = await add_key(admin.gateway, scope="admin")
+        assert (await admin("GET", "/tiers", headers=another)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("proxies", "forwarded", "remote"),
+    [
+        ((), "203.0.113.9", "127.0.0.1"),
+        (("10.0.0.1",), "203.0.113.9", "127.0.0.1"),
+        (("127.0.0.1",), "203.0.113.9", "203.0.113.9"),
+        (("127.0.0.0/8", "10.0.0.0/8"), "198.51.100.7, 203.0.113.9, 10.1.2.3", "203.0.113.9"),
+    ],
+)
+async def test_only_a_trusted_proxy_says_who_called(
+    tmp_path: Path, proxies: tuple[str, ...], forwarded: str, remote: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any program on loopback could put another's address into the audit log (security review L5)."""
+    monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")
+    async with administered(tmp_path, auth__required="always", server__trusted_proxies=proxies) as admin:
+        admin.headers, _ = await add_key(admin.gateway, scope="admin")
+        await admin("PUT", "/kill-switch", json={"on": True}, headers={"x-forwarded-for": forwarded})
+        (entry,) = (await admin.get("/audit"))["data"]
+        assert entry["remote"] == remote
 
 
 @pytest.mark.parametrize(

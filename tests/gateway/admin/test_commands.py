@@ -36,11 +36,11 @@ async def run(url: str, *arguments: str, key: str = "", sent: bytes = b"") -> tu
 
 def test_there_is_a_command_for_every_operation() -> None:
     group = get_command(app).commands["admin"]  # type: ignore[attr-defined]
-    assert list(group.commands) == [each.name.replace("_", "-") for each in operations()]
+    assert list(group.commands) == [*(each.name.replace("_", "-") for each in operations()), "kill-switch"]
 
 
 async def test_a_policy_is_saved_tried_and_brought_back_by_commands(tmp_path: Path) -> None:
-    async with running(make_settings(tmp_path)) as gateway:
+    async with running(make_settings(tmp_path, log__level="warning")) as gateway:
         await gateway.chat("hi")
         status, said, _ = await run(gateway.url, "list-policies")
         assert status == 0
@@ -72,6 +72,14 @@ async def test_the_kill_switch_and_keys_by_commands(tmp_path: Path) -> None:
         assert (await gateway.chat("hi")).headers["x-suffice-reason"] == "kill_switch"
         status, said, _ = await run(gateway.url, "set-kill-switch", "--no-on", "--json")
         assert json.loads(said)["on"] is False
+        for words, on in (("on --reason fire", True), ("off", False), ("on", True), ("", True), ("off", False)):
+            status, said, wrong = await run(gateway.url, "kill-switch", *words.split(), "--json")
+            assert (status, json.loads(said)["on"]) == (0, on), wrong
+        for flags, on in ((["--on"], True), (["--off"], False), (["--on"], True), (["--no-on"], False)):
+            status, said, _ = await run(gateway.url, "set-kill-switch", *flags, "--json")
+            assert (status, json.loads(said)["on"]) == (0, on)
+        status, _, wrong = await run(gateway.url, "kill-switch", "maybe")
+        assert (status, "on" in wrong and "off" in wrong) == (2, True)
         limits = ("--requests-per-minute", "7", "--budget-usd-per-day", "1.5")
         status, said, wrong = await run(
             gateway.url, "create-key", "--name", "me", "--scope", "admin", *limits, "--json"

@@ -13,7 +13,7 @@ import pytest
 from openapi_spec_validator import validate
 from starlette.routing import Route
 
-from backends.errors import BackendFailure, BackendOverloaded, BackendTimeout, BackendUnavailable
+from backends.errors import BackendFailure, BackendOverloaded, BackendRefused, BackendTimeout, BackendUnavailable
 from backends.protocol import EmbedResult
 from backends.testing import EchoBackend, Script
 from classifier.router import BUILTIN
@@ -24,6 +24,7 @@ from gateway.admin.operation import Operation
 from gateway.admin.operation_table import renew
 from gateway.config.sections import AdminConfig
 from gateway.ids import uuid7
+from gateway.store.feedback import MAX_REPORTS
 from tests.faults import PrivatePostgres
 from tests.gateway.access.test_limits_http import limited
 from tests.gateway.admin.kit import PREFIX, Admin, Seen, add_key, administered
@@ -176,7 +177,8 @@ async def _wrong_forms(tmp_path: Path, seen: Seen) -> None:
                 await admin.error(each.method, path, 400, "router_refused", content=b"x")
                 continue
             await admin.error(each.method, path, 400, "invalid_json", content=b"{", headers=tag)
-            for wrong in ({"reason": 1}, {"on": "yes"}, {"version": 1}, {"name": 1}, {"limits": 1}):
+            members = ("reason", "version", "name", "limits", "permissions", "tenant")
+            for wrong in ({"on": "yes"}, *({name: 1} for name in members)):
                 await admin(each.method, path, json=wrong, headers=tag)
 
 
@@ -214,12 +216,14 @@ async def _conflicts(tmp_path: Path, seen: Seen) -> None:
             ("POST", f"/alerts/{alert_id}/resolve", {}),
             ("POST", f"/alerts/{alert_id}/resolve", {}),
             ("PUT", f"/keys/{key_id}/limits", {"json": {}} | stale),
+            ("PUT", f"/keys/{key_id}/permissions", {"json": {}} | stale),
             ("POST", f"/keys/{key_id}/rotate", stale),
             ("DELETE", f"/keys/{key_id}", stale),
             ("DELETE", f"/keys/{key_id}", {}),
             ("DELETE", f"/keys/{key_id}", {}),
             ("POST", f"/keys/{key_id}/rotate", {}),
             ("PUT", f"/keys/{key_id}/limits", {"json": {}}),
+            ("PUT", f"/keys/{key_id}/permissions", {"json": {}}),
         ):
             await admin(method, path, **options)
 
@@ -247,6 +251,8 @@ async def _callers(tmp_path: Path, seen: Seen) -> None:
         report = {"request_id": answered, "kind": "rating", "value": 1, "idempotency_key": "one"}
         assert (await admin("POST", FEEDBACK, json=report)).status_code == 200
         await admin("POST", FEEDBACK, json=report | {"value": 0})
+        for number in range(MAX_REPORTS):
+            await admin("POST", FEEDBACK, json=report | {"idempotency_key": f"another {number}"})
         await admin.error("POST", FEEDBACK, 404, "request_not_found", json=report | {"request_id": uuid7()})
         await admin("POST", FEEDBACK, json=report | {"kind": "colour"})
         await admin("POST", FEEDBACK, json=report | {"kind": 7})
@@ -280,6 +286,9 @@ async def _limits(tmp_path: Path, seen: Seen) -> None:
             await admin.error("POST", path, 429, "rate_limit_exceeded", json=body, headers=thrifty)
             if path != "/v1/embeddings":
                 await admin.error("POST", path, 429, "insufficient_quota", json=body, headers=poor)
+        hurried = await limited(admin.gateway, requests_per_minute=1)
+        for _ in range(3):
+            await admin("POST", FEEDBACK, json={}, headers=hurried)
         admin.gateway.parts.admission.is_draining = True
         for path, body in BODIES.items():
             await admin.error("POST", path, 503, "shutting_down", json=body)
@@ -289,6 +298,7 @@ async def _failures(tmp_path: Path, seen: Seen) -> None:
     for script, status, code in (
         (Script(fail_before=BackendUnavailable("x")), 503, "model_unavailable"),
         (Script(fail_before=BackendOverloaded("x")), 503, "overloaded"),
+        (Script(fail_before=BackendRefused("x")), 502, "model_refused"),
         (Script(fail_before=BackendTimeout("x")), 504, "model_timeout"),
         (Script(fail_before=BackendFailure("x")), 502, "model_failed"),
         (Script(fail_after=1), 502, "answer_failed"),
@@ -317,6 +327,7 @@ async def _use_without_a_database(tmp_path: Path, seen: Seen, cluster: PrivatePo
         cluster.start()
 
 
+@pytest.mark.slow
 async def test_bodies_that_are_taken_fit_the_document(tmp_path: Path) -> None:
     """The schema says no less than the server: what is served would have passed it."""
     import jsonschema

@@ -63,6 +63,8 @@ async def test_a_keys_life(tmp_path: Path, database_url: str) -> None:
         ({"limits": {"budget_usd_per_day": "1e-12"}}, "limits.budget_usd_per_day"),
         ({"limits": {"budget_usd_per_month": "much"}}, "limits.budget_usd_per_month"),
         ({"limits": {"budget_usd_per_month": True}}, "limits.budget_usd_per_month"),
+        ({"limits": {"max_concurrency": 0}}, "limits.max_concurrency"),
+        ({"limits": {"max_tenant_concurrency": "4"}}, "limits.max_tenant_concurrency"),
     ],
     ids=str,
 )

@@ -9,8 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from classifier import embedding
 from classifier.artifact import RouterArtifact
+from classifier.errors import EmbeddingError
 from classifier.router import BUILTIN
+from gateway.control.errors import RouterRefused
+from gateway.control.router_loader import read_router
 from tests.gateway.admin.kit import administered
 
 FOUR = "".join(f'[[tiers]]\nname = "t{i}"\nmodel = "m{i}"\nprice_per_request_usd = 0.00{i}\n' for i in range(1, 5))
@@ -101,3 +105,33 @@ async def test_a_retraining_is_asked_for_once(tmp_path: Path, database_url: str)
             run["run_id"]
         ]
         assert (await admin.get(f"/retrain-runs/{run['run_id']}"))["run_id"] == run["run_id"]
+
+
+async def test_an_upload_names_no_model_that_the_settings_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever may upload a router does not choose what this server fetches (security review M11)."""
+    asked: list[str] = []
+
+    def record(model: str, device: str) -> object:
+        asked.append(model)
+        raise EmbeddingError(f"{model} was asked for")
+
+    monkeypatch.setattr(embedding, "load_sentence_transformer", record)
+    own = RouterArtifact.load(BUILTIN)
+    named = {"source": embedding.SENTENCE_TRANSFORMERS, "model": "mallory/any-repo", "dim": 0}
+    path = own.with_metadata(embedding=named).save(tmp_path / "named.npz")
+    async with administered(tmp_path, toml=FOUR, backends=ladder_of_four()) as admin:
+        error = await admin.error("POST", "/routers", 400, "router_refused", content=path.read_bytes())
+        assert "mallory/any-repo" in error["message"]
+        assert "learning.encoder" in error["message"]
+        assert (await admin.get("/routers"))["data"] == []
+    assert asked == []
+    # The same holds where one lies in the database already, and once the settings name it, it is loaded.
+    version = RouterArtifact.load(path).version
+    with pytest.raises(RouterRefused, match=r"learning\.encoder"):
+        read_router(version, path.read_bytes())
+    assert asked == []
+    with pytest.raises(RouterRefused, match="was asked for"):
+        read_router(version, path.read_bytes(), ["mallory/any-repo"])
+    assert asked == ["mallory/any-repo"]

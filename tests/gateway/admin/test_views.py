@@ -40,7 +40,7 @@ def test_a_key_is_shown_without_its_hash() -> None:
     shown = encoded(KeyView.of(KEY))
     assert shown == (
         b'{"id":"k","object":"suffice.key","name":"n","prefix":"sk-1","tenant":"default","scope":"use",'
-        b'"limits":{"tokens_per_minute":7},"created_at":"2026-01-31T12:00:00+00:00","last_used_at":null,"revoked_at":null}'
+        b'"limits":{"tokens_per_minute":7},"permissions":{},"created_at":"2026-01-31T12:00:00+00:00","last_used_at":null,"revoked_at":null,"expires_at":null}'
     )
     assert encoded(KeyWithSecret.of(KEY, key="sk-123")) == shown[:-1] + b',"key":"sk-123"}'
 
@@ -56,7 +56,7 @@ def test_a_request_is_shown_by_names_of_its_own() -> None:
         policy_name="careful",
         cost_usd=Decimal("0.000000010"),
     )
-    shown = orjson.loads(encoded(RequestView.of(record)))
+    shown = orjson.loads(encoded(RequestView.of(record, verdict="good")))
     assert (shown["id"], shown["policy"], shown["status"], shown["error"]) == ("r", "careful", 200, None)
     assert shown["cost_usd"] == "0.000000010", "as text, without an exponent"
     assert shown["finish_reason"] == "stop"

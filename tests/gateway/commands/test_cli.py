@@ -19,6 +19,7 @@ import pytest
 
 from gateway import cli
 from gateway.access.authenticator import hash_key
+from tests.gateway.raw import PATIENCE_S
 
 LADDER = """
 [[tiers]]
@@ -117,7 +118,7 @@ def test_unknown_options_exit_with_2(run: Run) -> None:
 
 
 def test_keys_are_shown_once_and_stored_hashed(run: Run, home: Path) -> None:
-    status, out, _ = run("keys", "create", "--name", "phone", "--tenant", "acme", "--json")
+    status, out, _ = run("keys", "create", "--create", "--name", "phone", "--tenant", "acme", "--json")
     made = json.loads(out)
     assert status == 0
     assert made["key"].startswith("sk-suffice-")
@@ -134,10 +135,10 @@ def test_keys_are_shown_once_and_stored_hashed(run: Run, home: Path) -> None:
 
 
 def test_revoking_needs_exactly_one_key(run: Run) -> None:
+    key = run("keys", "create", "--create", "--offline")[1].strip()
     status, _, err = run("keys", "revoke", "nothing")
     assert status == 1
     assert "names 0 keys" in err
-    key = run("keys", "create")[1].strip()
     assert run("keys", "revoke", key)[0] == 0
 
 
@@ -204,7 +205,7 @@ def test_route_refuses_what_cannot_be(run: Run) -> None:
 def server(home: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """``suffice up`` as a process of its own, and its address."""
     command = [sys.executable, "-m", "gateway.cli", "up", "--port", "0"]
-    environ = os.environ | {"PYTHONUNBUFFERED": "1"}
+    environ = os.environ | {"PYTHONUNBUFFERED": "1", "SUFFICE_SERVER__LAME_DUCK_S": "0"}
     log = home / "server.log"
     with log.open("w") as errors:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environ)
@@ -242,7 +243,7 @@ def test_pasted_request_is_answered_and_a_signal_ends_in_order(
     assert "x-suffice-tier: 2" in done.stdout
     assert "What is 17 + 25?" in done.stdout
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=20) == 0
+    assert process.wait(timeout=PATIENCE_S) == 0
     with sqlite3.connect(home / "state" / "suffice.db") as database:
         assert database.execute("select count(*) from requests").fetchone() == (1,)
     database.close()
@@ -262,7 +263,7 @@ def test_a_signal_lets_a_running_answer_finish(server: tuple[subprocess.Popen[st
                     seen += choice["delta"].get("content") or ""
     assert line == "" or line == "data: [DONE]"
     assert seen == words
-    assert process.wait(timeout=20) == 0
+    assert process.wait(timeout=PATIENCE_S) == 0
     with sqlite3.connect(home / "state" / "suffice.db") as database:
         assert database.execute("select finish_reason from requests").fetchall() == [("stop",)]
     database.close()

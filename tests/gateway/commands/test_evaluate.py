@@ -44,6 +44,7 @@ def test_two_folders_in_one_line_out(
     assert orders["router"]["strong_share_95"] <= orders["router"]["strong_share_99"]
 
 
+@pytest.mark.slow
 def test_nothing_to_learn_is_not_made_up(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,6 +128,7 @@ def test_traffic_that_looks_foreign_goes_up_until_checked() -> None:
     assert guard_report(np.arange(500) < 12, 0.005, 0.95)["is_foreign_traffic"]
 
 
+@pytest.mark.slow
 def test_a_ladder_in_dollars(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,6 +155,7 @@ def test_a_ladder_in_dollars(
     assert found["certificate"]["status"] == "held"
 
 
+@pytest.mark.slow
 def test_a_learning_curve_rises(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
