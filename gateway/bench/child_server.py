@@ -18,14 +18,17 @@ _START_TIMEOUT_S = 60.0
 # With models to load, beside whatever else the machine does.
 _READY_TIMEOUT_S = 300.0
 
+# No balancer is to be sent away, and a bench waits for what it asked.
+_OWN_SETTINGS = {"SUFFICE_SERVER__LAME_DUCK_S": "0", "SUFFICE_SERVER__MAX_QUEUE_S": "600"}
+
 
 @contextmanager
 def program(module: str, *arguments: str, log: Path) -> Iterator[tuple[int, int]]:
     """Run ``python -m module --port PORT …``, its log lines into a file; gives (process id, port) once it answers."""
     port = free_port()
     with log.open("wb") as lines:
-        command = [sys.executable, "-m", module, "--port", str(port), *arguments]
-        process = subprocess.Popen(command, stderr=lines)
+        command = [sys.executable, "-P", "-m", module, "--port", str(port), *arguments]
+        process = subprocess.Popen(command, stderr=lines, env=os.environ | _OWN_SETTINGS)
     try:
         _wait(process, port, log)
         yield process.pid, port
@@ -51,7 +54,9 @@ async def ready_server(*command: str, environ: Mapping[str, str] | None = None) 
     """Run ``command --port PORT``, with variables beside this process's own; gives its URL once its models answer."""
     port = free_port()
     process = await asyncio.create_subprocess_exec(
-        *command, "--port", str(port), env=os.environ | dict(environ or {}), stdout=asyncio.subprocess.DEVNULL
+        *(*command, "--port", str(port)),
+        env=os.environ | _OWN_SETTINGS | dict(environ or {}),
+        stdout=asyncio.subprocess.DEVNULL,
     )
     url = f"http://127.0.0.1:{port}"
     try:

@@ -21,7 +21,7 @@ from gateway.answering import request_router
 from gateway.answering.recorder import AnswerRecorder
 from gateway.answering.request_router import RequestRouter
 from gateway.api.answer_encoder import AnswerEncoder
-from gateway.api.chat_decoder import ChatDecoder
+from gateway.api.chat_codec import ChatDecoder
 from gateway.edge.gate import RequestGate
 from gateway.edge.responder import Responder
 from gateway.endpoints import generation

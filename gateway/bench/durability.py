@@ -252,7 +252,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--token-delay-s", type=float, default=0.005, help="of the echoing models")
     parser.add_argument("--json", action="store_true", help="print the JSON line alone")
     options = parser.parse_args(argv)
-    command = [sys.executable, "-m", "gateway.bench.echo_server", "--models", options.models]
+    command = [sys.executable, "-P", "-m", "gateway.bench.echo_server", "--models", options.models]
     command += ["--token-delay-s", str(options.token_delay_s)]
     facts = card()
     if not options.json:

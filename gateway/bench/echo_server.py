@@ -24,6 +24,7 @@ def echo_settings(database_url: str, *, port: int = 8000, **overrides: object) -
         "database.url": database_url,
         "server.port": port,
         "server.max_concurrency": 1024,
+        "server.lame_duck_s": 0,
         "router.artifact": "none",
         "log.level": "error",
     }

@@ -211,7 +211,7 @@ def _configuration(router: Path, sampling_share: float) -> str:
 
 
 def _suffice(*arguments: str) -> list[str]:
-    return [sys.executable, "-c", "from gateway.cli import main; main()", *arguments]
+    return [sys.executable, "-P", "-c", "from gateway.cli import main; main()", *arguments]
 
 
 # ---- the requests

@@ -240,7 +240,7 @@ async def _measure(config: Path, url: str, given: argparse.Namespace) -> dict[st
 
 
 def _suffice(*arguments: str) -> list[str]:
-    return [sys.executable, "-c", "from gateway.cli import main; main()", *arguments]
+    return [sys.executable, "-P", "-c", "from gateway.cli import main; main()", *arguments]
 
 
 async def _kill(process: asyncio.subprocess.Process | None) -> None:

@@ -59,7 +59,7 @@ class LadderReply:
 
 def own_server(data_dir: Path, config: Path | None) -> AbstractAsyncContextManager[str]:
     """Return a server process of the bench's; gives its URL once it is ready to answer, and stops it at the end."""
-    command = [sys.executable, "-m", "gateway.bench.ladder_server", "--data-dir", str(data_dir)]
+    command = [sys.executable, "-P", "-m", "gateway.bench.ladder_server", "--data-dir", str(data_dir)]
     return ready_server(*command, *(["--config", str(config)] if config else []))
 
 

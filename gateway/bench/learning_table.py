@@ -171,7 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         url = given.url or f"sqlite:///{Path(folder) / 'log.db'}"
         asyncio.run(fill(url, given.rows))
-        command = [sys.executable, "-m", "gateway.bench.learning_table", "--read", url]
+        command = [sys.executable, "-P", "-m", "gateway.bench.learning_table", "--read", url]
         found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     print(json.dumps({"bench": "learning_table", "database": url.partition(":")[0], "card": facts, **found}))
     return 0

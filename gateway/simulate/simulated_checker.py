@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from decimal import Decimal
 
+from gateway.access.spending_lease import SpendingHold
 from gateway.models.catalog import Catalog
 from gateway.simulate.scenario import SimulatedJudge
 from gateway.simulate.traffic_generator import SimulatedRequest
@@ -44,7 +45,9 @@ class KnownChecker:
         """Reading serves for answers that were served by the cheaper tier."""
         return job.direction == "up"
 
-    async def check(self, job: VerificationJob, how: CheckMethod, spend: SpendMeter) -> CheckResult:
+    async def check(
+        self, job: VerificationJob, how: CheckMethod, spend: SpendMeter, hold: SpendingHold | None = None
+    ) -> CheckResult:
         """Say whether the cheaper of the two answers was good enough."""
         asked, errors = self._truth(job.request_id), self._judge()
         cheap = min(job.tier, job.against_tier)

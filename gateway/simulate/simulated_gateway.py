@@ -16,7 +16,7 @@ from backends.protocol import Finished, FinishReason, SamplingParams, Usage
 from backends.testing import EchoBackend
 from gateway.access.authenticator import Caller
 from gateway.answering.phases import AdmittedRequest, Answer
-from gateway.api.choice import AnswerChoice
+from gateway.api.answer_encoder import AnswerChoice
 from gateway.api.request import InferenceRequest, RoutingPreferences, TextPart, Turn
 from gateway.app import create_app
 from gateway.control.quality_monitor import QualityMonitor

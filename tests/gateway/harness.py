@@ -119,9 +119,9 @@ class Watched(EchoBackend):
         self._num_read += 1
         return await super().embed(texts)
 
-    async def count_tokens(self, request: GenerateRequest) -> int | None:
+    async def count_tokens(self, request: GenerateRequest, *, limit: int | None = None) -> int | None:
         self._num_read += 1
-        return await super().count_tokens(request)
+        return await super().count_tokens(request, limit=limit)
 
     @property
     def num_seen(self) -> int:

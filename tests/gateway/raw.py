@@ -39,7 +39,7 @@ class RawClient:
     async def post(self, path: str, body: Any, *, headers: str = "", send: int | None = None) -> None:
         """Send a POST; with ``send`` only that many bytes of its body."""
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
-        head = f"POST {path} HTTP/1.1\r\nhost: test\r\ncontent-length: {len(content)}\r\n{headers}\r\n"
+        head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(content)}\r\n{headers}\r\n"
         self.writer.write(head.encode() + content[:send])
         await self.writer.drain()
 
@@ -61,6 +61,19 @@ class RawClient:
         raw = self.writer.get_extra_info("socket")
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.writer.transport.abort()
+
+
+async def until_refused(url: str) -> None:
+    """Wait until a server takes no new connection."""
+    parts = urlsplit(url)
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            try:
+                _, writer = await asyncio.open_connection(parts.hostname, parts.port)
+            except OSError:
+                return
+            writer.close()
+            await asyncio.sleep(0.005)
 
 
 async def eventually(holds: Any, timeout_s: float = PATIENCE_S) -> None:

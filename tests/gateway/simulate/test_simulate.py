@@ -86,6 +86,7 @@ def test_the_world_keeps_to_the_measured_accuracies() -> None:
     assert shares[3] > 0.97
 
 
+@pytest.mark.slow
 def test_the_least_costs_are_in_order_and_rise_with_the_floor() -> None:
     prices = [0.0001, 0.0005, 0.003, 0.01]
     shifted = SCENARIOS["abrupt"].after

@@ -1,0 +1,1 @@
+"""Drills: scripts that try a server for hours, and say what they found."""
