@@ -107,28 +107,36 @@ async def test_connections_killed_under_load_lose_nothing(postgres_url: str) -> 
     async with Store(StoreConfig(url=postgres_url)) as store:
         killer = await asyncpg.connect(postgres_url)
         told: list[str] = []
+        killing = True
 
         async def write() -> None:
-            for _ in range(40):
+            # A machine too slow to commit between two cuts still commits after the last one.
+            committed = False
+            while killing or not committed:
                 record = make_record()
                 try:
                     await store.record(record)
                 except StoreUnavailable:
+                    await asyncio.sleep(0)
+                    committed = False
                     continue
+                committed = True
                 told.append(record.request_id)
 
         writers = [asyncio.create_task(write()) for _ in range(16)]
-        while not all(task.done() for task in writers):
+        for _ in range(100):
             await killer.execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
                 "WHERE datname = current_database() AND pid <> pg_backend_pid()"
             )
             await asyncio.sleep(0.005)
-        await asyncio.gather(*writers)
+        killing = False
+        async with asyncio.timeout(60):
+            await asyncio.gather(*writers)
         rows = await killer.fetch("SELECT request_id FROM requests")
         await killer.close()
         assert set(told) <= {row["request_id"] for row in rows}
-        assert len(told) > 100
+        assert len(told) >= len(writers)
 
 
 @pytest.mark.db
