@@ -82,6 +82,7 @@ class GenerateRequest:
     was used until then, so that the bill of an abandoned request is right. A backend that cannot know need not call it.
     ``prediction`` is text that the answer (reasoning apart) may turn out to be: a backend with that capability answers
     quicker for it, the others leave it; the answer is the same either way.
+    ``caller`` labels who asks, and is not sent on: the failures of one caller alone do not close a server to others.
     ``before_retry``, where given, is awaited before a server is asked once more, which may be paid for as well; what it
     raises ends the generation.
     """
@@ -98,6 +99,7 @@ class GenerateRequest:
     on_abandoned: Callable[[Finished], None] | None = field(default=None, compare=False, repr=False)
     before_retry: Callable[[], Awaitable[None]] | None = field(default=None, compare=False, repr=False)
     prediction: str | None = None
+    caller: str = ""
 
 
 @dataclass(frozen=True, slots=True)

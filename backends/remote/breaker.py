@@ -9,6 +9,9 @@
 
 Every attempt takes a ticket and gives it back with its result. A ticket from before the last change of state is stale:
 its result says nothing about the replica now, so it changes nothing.
+
+Failures of one caller alone do not open it while another was served in the last minute: whoever can make a server fail
+by a prompt would otherwise close it to everyone. The next failure of a second caller does.
 """
 
 from __future__ import annotations
@@ -16,6 +19,9 @@ from __future__ import annotations
 from enum import StrEnum
 
 from backends.config import BreakerConfig
+
+# For so long a served caller speaks for the server against the failures of another.
+_WITNESS_S = 60.0
 
 
 class BreakerState(StrEnum):
@@ -38,6 +44,9 @@ class Breaker:
         self._num_failures = 0
         # At most as many as the threshold.
         self._failed_keys: set[object] = set()
+        self._failed_callers: set[str] = set()
+        # The last two callers that were served -> when: of any caller, one of them is another.
+        self._served: dict[str, float] = {}
         self._num_trips = 0
         self._open_until = 0.0
         self._probe: int | None = None
@@ -66,13 +75,18 @@ class Breaker:
             self._probe = self._epoch
         return self._epoch
 
-    def succeed(self, ticket: int) -> None:
+    def succeed(self, ticket: int, now_s: float = 0.0, caller: str = "") -> None:
         """Note that an attempt reached a working server."""
         # A success that began before the trip says nothing about the server now.
-        if ticket == self._epoch:
-            self.reset()
+        if ticket != self._epoch:
+            return
+        self.reset()
+        self._served.pop(caller, None)
+        self._served[caller] = now_s
+        while len(self._served) > 2:
+            del self._served[next(iter(self._served))]
 
-    def fail(self, ticket: int, now_s: float, request_key: object = None) -> None:
+    def fail(self, ticket: int, now_s: float, request_key: object = None, caller: str = "") -> None:
         """Note that an attempt found the server broken.
 
         Attempts with the same ``request_key`` count once: a request that makes a server fail must not close it to the
@@ -80,13 +94,22 @@ class Breaker:
         """
         if ticket != self._epoch:
             return
-        if request_key is not None and self._probe != ticket:
-            if request_key in self._failed_keys:
-                return
-            self._failed_keys.add(request_key)
-        self._num_failures += 1
-        if self._probe == ticket or self._num_failures >= self._config.failure_threshold:
+        if self._probe == ticket:
             self._trip(now_s)
+            return
+        if request_key is not None and request_key in self._failed_keys:
+            return
+        if self._num_failures < self._config.failure_threshold:
+            self._failed_keys.add(request_key)
+            self._num_failures += 1
+        self._failed_callers.add(caller)
+        if self._num_failures >= self._config.failure_threshold and not self._is_one_callers_fault(now_s):
+            self._trip(now_s)
+
+    def _is_one_callers_fault(self, now_s: float) -> bool:
+        return len(self._failed_callers) == 1 and any(
+            caller not in self._failed_callers and now_s - at_s < _WITNESS_S for caller, at_s in self._served.items()
+        )
 
     def abandon(self, ticket: int) -> None:
         """Note that an attempt ended without telling anything: it was cancelled, or the request itself was at fault."""
@@ -100,6 +123,7 @@ class Breaker:
         self._is_tripped = False
         self._num_failures = 0
         self._failed_keys.clear()
+        self._failed_callers.clear()
         self._num_trips = 0
         self._probe = None
 
@@ -111,5 +135,6 @@ class Breaker:
         self._num_trips += 1
         self._num_failures = 0
         self._failed_keys.clear()
+        self._failed_callers.clear()
         self._probe = None
         self._epoch += 1

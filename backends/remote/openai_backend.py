@@ -165,7 +165,8 @@ class OpenAIBackend:
         self, replica: Replica, request: GenerateRequest, body: dict[str, Any], answer: AnswerAccumulator
     ) -> AsyncGenerator[Event, None]:
         """Play one attempt: raise before the first delta, end with ``error`` after it."""
-        with ReplicaLease(replica, self._clock(), _work(request), _request_key(request)) as lease:
+        claim = ReplicaLease(replica, self._clock(), _work(request), _request_key(request), request.caller)
+        with claim as lease:
             try:
                 async with (
                     await self._open(replica, request_path(request), body) as exchange,
@@ -210,7 +211,8 @@ class OpenAIBackend:
         if "tokenize" not in self._config.capabilities:
             return None
         try:
-            return await self._call("../tokenize", tokenize_body(request, self._config), read_token_count, 1.0)
+            body = tokenize_body(request, self._config)
+            return await self._call("../tokenize", body, read_token_count, 1.0, is_model_run=False)
         except BackendError:
             return None
 
@@ -301,7 +303,9 @@ class OpenAIBackend:
         if self._client is not None and self._owns_client:
             await self._client.aclose()
 
-    async def _call(self, path: str, body: dict[str, Any], read: Callable[[bytes], T], work: float) -> T:
+    async def _call(
+        self, path: str, body: dict[str, Any], read: Callable[[bytes], T], work: float, *, is_model_run: bool = True
+    ) -> T:
         """Post and read one whole answer, with the same retries as a generation."""
         plan = self._plan()
         step = plan.first(self._clock())
@@ -309,23 +313,32 @@ class OpenAIBackend:
             while True:
                 replica = await self._claim(plan, step)
                 try:
-                    return await self._call_once(replica, path, body, read, work, plan)
+                    return await self._call_once(replica, path, body, read, work, plan, is_model_run)
                 except BackendError as error:
                     step = plan.after(error, replica, self._clock())
         except BackendClosed:
             raise self._closed() from None
 
     async def _call_once(
-        self, replica: Replica, path: str, body: dict[str, Any], read: Callable[[bytes], T], work: float, key: object
+        self,
+        replica: Replica,
+        path: str,
+        body: dict[str, Any],
+        read: Callable[[bytes], T],
+        work: float,
+        request_key: object,
+        is_model_run: bool,
     ) -> T:
-        with ReplicaLease(replica, self._clock(), work, key) as lease:
+        with ReplicaLease(replica, self._clock(), work, request_key) as lease:
             try:
                 async with await self._open(replica, path, body) as exchange:
                     result = read(await exchange.read_all(_MAX_CALL_BYTES))
             except BackendError as error:
                 self._judge(lease, error)
                 raise
-            lease.succeed()
+            # A server whose model fails may still count tokens.
+            if is_model_run:
+                lease.succeed()
             return result
 
     async def _open(self, replica: Replica, path: str, body: dict[str, Any]) -> ReplicaExchange:

@@ -58,13 +58,17 @@ class Replica:
 class ReplicaLease:
     """Holds one attempt's claim on a replica, given back on leaving the ``with`` block with whatever was learnt.
 
-    ``request_key`` is the same for all tries of one request. A health check may claim a replica whose breaker is open;
-    success then closes it.
+    ``request_key`` is the same for all tries of one request, ``caller`` for all requests of one. A health check may
+    claim a replica whose breaker is open; success then closes it.
     """
 
-    def __init__(self, replica: Replica, now_s: float, work: float, request_key: object = None) -> None:
+    def __init__(
+        self, replica: Replica, now_s: float, work: float, request_key: object = None, caller: str = ""
+    ) -> None:
         self.replica = replica
+        self._began_s = now_s
         self._request_key = request_key
+        self._caller = caller
         breaker = replica.breaker
         self._ticket = breaker.begin(now_s) if breaker.can_attempt(now_s) else None
         self._is_trial = breaker.state(now_s) is not BreakerState.CLOSED
@@ -99,12 +103,12 @@ class ReplicaLease:
         if self._ticket is None:
             self.replica.breaker.reset()
         else:
-            self.replica.breaker.succeed(self._ticket)
+            self.replica.breaker.succeed(self._ticket, self._began_s, self._caller)
 
     def fail(self, now_s: float) -> None:
         """Note that the server is broken."""
         if self._ticket is not None:
-            self.replica.breaker.fail(self._ticket, now_s, self._request_key)
+            self.replica.breaker.fail(self._ticket, now_s, self._request_key, self._caller)
 
     def __enter__(self) -> ReplicaLease:
         return self

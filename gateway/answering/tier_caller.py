@@ -228,6 +228,7 @@ def _generate_requests(answer: Answer, backend: Backend, cache_salt: str) -> lis
         thinking = None
     num_choices = request.num_choices
     sampling = request.sampling
+    asker = answer.routed.admitted.caller
     if answer.is_scored and sampling.logprobs is None and "logprobs" in backend.capabilities:
         sampling = replace(sampling, logprobs=0)
     generations = []
@@ -244,6 +245,7 @@ def _generate_requests(answer: Answer, backend: Backend, cache_salt: str) -> lis
                 extra={"cache_salt": cache_salt},
                 on_abandoned=answer.note_abandoned(index),
                 prediction=answer.predictions[index] if answer.predictions else request.prediction,
+                caller=asker.key_id or asker.tenant,
                 **prompt_argument(request.prompts[index // request.n]),
             )
         )

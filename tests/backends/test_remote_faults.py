@@ -156,4 +156,4 @@ async def test_a_failure_after_the_first_token_ends_with_an_error_once(
 
 
 def test_every_behaviour_is_in_a_test() -> None:
-    assert set(BEHAVIOURS) == {*WHOLE, *BEFORE, *AFTER, "slow_tokens", "flaky"}
+    assert set(BEHAVIOURS) == {*WHOLE, *BEFORE, *AFTER, "slow_tokens", "flaky", "poisoned"}

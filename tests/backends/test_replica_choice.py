@@ -280,6 +280,29 @@ def test_a_breaker_opens_by_requests_and_not_by_their_tries(attempts: list[tuple
             return
 
 
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans(), st.floats(0.0, 40.0)), max_size=60), st.integers(1, 4))
+def test_a_breaker_opens_by_callers_where_others_were_served(
+    attempts: list[tuple[str, bool, float]], threshold: int
+) -> None:
+    breaker = Breaker(BreakerConfig(failure_threshold=threshold, open_s=4.0, max_open_s=16.0))
+    served, failed, now_s = dict[str, float](), list[str](), 0.0
+    for request, (caller, is_good, pause_s) in enumerate(attempts):
+        now_s += pause_s
+        ticket = breaker.begin(now_s)
+        if is_good:
+            breaker.succeed(ticket, now_s, caller)
+            served[caller] = now_s
+            failed.clear()
+        else:
+            breaker.fail(ticket, now_s, request, caller)
+            failed.append(caller)
+        others = [other for other, at_s in served.items() if other not in failed and now_s - at_s < 60.0]
+        is_open = len(failed) >= threshold and (len(set(failed)) > 1 or not others)
+        assert (breaker.state(now_s) is BreakerState.OPEN) == is_open
+        if is_open:
+            return
+
+
 def test_with_nobody_to_ask_the_reason_and_the_wait_are_told() -> None:
     replicas = make_set(2, max_outstanding=1)
     for replica in replicas.replicas:

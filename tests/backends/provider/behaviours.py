@@ -228,6 +228,15 @@ async def flaky(call: ProviderCall) -> None:
 
 
 @_named
+async def poisoned(call: ProviderCall) -> None:
+    """Fail on whoever says poison."""
+    if "poison" in str(call.seen.body.get("messages")):
+        await call.error(500, "engine died")
+        return
+    await ok(call)
+
+
+@_named
 async def reset_before_head(call: ProviderCall) -> None:
     """Reset the connection instead of answering."""
     call.reset()

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from backends.config import RetryConfig
 from backends.errors import BackendUnavailable
 from backends.testing import Script
 from gateway.access import rate_limiter
@@ -20,6 +21,8 @@ from gateway.access.authenticator import hash_key, make_key, shown_prefix
 from gateway.access.key_limits import read_limits
 from gateway.ids import uuid7
 from gateway.store.records import ApiKey
+from tests.backends.provider.server import ProviderServer
+from tests.backends.remote_kit import make
 from tests.gateway.harness import Gateway, assert_error, echo_backends, make_settings, running
 from tests.gateway.raw import PATIENCE_S, eventually
 
@@ -286,3 +289,16 @@ async def test_what_fails_gives_a_policys_budget_back(tmp_path: Path, options: d
         gateway.backends["small"]._script = Script()
         assert (await gateway.chat(model="simple")).status_code == 200
         assert_error(await gateway.chat(model="simple"), 429, "insufficient_quota")
+
+
+async def test_one_keys_bad_requests_close_a_tier_to_no_other(tmp_path: Path) -> None:
+    """(fault review, open decision)"""
+    with ProviderServer() as server:
+        large = make(server, "poisoned", retry=RetryConfig(max_attempts=1), health_check="models")
+        async with running(make_settings(tmp_path), echo_backends() | {"large": large}) as gateway:
+            mean, kind = [await limited(gateway) for _ in range(2)]
+            assert (await ask(gateway, kind, model="expert")).status_code == 200
+            for number in range(6):
+                poison = [{"role": "user", "content": f"poison {number}"}]
+                assert_error(await ask(gateway, mean, model="expert", messages=poison), 502, "model_failed")
+            assert (await ask(gateway, kind, model="expert")).status_code == 200
