@@ -82,6 +82,7 @@ def applicable(name: str) -> list[ConformanceCheck]:
     return checks_for(ConformanceSubject(EchoBackend, TRAITS[name]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "check"),
     [pytest.param(name, check, id=f"{name}-{check}") for name in TRAITS for check in applicable(name)],

@@ -72,6 +72,7 @@ def artifact(learnt: TuningResult) -> RouterArtifact:
     return fit_router(table, seed=0, options=SMALL, embedder=learnt.encoder).artifact
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_it_learns_what_frozen_states_do_not_tell(encoders: Callable[[int], Path], seed: int) -> None:
     rng = random.Random(100 + seed)
@@ -87,6 +88,7 @@ def test_it_learns_what_frozen_states_do_not_tell(encoders: Callable[[int], Path
     assert found.card["num_labels"] == {"fit": 240, "newer": 60}
 
 
+@pytest.mark.slow
 def test_a_router_with_it_is_whole_without_the_folder_it_began_as(tmp_path: Path) -> None:
     path = make_encoder(tmp_path / "made", (*OAKS, *OWLS))
     found = tune(path)
@@ -123,6 +125,7 @@ def test_the_same_seed_gives_the_same_weights_and_leaves_the_generator_alone(enc
     assert (one.encoder.arrays[tuned_encoder.WEIGHTS] != other.encoder.arrays[tuned_encoder.WEIGHTS]).any()
 
 
+@pytest.mark.slow
 def test_a_check_counts_by_the_inverse_of_its_chance(encoders: Callable[[int], Path]) -> None:
     """Every prompt was found good as often as not; rare checks, which stand for many, say which answer was rare."""
     rng = random.Random(2)
@@ -214,6 +217,7 @@ def test_what_cannot_be_fine_tuned_is_named(
         tune(encoders(0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "damage", ["weights", "shape", "giant", "deep", "code", "missing", "outputs", "words", "length"]
 )

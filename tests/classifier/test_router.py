@@ -40,6 +40,7 @@ FOREIGN = (
 any_text = st.text(st.characters(codec=None), max_size=300)
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.sampled_from(["system", "user", "assistant"]), any_text), max_size=4))
 @settings(max_examples=60, deadline=None)
 def test_every_request_gets_probabilities(router: ArtifactRouter, turns: list[tuple[str, str]]) -> None:
@@ -114,6 +115,7 @@ def noted(table: TrainingTable, is_informative: bool) -> NotedEmbedder:
     return NotedEmbedder({request.text: vector for request, vector in zip(table.requests, vectors, strict=True)})
 
 
+@pytest.mark.slow
 def test_embeddings_add_what_they_know(table: TrainingTable) -> None:
     part = TrainingTable.build(table.requests[:500], table.scores[:500])
     losses = {}

@@ -39,6 +39,7 @@ def graded(tmp_path: Path) -> GradedTable:
     return read_graded(folder_of(tmp_path / "made", 3, num_prompts=60), MODELS)
 
 
+@pytest.mark.slow
 def test_every_fold_is_asked_of_a_router_without_its_groups(router: ArtifactRouter, graded: GradedTable) -> None:
     """Also where the folds split a group: its rows in other folds are then not fitted on."""
     groups = np.arange(60) // 2

@@ -60,6 +60,7 @@ def test_left_out_estimates_do_not_flatter(fitted: FittedRouter, table: Training
         assert reported == pytest.approx(log_loss(fresh[:, tier], scores[:, tier]), abs=0.06)
 
 
+@pytest.mark.slow
 def test_same_seed_same_artifact(table: TrainingTable, fitted: FittedRouter) -> None:
     part = TrainingTable.build(table.requests[:150], table.scores[:150])
     one, two = (fit_router(part, seed=5, options=SMALL).artifact for _ in range(2))
@@ -110,6 +111,7 @@ def test_unobserved_outcomes_are_left_out_not_taken_for_wrong(table: TrainingTab
     assert roc_auc(found.p_right[:, 0], table.scores[:, 0]) > 0.8
 
 
+@pytest.mark.slow
 def test_weights_restore_a_population(table: TrainingTable) -> None:
     """A log that kept few of tier 1's failures, weighted by inverse inclusion, reads like the whole."""
     table = TrainingTable.build(table.requests[:900], table.scores[:900])

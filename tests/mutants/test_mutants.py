@@ -92,6 +92,7 @@ def test_the_mirror_is_asked_first() -> None:
     assert "tests/policies/test_pricing.py" in asked
 
 
+@pytest.mark.slow
 def test_listed_mutants_are_still_there() -> None:
     for each in read_equivalents():
         source = (ROOT / each.path).read_text()

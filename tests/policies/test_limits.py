@@ -59,6 +59,7 @@ def asked_by(flow: Generator[Any, Any, Any], ending: FallbackOutcome | Escalatio
             attempt = flow.send(ending)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, suppress_health_check=[HealthCheck.filter_too_much])
 @given(decisions())
 def test_no_part_of_a_decision_is_beyond_regions_or_cost(made: Made) -> None:
@@ -92,6 +93,7 @@ def test_limits_that_bar_nothing_change_nothing(asked: RequestFacts, policy: Pol
     assert outcome(free) == outcome(wide)
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.filter_too_much])
 @given(decisions())
 def test_what_is_barred_is_said(made: Made) -> None:

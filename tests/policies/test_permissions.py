@@ -21,6 +21,7 @@ places = st.lists(st.sampled_from((*REGIONS, "gone")), min_size=1, unique=True).
 bounds = st.builds(Permissions, allowed_tiers=st.just(()) | names, allowed_regions=st.just(()) | places)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, suppress_health_check=[HealthCheck.filter_too_much])
 @given(decisions(), bounds, st.integers())
 def test_no_part_of_a_decision_is_beyond_the_key(made: Made, permissions: Permissions, seed: int) -> None:

@@ -41,6 +41,7 @@ def test_arrays_choose_as_decide_does(seed: int, threshold: float, value: float)
         assert decide(asked, by_value, LADDER, random.Random(0)).tier == value_column + 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("floor", [0.9, 0.97])
 def test_derived_numbers_hold_the_floor_on_fresh_traffic_for_less_than_any_mix(floor: float) -> None:
     seen, fresh = traffic_of(4000, 1), traffic_of(40_000, 2)

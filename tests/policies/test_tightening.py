@@ -20,6 +20,7 @@ from tests.policies.test_decide import PLAIN, WORTH, decided, request
 quarantine = st.dictionaries(st.sampled_from(TIERS), st.floats(0, 2))
 
 
+@pytest.mark.slow
 @settings(max_examples=500)
 @given(facts, policies, ladders(), quarantine, st.dictionaries(st.sampled_from(TIERS), st.floats(0, 1)), st.integers())
 def test_tightening_never_lowers_a_tier(

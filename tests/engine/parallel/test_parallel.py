@@ -65,6 +65,7 @@ def test_greedy_tokens_and_log_probabilities_are_those_of_the_whole(whole_and_cu
     assert [s.logprob for s in scores[1]] == pytest.approx([s.logprob for s in scores[0]], abs=CLOSE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whole_and_cut", ["awq", "gptq", "Qwen3"], indirect=True)
 def test_hidden_states_are_those_of_the_whole(whole_and_cut: tuple[Any, ParallelModel]) -> None:
     """4-bit layers: int8 copies would round each shard by its own scale, so compare against exact ones, loosely."""

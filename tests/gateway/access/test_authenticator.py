@@ -168,6 +168,7 @@ async def test_wrong_keys_cost_few_look_ups_and_little_memory_and_a_new_one_work
     assert asked.count(hash_key(secret)) == 2, "wrong keys push no good one out"
 
 
+@pytest.mark.slow
 async def test_only_blanks_of_http_are_cut_from_a_key(tmp_path: Path) -> None:
     """A byte that is a blank to Unicode alone is part of what was sent (fault review S9)."""
     async with running(make_settings(tmp_path, auth__required="always")) as gateway:

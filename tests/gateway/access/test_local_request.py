@@ -100,6 +100,7 @@ def test_listed_names_are_as_good_as_loopbacks() -> None:
     assert foreign_sign(connection("llm.lan.evil.example"), names) is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("headers", FOREIGN.values(), ids=FOREIGN)
 async def test_every_path_of_an_open_server_wants_a_key_of_what_is_not_from_here(
     tmp_path: Path, headers: Mapping[str, str]
@@ -136,6 +137,7 @@ async def test_a_key_opens_an_open_server_through_a_proxy(tmp_path: Path) -> Non
             assert_error(answer, 401, "invalid_api_key")
 
 
+@pytest.mark.slow
 async def test_a_server_that_is_open_on_purpose_never_opens_its_administration_to_others(tmp_path: Path) -> None:
     async with running(make_settings(tmp_path, auth__required="never")) as gateway:
         for headers in FOREIGN.values():

@@ -131,6 +131,7 @@ async def test_another_policy_is_refused_where_the_first_one_ends(tmp_path: Path
         assert (await gateway.chat(suffice={"policy": "open"})).status_code == 200, "others may"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("permissions", BINDINGS, ids=str)
 async def test_no_way_leads_out(tmp_path: Path, permissions: dict[str, Any]) -> None:
     """Every word a caller has, on both endpoints, routed freely, by the kill switch, and with the tier down."""

@@ -27,6 +27,7 @@ async def test_loopback_is_open_until_there_is_an_admin_key(tmp_path: Path, data
         await admin.error("GET", "/tiers", 401, "invalid_api_key", headers=holder)
 
 
+@pytest.mark.slow
 async def test_a_revoked_admin_key_leaves_the_administration_closed(tmp_path: Path, database_url: str) -> None:
     """Whoever can revoke the last one would else open the doors for all (security review M7)."""
     async with administered(tmp_path, database__url=database_url) as admin:

@@ -54,6 +54,7 @@ def fill(path: str, value: str = "x") -> str:
     return re.sub(r"{\w+}", value, path)
 
 
+@pytest.mark.slow
 async def test_nul_is_refused_by_name_wherever_it_stands(tmp_path: Path, database_url: str) -> None:
     """It was a 500, with the statement's parameters in the log (security review L2)."""
     num_asked = 0
@@ -77,6 +78,7 @@ async def test_nul_is_refused_by_name_wherever_it_stands(tmp_path: Path, databas
         assert not [each for each in entries if "\0" in each["subject"]]
 
 
+@pytest.mark.slow
 async def test_other_odd_text_is_answered_and_not_stumbled_over(tmp_path: Path, database_url: str) -> None:
     async with administered(tmp_path, database__url=database_url) as admin:
         for method, path, described in operations(admin):

@@ -175,6 +175,7 @@ async def fill(admin: Admin, num_rows: int, share: float) -> float:
     return good / num_rows
 
 
+@pytest.mark.slow
 async def test_a_policy_is_tried_before_it_is_saved(tmp_path: Path, database_url: str) -> None:
     async with administered(tmp_path, database__url=database_url) as admin:
         truth = await fill(admin, 600, share=0.4)

@@ -57,6 +57,7 @@ async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gat
         yield up
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "tier", "doubted", "count", "concurrency"),
     # What a tier thinks has no logprobs, so that no near-tie could be shown there: it is asked without neighbours.

@@ -87,8 +87,9 @@ async def test_other_requests_are_served_while_long_prompts_are_refused(gateway:
 
     async def flood() -> None:
         path, body, _ = LONG["words"]
-        assert (await gateway.client.post(path, json=body)).status_code == 400
-        ended.append("long")
+        for _ in range(3):
+            assert (await gateway.client.post(path, json=body)).status_code == 400
+            ended.append("long")
 
     async def look() -> None:
         assert (await gateway.client.get("/healthz")).status_code == 200
@@ -98,8 +99,8 @@ async def test_other_requests_are_served_while_long_prompts_are_refused(gateway:
     while not all(task.done() for task in long):
         await look()
     await asyncio.gather(*long)
-    assert ended.index("short") < len(ended) - 1 - ended[::-1].index("long")
-    assert ended.count("short") > 4
+    # How many come between is the machine's speed; that some do is not.
+    assert "short" in ended[ended.index("long") : len(ended) - 1 - ended[::-1].index("long")]
 
 
 async def test_long_inputs_that_fit_are_embedded_off_the_loop(gateway: Gateway) -> None:

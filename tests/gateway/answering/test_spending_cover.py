@@ -222,6 +222,7 @@ async def spending_alerts(url: str) -> list[Alert]:
         return [each for each in await ControlStore(store).list_alerts() if each.kind == "spending"]
 
 
+@pytest.mark.slow
 async def test_a_killed_server_is_reported_with_what_it_may_have_spent(
     tmp_path: Path, database_url: str, provider: tuple[CountingProvider, str]
 ) -> None:
@@ -262,6 +263,7 @@ async def test_a_killed_server_is_reported_with_what_it_may_have_spent(
     assert len(await spending_alerts(database_url)) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.db
 async def test_two_living_servers_do_not_report_each_other(
     tmp_path: Path, postgres_url: str, provider: tuple[CountingProvider, str]

@@ -49,6 +49,7 @@ def folders(tmp_path: Path) -> Iterator[tuple[Path, Path, str]]:
         server.stderr.close()
 
 
+@pytest.mark.slow
 def test_a_key_is_of_the_running_servers_database_or_is_not_made(folders: tuple[Path, Path, str]) -> None:
     here, there, url = folders
     made = keys(here, "create")

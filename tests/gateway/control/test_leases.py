@@ -55,6 +55,7 @@ async def test_a_lost_lease_cannot_be_renewed(store: Store) -> None:
     assert await leases.renew(new, 60) is not None, "a stranger's release does nothing"
 
 
+@pytest.mark.slow
 async def test_a_killed_holder_is_followed(database_url: str, store: Store) -> None:
     program = (
         "import asyncio, sys\n"

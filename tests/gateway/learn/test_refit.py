@@ -102,6 +102,7 @@ async def test_words_that_the_base_cannot_tell_apart_are_learnt_from_texts(world
     assert np.mean([each.novelty < 0.995 for each in said["oaks"]]) > 0.9
 
 
+@pytest.mark.slow
 async def test_without_texts_there_is_no_refit(world_settings: MakeSettings) -> None:
     settings = world_settings(log__prompts="full")
     async with Store(settings.database) as store:

@@ -177,6 +177,7 @@ async def test_both_splits_keep_time_and_wordings_apart(world_settings: MakeSett
         assert len(split.train) + len(split.judge) == len(table)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("retention", ["digest", "full"])
 async def test_a_log_that_a_server_wrote_can_be_learnt_from(world_settings: MakeSettings, retention: str) -> None:
     """Over HTTP, with real backends: what the server logs is what the table needs, texts or not."""

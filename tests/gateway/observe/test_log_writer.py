@@ -106,6 +106,7 @@ def test_what_is_logged_goes_to_a_stream_without_a_file_too() -> None:
     assert told.getvalue().endswith("warning suffice.test hello\n")
 
 
+@pytest.mark.slow
 async def test_a_server_whose_log_nobody_reads_answers_all_the_same(tmp_path: Path, free_port: int) -> None:
     """Eighty answers, then nothing: so it was with the line written on the event loop."""
     config = tmp_path / "suffice.toml"

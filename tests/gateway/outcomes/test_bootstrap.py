@@ -75,6 +75,7 @@ async def run(
     return await collect_outcomes(rows, settings, backends, work, OPTIONS, window="test")
 
 
+@pytest.mark.slow
 async def test_prompts_become_a_router_that_holds_its_floor(settings: Settings, tmp_path: Path) -> None:
     rows = task_rows(400)
     outcomes = await run(rows, settings, scripted_ladder(settings), tmp_path / "answers.jsonl")

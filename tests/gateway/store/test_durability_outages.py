@@ -131,6 +131,7 @@ async def test_postgres_dies_under_streams_and_comes_back(private_postgres: Priv
         assert await gateway.num_rows() == 2
 
 
+@pytest.mark.slow
 @pytest.mark.db
 async def test_a_frozen_postgres_is_given_up_on(private_postgres: PrivatePostgres) -> None:
     # Short enough to wait for, and long for a write of a busy machine: the first request here must be served.
@@ -170,6 +171,7 @@ async def test_a_full_disk_under_a_serving_gateway(tiny_disk: TinyDisk) -> None:
         assert await gateway.num_rows() == num_served + 2
 
 
+@pytest.mark.slow
 async def test_sigterm_lets_running_answers_finish(database_url: str, free_port: int) -> None:
     command = [sys.executable, "-m", "gateway.bench.echo_server", "--token-delay-s", "0.05"]
     command += ["--port", str(free_port), "--database-url", database_url]

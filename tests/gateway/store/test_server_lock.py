@@ -32,6 +32,7 @@ async def command(*words: str | Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 async def test_a_second_server_is_refused_until_the_first_is_gone(tmp_path: Path, free_port: int) -> None:
     config = written(tmp_path)
     async with gateway_process(config, free_port, tmp_path / "a.log") as first:

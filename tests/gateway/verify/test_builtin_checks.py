@@ -32,6 +32,7 @@ async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gat
         yield up
 
 
+@pytest.mark.slow
 async def test_verdicts_agree_with_the_tasks_own_checker(gateway: Gateway) -> None:
     """Tier 1's answers, right and wrong ones: with a top tier that is nearly always right, wrong is not good enough."""
     tasks = draw_split(HOLDOUT_SPLIT, 5, 24)
