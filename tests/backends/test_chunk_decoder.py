@@ -273,6 +273,7 @@ JSON = st.recursive(
 FIELDS = ("content", "text", "reasoning", "reasoning_content", "logprobs", "finish_reason", "delta", "message")
 
 
+@pytest.mark.slow
 @given(
     st.dictionaries(st.sampled_from([*FIELDS, "prompt_logprobs"]), JSON, max_size=4),
     st.dictionaries(st.sampled_from(["usage", "error", "object", "prompt_logprobs"]), JSON, max_size=3),

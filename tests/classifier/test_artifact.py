@@ -26,6 +26,7 @@ def saved(fitted: FittedRouter, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return fitted.artifact.save(tmp_path_factory.mktemp("router") / "router.npz")
 
 
+@pytest.mark.slow
 def test_saving_and_loading_changes_nothing(saved: Path, fitted: FittedRouter, router: ArtifactRouter) -> None:
     loaded = ArtifactRouter.load(saved)
     assert loaded.version == router.version == fitted.artifact.version

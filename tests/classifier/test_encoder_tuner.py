@@ -164,6 +164,7 @@ def test_out_of_time_it_ends_with_what_it_has(encoders: Callable[[int], Path]) -
     assert np.isfinite(found.encoder.embed(rows.requests)).all()
 
 
+@pytest.mark.slow
 def test_where_nothing_can_be_learnt_the_base_rate_is_kept(encoders: Callable[[int], Path]) -> None:
     rng = random.Random(0)
     requests, _ = draw_ordered(rng, 200)

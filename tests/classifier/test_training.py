@@ -100,6 +100,7 @@ def test_near_duplicates_do_not_inflate_what_is_reported() -> None:
     assert roc_auc(leaking.p_right[:, 0], scores[:, 0]) > 0.9  # what ignoring groups would have claimed
 
 
+@pytest.mark.slow
 def test_unobserved_outcomes_are_left_out_not_taken_for_wrong(table: TrainingTable) -> None:
     table = TrainingTable.build(table.requests[:900], table.scores[:900])
     scores = table.scores.copy()

@@ -480,6 +480,7 @@ def test_a_leak_is_found_when_idle_and_the_next_request_is_served(caplog: pytest
 kinds = st.sampled_from(["greedy", "seeded", "penalised", "scored", "pooled", "echoed"])
 
 
+@pytest.mark.slow
 @given(
     arrivals=st.lists(st.tuples(prompts, kinds, st.integers(0, 4), st.sampled_from(Priority)), min_size=1, max_size=8),
     drafting=st.sampled_from([None, "ngram", "model"]),

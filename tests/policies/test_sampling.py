@@ -177,6 +177,7 @@ def test_without_prices_the_lower_tiers_share_alike() -> None:
     assert [chance for _, chance in found.down] == pytest.approx([0.1, 0.1, 0.1])
 
 
+@pytest.mark.slow
 def test_weighted_totals_are_unbiased() -> None:
     """Horvitz and Thompson's total over strata drawn at different rates meets the true one within 4 standard errors."""
     rng = random.Random(7)

@@ -69,6 +69,7 @@ def may_answer(tier: int, wanted: int, asked: RequestFacts, policy: Policy, ladd
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=400)
 @given(facts, keeping, ladders(), st.integers())
 def test_no_tier_answers_in_an_outage_that_the_policy_would_not_choose(

@@ -82,6 +82,7 @@ def test_hidden_states_are_those_of_the_whole(whole_and_cut: tuple[Any, Parallel
     assert error < (CLOSE if whole.config.quant is None else 0.05)
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_is_named_and_nothing_hangs(tmp_path: Path) -> None:
     cut = load_parallel(write_checkpoint("Llama", tmp_path), DEVICES)
     engine = Engine(cut, CONFIG)
@@ -108,6 +109,7 @@ def test_what_cannot_be_cut_is_refused_before_anything_starts(tmp_path: Path) ->
         shard_config(quantised, 2)
 
 
+@pytest.mark.slow
 def test_a_rank_that_cannot_load_is_an_error_not_a_wait(tmp_path: Path) -> None:
     folder = write_checkpoint("Llama", tmp_path)
     tensors = folder / "model.safetensors"

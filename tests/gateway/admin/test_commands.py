@@ -65,6 +65,7 @@ async def test_a_policy_is_saved_tried_and_brought_back_by_commands(tmp_path: Pa
         assert (status, wrong.strip()) == (1, "suffice: There is no policy 'none'.")
 
 
+@pytest.mark.slow
 async def test_the_kill_switch_and_keys_by_commands(tmp_path: Path) -> None:
     async with running(make_settings(tmp_path)) as gateway:
         status, said, _ = await run(gateway.url, "set-kill-switch", "--on", "--reason", "a drill")

@@ -61,6 +61,7 @@ def sample(operation: Operation) -> str:
     return operation.path.replace("{", "").replace("}", "")
 
 
+@pytest.mark.slow
 async def test_the_document_is_valid_and_has_every_route(tmp_path: Path) -> None:
     settings = make_settings(tmp_path)
     async with running(settings) as gateway:

@@ -96,6 +96,7 @@ async def test_other_odd_text_is_answered_and_not_stumbled_over(tmp_path: Path, 
                     assert answer.status_code < 500, (method, path, name, written[:20], answer.text[:200])
 
 
+@pytest.mark.slow
 async def test_the_ends_of_the_calendar_are_refused(tmp_path: Path, database_url: str) -> None:
     """They were told as an outage of the database (security review L3)."""
     num_asked = 0

@@ -379,6 +379,7 @@ async def test_a_higher_tier_that_breaks_off_in_a_stream_ends_it_with_one_error(
 # Clients that leave
 
 
+@pytest.mark.slow
 @given(
     hang_up_s=st.floats(0, 0.06),
     streamed=st.booleans(),

@@ -67,6 +67,7 @@ LONG = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", LONG)
 async def test_a_prompt_beyond_the_context_costs_little(gateway: Gateway, shape: str) -> None:
     """What is encoded is bounded by the context, whatever the body's size, and the loop encodes short texts alone."""

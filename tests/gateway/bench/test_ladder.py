@@ -100,6 +100,7 @@ def test_the_plot_is_drawn(tmp_path: Path) -> None:
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 async def test_over_http(
     serve: Callable[[Any], str], sqlite_url: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

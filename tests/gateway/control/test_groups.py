@@ -38,6 +38,7 @@ async def ask(gateway: Gateway, headers: dict[str, str], prompt: str) -> tuple[i
     return int(answer.headers["x-suffice-tier"]), answer.headers["x-suffice-reason"]
 
 
+@pytest.mark.slow
 async def test_a_bad_tenant_goes_up_alone_and_comes_back(tmp_path: Path, database_url: str) -> None:
     given = {"policy__exploration_share": 0, "policy__quality_floor": 0.9}
     async with serving(tmp_path, database_url, **given) as gateway:

@@ -154,6 +154,7 @@ async def test_redis_may_come_and_go_under_load(tmp_path: Path, postgres_url: st
         print(f"\n{len(answers)} answers, none failed; changes seen after (ms): without, then with Redis {shown}")
 
 
+@pytest.mark.slow
 async def test_without_the_database_the_last_state_stays(tmp_path: Path, private_postgres: PrivatePostgres) -> None:
     settings = make_settings(
         tmp_path,

@@ -95,6 +95,7 @@ async def test_slow_uploads_of_a_key_are_few_and_leave_room_for_others(tmp_path:
     gateway.assert_idle()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/embeddings", "/v1/feedback", "/admin/v1/keys"])
 async def test_a_body_that_drips_is_cut_and_its_connection_closed(tmp_path: Path, path: str) -> None:
     """However lively it is (security review M4, fault review S7)."""

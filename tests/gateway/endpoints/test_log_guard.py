@@ -140,6 +140,7 @@ async def test_a_cut_connection_costs_nothing_and_comes_back_at_once(tmp_path: P
     await admin.close()
 
 
+@pytest.mark.slow
 @pytest.mark.db
 async def test_a_stopped_and_a_frozen_cluster(tmp_path: Path, private_postgres: PrivatePostgres) -> None:
     options = {"database__connect_timeout_s": 2.0, "database__write_timeout_s": 2.0}

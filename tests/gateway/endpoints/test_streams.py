@@ -58,6 +58,7 @@ async def test_each_delta_of_a_model_is_a_write_of_its_own(tmp_path: Path, delay
         assert b"[DONE]" in pieces[-1]
 
 
+@pytest.mark.slow
 async def test_sigterm_lets_a_stream_finish_and_ends_the_process_in_order(tmp_path: Path, free_port: int) -> None:
     toml = LADDER_TOML.replace('[models.large]\nkind = "echo"', '[models.large]\nkind = "echo"\ntoken_delay_s = 0.05')
     config = tmp_path / "suffice.toml"

@@ -120,6 +120,7 @@ async def test_after_a_drift_caution_is_given_up_as_far_as_the_log_carries_and_i
     assert recovering_since(learnt, datetime.now(UTC)) == drift_at
 
 
+@pytest.mark.slow
 async def test_nothing_to_gain_keeps_the_serving_router(world_settings: MakeSettings) -> None:
     settings = world_settings()
     await filled(settings, 700, ("easy", "hard"))
@@ -173,6 +174,7 @@ async def test_one_at_a_time(world_settings: MakeSettings) -> None:
         assert await runs_in(store) == []
 
 
+@pytest.mark.slow
 async def test_a_process_that_lost_its_lease_publishes_nothing(world_settings: MakeSettings) -> None:
     settings = world_settings()
     await filled(settings, 500)

@@ -132,6 +132,7 @@ async def test_wordings_are_numbered_alike_wherever_they_were_logged(
     assert [table.groups.tolist() for table in tables] == [[*range(40), *reversed(range(40))]] * 2
 
 
+@pytest.mark.slow
 async def test_limits_bound_the_rows_and_the_sample_stands_for_all(world_settings: MakeSettings) -> None:
     table = await table_of(world_settings(), 1500, max_checked=200, max_unchecked=200)
     checked = table.is_checked

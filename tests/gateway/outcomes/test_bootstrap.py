@@ -283,6 +283,7 @@ def test_bad_files_and_calls_end_with_a_message(tmp_path: Path, capsys: pytest.C
     assert wrong.value.code == 2
 
 
+@pytest.mark.slow
 def test_what_fits_a_router_and_what_judges_it_never_meet() -> None:
     fitting, judging = draw_split(FITTING_SPLIT, 1, 3000), draw_split(HOLDOUT_SPLIT, 2, 3000)
     problems = [{task.task_id for task in half} for half in (fitting, judging)]

@@ -110,6 +110,7 @@ async def until_served(gateway: Running, body: dict[str, Any] | None = None) -> 
             await asyncio.sleep(0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.db
 async def test_postgres_dies_under_streams_and_comes_back(private_postgres: PrivatePostgres) -> None:
     async with serving(private_postgres.url, token_delay_s=0.1, database__connect_timeout_s=2) as gateway:

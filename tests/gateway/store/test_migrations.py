@@ -147,6 +147,7 @@ async def test_check_notices_a_difference(database_url: str) -> None:
         await migrate.check(database_url)
 
 
+@pytest.mark.slow
 async def test_every_step_goes_up_down_and_up_with_rows(empty_database_url: str) -> None:
     url = empty_database_url
     assert await migrate.current(url) is None

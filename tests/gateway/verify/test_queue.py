@@ -232,6 +232,7 @@ async def test_workers_in_several_processes_share_the_jobs_without_doubling(
     assert await count(store, verifications, verifications.c.status == "done") == 60
 
 
+@pytest.mark.slow
 async def test_a_killed_workers_job_is_done_once_by_another(
     store: Store, database_url: str, queue: VerificationQueue
 ) -> None:
