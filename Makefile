@@ -7,6 +7,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Small models on few cores: idle OpenMP workers must sleep, not spin.
 export OMP_WAIT_POLICY ?= passive
+# Hundreds of processes are started by the tests; each would compile every module anew.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: run test test-all test-gpu lint format bench services clean
 

@@ -15,6 +15,7 @@ import sys
 import tomllib
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -106,7 +107,9 @@ def _absolute(path: Path, node: ast.ImportFrom) -> str:
     return ".".join((*package, *(node.module or "").split("."))).rstrip(".")
 
 
-ALL_IMPORTS = [each for path in source_files() for each in imports_of(path)]
+@cache
+def all_imports() -> list[Import]:
+    return [each for path in source_files() for each in imports_of(path)]
 
 
 def room_of(name: str) -> str:
@@ -116,15 +119,15 @@ def room_of(name: str) -> str:
 def test_the_walk_sees_the_rooms() -> None:
     """Were the walk blind, every test below would pass."""
     assert {path.relative_to(ROOT).parts[0] for path in source_files()} == set(ROOMS)
-    assert any(each.module == "gateway.store.tables" and "migrations" in str(each.path) for each in ALL_IMPORTS)
-    assert any(each.module == "torch" for each in ALL_IMPORTS)
+    assert any(each.module == "gateway.store.tables" and "migrations" in str(each.path) for each in all_imports())
+    assert any(each.module == "torch" for each in all_imports())
 
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_arrows_point_one_way(room: str) -> None:
     wrong = [
         str(each)
-        for each in ALL_IMPORTS
+        for each in all_imports()
         if each.path.is_relative_to(ROOT / room)
         and room_of(each.module) in ROOMS
         and room_of(each.module) not in ARROWS[room] | {room}
@@ -137,7 +140,7 @@ def test_only_the_local_backend_meets_the_engine() -> None:
     allowed = ("local", "weights", "builtin")
     wrong = [
         str(each)
-        for each in ALL_IMPORTS
+        for each in all_imports()
         if each.path.is_relative_to(ROOT / "backends")
         and room_of(each.module) == "engine"
         and each.module not in {"engine.config", "engine.errors"}
@@ -147,13 +150,13 @@ def test_only_the_local_backend_meets_the_engine() -> None:
 
 
 def test_nothing_imports_the_tests() -> None:
-    assert [str(each) for each in ALL_IMPORTS if room_of(each.module) == "tests"] == []
+    assert [str(each) for each in all_imports() if room_of(each.module) == "tests"] == []
 
 
 def test_names_come_from_the_module_that_defines_them() -> None:
     """Never through a package's ``__init__``: importing a package by name gives its modules, not their contents."""
     wrong = []
-    for each in ALL_IMPORTS:
+    for each in all_imports():
         if room_of(each.module) not in ROOMS:
             continue
         folder = ROOT.joinpath(*each.module.split("."))
@@ -201,7 +204,7 @@ def test_rooms_of_the_gateway_form_no_circle() -> None:
     """First-level groups of ``gateway/``: imports inside functions count, those for types alone do not."""
     modules = {_module_name(path) for path in source_files()}
     arrows: dict[str, set[str]] = {}
-    for each in ALL_IMPORTS:
+    for each in all_imports():
         name = _module_name(each.path)
         if each.is_typing or not name.startswith("gateway."):
             continue
@@ -261,7 +264,7 @@ def test_light_modules_stay_light(module: str) -> None:
 
 
 def test_nothing_reads_pickles_or_runs_text() -> None:
-    wrong = [str(each) for each in ALL_IMPORTS if room_of(each.module) in UNSAFE_IMPORTS]
+    wrong = [str(each) for each in all_imports() if room_of(each.module) in UNSAFE_IMPORTS]
     for path in source_files():
         for node in ast.walk(parse(path)):
             if isinstance(node, ast.Call):
@@ -295,7 +298,7 @@ def test_policies_touch_no_clock_dice_or_disk() -> None:
     banned = frozenset({"time", "os", "asyncio", "socket", "pathlib", "logging", "secrets", "subprocess", "threading"})
     wrong = [
         str(each)
-        for each in ALL_IMPORTS
+        for each in all_imports()
         if each.path.is_relative_to(ROOT / "policies") and room_of(each.module) in banned
     ]
     assert wrong == []
@@ -338,7 +341,7 @@ def test_what_is_imported_is_declared() -> None:
     # scikit-learn cannot be without scipy, nor PyTorch for CUDA without triton; the others are for modules imported
     # only where they are found.
     known |= {"scipy", "triton", "aiohttp", "yarl", "gguf"} | set(ROOMS) | sys.stdlib_module_names
-    foreign = {str(each) for each in ALL_IMPORTS if room_of(each.module) not in known and not each.is_optional}
+    foreign = {str(each) for each in all_imports() if room_of(each.module) not in known and not each.is_optional}
     assert foreign == set()
 
 
