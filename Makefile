@@ -10,7 +10,7 @@ export OMP_WAIT_POLICY ?= passive
 # Hundreds of processes are started by the tests; each would compile every module anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run test test-all test-gpu lint format bench services clean
+.PHONY: run test test-all test-gpu lint format bench lock services clean
 
 run: $(VENV)/.run
 	$(BIN)/suffice up --host $(HOST) --port $(PORT)
@@ -41,6 +41,13 @@ bench: $(VENV)/.test
 	$(BIN)/python -m engine.bench
 	$(BIN)/suffice bench overhead
 	$(BIN)/suffice bench ladder --tasks 400 --seed 1
+
+# The hashes by which the image installs; after a change of constraints.txt.
+lock: $(BIN)/python
+	$(PIP) install --quiet --constraint constraints.txt uv
+	$(BIN)/uv pip compile pyproject.toml --constraints constraints.txt --universal --python-version 3.11 \
+		--generate-hashes --only-binary :all: --no-annotate --custom-compile-command "make lock" --quiet \
+		--output-file deploy/requirements.lock
 
 # PostgreSQL and Redis for the tests, on a bare Debian.
 services:
