@@ -46,11 +46,13 @@ class Server:
     folder : where configuration, log lines and, by default, the database lie
     toml : its configuration
     max_file_bytes : no file of the process may grow beyond it, as on a full disk
+    environ : added to the process's environment
     """
 
     folder: Path
     toml: str
     max_file_bytes: int | None = None
+    environ: dict[str, str] = field(default_factory=dict)
     port: int = field(default_factory=free_port)
     process: asyncio.subprocess.Process | None = None
 
@@ -76,7 +78,7 @@ class Server:
             self.process = await asyncio.create_subprocess_exec(
                 *command,
                 cwd=ROOT,
-                env=environ | {"OMP_NUM_THREADS": "1", "HOME": str(self.folder)},
+                env=environ | {"OMP_NUM_THREADS": "1", "HOME": str(self.folder)} | self.environ,
                 stdout=output,
                 stderr=output,
             )

@@ -18,6 +18,7 @@ import functools
 import itertools
 import random
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -25,7 +26,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import httpx
@@ -310,6 +311,34 @@ async def clock_ahead(scene: Scene) -> None:
         await scene.check_log("clock", server.database_url())
 
 
+def _clock_library(folder: Path) -> Path:
+    """Compile what moves the wall clock of the process that loads it."""
+    library = folder / "moved_clock.so"
+    source = Path(__file__).with_name("moved_clock.c")
+    subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-o", str(library), str(source)], check=True)
+    return library
+
+
+def _clock_drill(drill: str, shift_s: int) -> Callable[[Scene], Awaitable[None]]:
+    """The wall clock of the running process jumps, and later jumps back."""
+
+    async def run(scene: Scene) -> None:
+        server, clock = scene.server(drill), scene.folder / "clock"
+        library = await asyncio.to_thread(_clock_library, scene.folder)
+        server.environ = {"LD_PRELOAD": str(library), "MOVED_CLOCK": str(clock)}
+        clock.write_text("0")
+        async with running(server):
+            take, give = (lambda: clock.write_text(str(shift_s))), (lambda: clock.write_text("0"))
+            seen, _ = await _outage(scene, drill, server, server.database_url(), take, give)
+            scene.report.check(f"{drill}: all are answered", set(seen.statuses) == {"200"}, dict(seen.statuses))
+            shifted = f"{datetime.now(UTC) + timedelta(seconds=shift_s):%Y-%m-%dT%H}"
+            scene.report.check(f"{drill}: the server saw another time", shifted in server.log)
+            told = server.log.partition("Traceback")
+            scene.report.check(f"{drill}: no traceback in the log", not told[1], told[2][-2000:])
+
+    return run
+
+
 async def leader_frozen(scene: Scene) -> None:
     cluster = await asyncio.to_thread(PrivatePostgres, free_port())
     more = "\n[control]\nlease_s = 2.0\n"
@@ -372,6 +401,8 @@ DRILLS: Mapping[str, Callable[[Scene], Awaitable[None]]] = {
     "flapping": flapping,
     "disk": disk_full,
     "clock": clock_ahead,
+    "clock-back": _clock_drill("clock-back", -3_600),
+    "clock-on": _clock_drill("clock-on", 2 * 86_400),
     "leader": leader_frozen,
     "kills": kills,
 }
