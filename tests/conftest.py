@@ -235,7 +235,7 @@ def serve() -> Iterator[Callable[[Any], str]]:
     running: list[tuple[uvicorn.Server, threading.Thread]] = []
 
     def start(app: Any, **options: Any) -> str:
-        listener = socket.socket()
+        listener = socket.socket(proto=socket.IPPROTO_TCP)
         listener.bind(("127.0.0.1", 0))
         config = uvicorn.Config(app, log_level="warning", access_log=False, **options)
         server = uvicorn.Server(config)

@@ -20,7 +20,8 @@ class LiveServer:
     """
 
     def __init__(self, app: Starlette, settings: Settings, *, send_buffer_bytes: int | None = None) -> None:
-        self._listener = socket.socket()
+        # asyncio turns delays off only for sockets that say they are TCP; else each answer waits 40 ms for its second part.
+        self._listener = socket.socket(proto=socket.IPPROTO_TCP)
         if send_buffer_bytes is not None:
             # Connections inherit it from the socket they were accepted on.
             self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)

@@ -59,6 +59,8 @@ class ProviderServer:
         self.num_gone = 0
         self.errors: list[Exception] = []
         self._socket = socket.create_server(("127.0.0.1", 0))
+        # Connections inherit it; asyncio sets it only where a socket says that it is TCP.
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.port: int = self._socket.getsockname()[1]
         options: dict[str, Any] = {
             "log_level": "critical",
