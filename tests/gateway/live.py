@@ -20,7 +20,7 @@ class LiveServer:
     """
 
     def __init__(self, app: Starlette, settings: Settings, *, send_buffer_bytes: int | None = None) -> None:
-        # asyncio sets TCP_NODELAY only where a socket says that it is TCP; without it a body comes 40 ms after its head.
+        # asyncio sets TCP_NODELAY only where a socket says it is TCP; without it a body comes 40 ms after its head.
         self._listener = socket.socket(proto=socket.IPPROTO_TCP)
         if send_buffer_bytes is not None:
             # Connections inherit it from the socket they were accepted on.
