@@ -12,10 +12,9 @@ import re
 import string
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 
 from classifier.lexicon import GROUP_NAMES, WORD_GROUPS
-from classifier.text import MAX_WORD_CHARS
+from classifier.text import has_digit
 from classifier.types import RouterRequest
 
 HISTORY_PRIOR = 8.0
@@ -88,18 +87,6 @@ def _number_features(tokens: Sequence[str]) -> tuple[float, ...]:
     )
 
 
-@lru_cache(1 << 15)
-def _plain_word(token: str) -> tuple[str, tuple[int, ...], bool] | None:
-    """Return a word in lower case, its lexicon groups, whether it may name something; None for a number.
-
-    Remembered, because few words make up most of any text.
-    """
-    if token[0].isdecimal():
-        return None
-    lowered = token.lower()
-    return lowered, WORD_GROUPS.get(lowered, ()), lowered != token and len(token) > 1
-
-
 def _magnitude(token: str) -> float:
     """Return log10(1 + value) of a number; separators other than a decimal point are dropped, huge ones saturate."""
     whole = token.partition(".")[0].replace(",", "").partition(":")[0].partition("/")[0]
@@ -115,21 +102,24 @@ def _quoted_chars(text: str) -> int:
 def _word_features(tokens: Sequence[str], text: str) -> tuple[list[float], list[float], list[str]]:
     """Return the shape of the words, how often each lexicon group speaks, and the numbers among them."""
     group_counts = [0.0] * len(GROUP_NAMES)
-    plain: list[str] = []
-    numbers: list[str] = []
+    # All at once is quicker than remembering words; and what was remembered of others would show in the time.
+    joined = "\n".join(tokens)
+    numbers = [token for token in tokens if token[0].isdecimal()] if has_digit(joined) else []
+    known_numbers = set(numbers)
+    words = [token for token in tokens if token not in known_numbers] if numbers else tokens
+    lowered = "\n".join(words).lower() if numbers else joined.lower()
+    plain = lowered.split("\n") if words else []
+    if len(plain) != len(words):
+        plain = [word.lower() for word in words]
+    for word in plain:
+        if word in WORD_GROUPS:
+            for column in WORD_GROUPS[word]:
+                group_counts[column] += 1.0
     entities = 0
-    for position, token in enumerate(tokens):
-        # A text may be one word; what is remembered must be short.
-        known = _plain_word(token) if len(token) <= MAX_WORD_CHARS else _plain_word.__wrapped__(token)
-        if known is None:
-            numbers.append(token)
-            continue
-        lowered, columns, is_name = known
-        plain.append(lowered)
-        for column in columns:
-            group_counts[column] += 1.0
-        if is_name and position:
-            entities += 1
+    if lowered != joined:
+        names = [word != low and len(word) > 1 for word, low in zip(words, plain, strict=True)]
+        # What stands first is written large in any sentence.
+        entities = sum(names) - (bool(words) and words[0] is tokens[0] and names[0])
     num_plain = max(len(plain), 1)
     lengths = list(map(len, plain))
     shape = [

@@ -22,7 +22,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from classifier.text import MAX_WORD_CHARS, normalise
+from classifier.text import MAX_WORD_CHARS, has_digit, normalise
 
 # Constants of no dimension: numpy takes them without looking for a common type, half the time of a small array's turn.
 _GOLDEN = np.array(2_654_435_761, dtype=np.uint32)
@@ -160,15 +160,28 @@ def _joined(starts: Sequence[NDArray[np.intp]]) -> NDArray[np.intp]:
     return np.concatenate([each[:-1] + past for each, past in zip(starts, before, strict=False)] + [before[-1:]])
 
 
-@lru_cache(1 << 15)
-def _word_hash(word: str) -> int:
-    """Hash at most ``MAX_WORD_CHARS``; remembered, because few words make up most of any text."""
-    return zlib.crc32(normalise(word).encode("utf-8", "surrogatepass"))
-
-
 def word_hashes(words: Sequence[str]) -> NDArray[np.uint32]:
-    """Return 32-bit hashes of the normalised words, in order; lone surrogates are hashed as they come."""
-    return np.array([_word_hash(word[:MAX_WORD_CHARS]) for word in words], dtype=np.uint32)
+    """Return 32-bit hashes of the normalised words, in order; lone surrogates are hashed as they come.
+
+    All at once, which is quicker than remembering words; and what was remembered of others would show in the time.
+    """
+    joined = "\n".join(words)
+    # Most texts have no word so long; one is looked for where there is room for it.
+    if len(joined) > MAX_WORD_CHARS and max(map(len, words)) > MAX_WORD_CHARS:
+        words = [word[:MAX_WORD_CHARS] for word in words]
+        joined = "\n".join(words)
+    pieces = _encoded(joined.lower()).split(b"\n")
+    if len(pieces) != len(words):
+        pieces = [_encoded(word.lower()) for word in words]
+    if has_digit(joined):
+        for place, word in enumerate(words):
+            if word[0].isdecimal():
+                pieces[place] = _encoded(normalise(word))
+    return np.array(list(map(zlib.crc32, pieces)), dtype=np.uint32)
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
 
 
 def word_ngram_hashes(hashes: NDArray[np.uint32], order: int) -> NDArray[np.uint32]:

@@ -40,6 +40,15 @@ def number_shape(word: str) -> str:
     return "0" * min(len(word), MAX_WORD_CHARS) if word.isdecimal() else re.sub(r"\d", "0", word[:MAX_WORD_CHARS])
 
 
+_DIGITS = "0123456789"
+
+
 def normalise(word: str) -> str:
     """Return the form that is hashed: lower case, bounded, numbers by their shape."""
     return number_shape(word) if word[0].isdecimal() else word[:MAX_WORD_CHARS].lower()
+
+
+def has_digit(text: str) -> bool:
+    """Return whether a decimal digit of any script may be in a text."""
+    # Ten searches for one byte are a tenth of one walk by an expression.
+    return not text.isascii() or any(digit in text for digit in _DIGITS)
