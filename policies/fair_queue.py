@@ -181,6 +181,10 @@ class FairQueue:
         """Return the places that a tenant's waiting claims want, over all classes."""
         return sum(tenants[tenant].size for tenants in self._ranks if tenant in tenants)
 
+    def load_of(self, tenant: str) -> int:
+        """Return the places that a tenant holds and waits for."""
+        return self._held_by_tenant.get(tenant, 0) + self.wanted_by(tenant)
+
     def share_of(self, tenant: str, num_places: int) -> float:
         """Return the places that a tenant can count on: those it holds, or an even share if that is more."""
         names = {name for tenants in self._ranks for name in tenants}
@@ -198,13 +202,13 @@ class FairQueue:
         """
         for rank in range(len(self._ranks) - 1, claim.rank, -1):
             if self._ranks[rank]:
-                tenant = max(self._ranks[rank], key=self._load)
+                tenant = max(self._ranks[rank], key=self.load_of)
                 return self._newest(rank, tenant)
         tenants = self._ranks[claim.rank]
         if not tenants:
             return None
-        greediest = max(tenants, key=self._load)
-        if greediest != claim.tenant and self._load(greediest) > self._load(claim.tenant) + claim.size:
+        greediest = max(tenants, key=self.load_of)
+        if greediest != claim.tenant and self.load_of(greediest) > self.load_of(claim.tenant) + claim.size:
             return self._newest(claim.rank, greediest)
         return self.victim_within(claim)
 
@@ -223,9 +227,6 @@ class FairQueue:
         by_key = self._held_by_key
         greediest = max(keys, key=lambda name: keys[name].size + by_key.get((tenant, name), 0))
         return keys[greediest].claims[-1]
-
-    def _load(self, tenant: str) -> int:
-        return self._held_by_tenant.get(tenant, 0) + self.wanted_by(tenant)
 
     @property
     def is_idle(self) -> bool:

@@ -118,6 +118,7 @@ class Admission:
             raise Draining
         bulkhead = self._other if model is None else self._by_model.get(model, self._other)
         claim = self._claim(priority, caller, bulkhead, size)
+        bulkhead.note_asked(claim.tenant, self._clock())
         if self._can_begin(claim):
             bulkhead.queue.start(claim)
             self._begin(claim)
@@ -131,7 +132,7 @@ class Admission:
         bulkhead = claim.bulkhead
         assert bulkhead is not None, "made with one"
         now_s = self._clock()
-        was_full = self._is_full(bulkhead, claim.size)
+        was_full = self._is_full(bulkhead, claim.size) or bulkhead.queue.num_waiting > 0
         bulkhead.queue.stop(claim)
         bulkhead.held_time.ended(now_s - claim.entered_s, now_s, was_full=was_full)
         self.num_running -= 1
@@ -154,9 +155,23 @@ class Admission:
         """Tell whether nothing holds a claim back; who waits beside free places is held back by something else."""
         bulkhead = claim.bulkhead
         assert bulkhead is not None, "made with one"
-        if self._is_full(bulkhead, claim.size) or bulkhead.queue.holds_room or not self._is_within_limits(claim):
+        if self._is_full(bulkhead, claim.size) or bulkhead.queue.holds_room or not self._may_take(claim):
             return False
         return not bulkhead.is_short_of_memory
+
+    def _may_take(self, claim: Claim) -> bool:
+        """Tell whether a claim may have free places: within its limits, and not the one that is kept for others."""
+        assert isinstance(claim, PlaceClaim), "no others are made here"
+        bulkhead = claim.bulkhead
+        assert bulkhead is not None, "made with one"
+        if not self._is_within_limits(claim):
+            return False
+        num_left = min(bulkhead.num_places - bulkhead.queue.held - claim.size, self.max_running - self.num_running - 1)
+        # One that needs more than there is keeps it free for itself, as the queue sees to.
+        if num_left != 0:
+            return True
+        num_places = min(bulkhead.num_places, self.max_running)
+        return not bulkhead.num_kept_free(claim.tenant, num_places, self._clock())
 
     def _is_within_limits(self, claim: Claim) -> bool:
         assert isinstance(claim, PlaceClaim), "no others are made here"
@@ -189,7 +204,7 @@ class Admission:
                 if bulkhead.is_short_of_memory:
                     self._look_later()
                     break
-                claim = bulkhead.queue.take_next(bulkhead.num_places - bulkhead.queue.held, self._is_within_limits)
+                claim = bulkhead.queue.take_next(bulkhead.num_places - bulkhead.queue.held, self._may_take)
                 if claim is None:
                     break
                 assert isinstance(claim, PlaceClaim), "no others are made here"
@@ -215,6 +230,8 @@ class Admission:
     async def _wait(self, claim: PlaceClaim, bulkhead: Bulkhead) -> PlaceClaim:
         loop = asyncio.get_running_loop()
         turn = claim.turn = loop.create_future()
+        if not bulkhead.queue.num_waiting and not self._is_full(bulkhead, 1):
+            bulkhead.held_time.filled(self._clock())
         bulkhead.queue.push(claim)
         self.num_waiting += 1
         # It cannot begin, or would have: this keeps places free for it, or has the engine looked at again.

@@ -46,6 +46,9 @@ level = "warning"
 """
 
 
+_SMALL_KV = "[devices.cpu]\nkv_bytes = 67_108_864\n"
+
+
 @dataclass
 class Key:
     """One caller: its secret, and what it was told."""
@@ -300,7 +303,8 @@ def main() -> int:
         asyncio.run(_attack(key, given.seconds))
         print(json.dumps({"told": key.told, "waits_s": key.waits_s}))
         return 0
-    toml = LADDER_TOML.replace("[verification]\nenabled = false\n", "") if given.echo else ""
+    # KV memory fills with whatever is asked for, up to what it may have: so little that it does not show.
+    toml = LADDER_TOML.replace("[verification]\nenabled = false\n", "") if given.echo else _SMALL_KV
     with tempfile.TemporaryDirectory(prefix="suffice-drill-") as folder:
         report = asyncio.run(drill(Path(folder), given.seed, given.seconds, toml, given.health_ms, given.only))
     return report.end(("who", "was told", "median", "longest"))

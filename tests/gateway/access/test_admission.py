@@ -237,6 +237,46 @@ async def test_a_modest_tenant_goes_next_and_finds_room_in_a_full_queue() -> Non
     assert admission.is_idle
 
 
+async def test_a_place_is_kept_free_for_the_modest_while_they_are_about() -> None:
+    """Whoever has its share leaves one place; alone, or among others as greedy, it may have all (fault review S2)."""
+    clock = Clock()
+    admission = Admission(4, 100, LONG_S, clock=clock)
+
+    async def leave(place: PlaceClaim) -> None:
+        admission.leave(place)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    places = [await admission.enter(Priority.LIVE, A) for _ in range(4)]
+    modest = await ask(admission.enter(Priority.LIVE, B))
+    greedy = [await ask(admission.enter(Priority.LIVE, A)) for _ in range(4)]
+    await leave(places.pop())
+    await leave(await modest)
+    assert all(map(is_waiting, greedy)), "one place stays free"
+    second = await ask(admission.enter(Priority.LIVE, B))
+    assert not is_waiting(second), "and is there at once"
+    third = await ask(admission.enter(Priority.LIVE, B))
+    await leave(places.pop())
+    assert [is_waiting(third), *map(is_waiting, greedy)] == [False, True, True, True, True]
+    await leave(places.pop())
+    assert all(map(is_waiting, greedy)), "two of three are the others', and they want no more"
+    others = [await ask(admission.enter(Priority.LIVE, B)) for _ in range(4)]
+    assert [is_waiting(each) for each in others] == [False, True, True, True]
+    await leave(third.result())
+    assert sum(map(is_waiting, greedy)) == 3, "nobody is modest now"
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    await leave(second.result())
+    await leave(others[0].result())
+    clock.now_s += 11.0
+    await leave(places.pop())
+    assert not any(map(is_waiting, greedy)), "nobody modest has asked lately"
+    for task in greedy:
+        admission.leave(task.result())
+    assert admission.is_idle
+
+
 async def test_a_tenant_is_let_in_for_the_share_that_others_leave_it() -> None:
     """Its own queue is as long as it is served in time; by the whole bulkhead's rate it would wait in vain."""
     clock = Clock()
