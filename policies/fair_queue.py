@@ -186,11 +186,14 @@ class FairQueue:
         return self._held_by_tenant.get(tenant, 0) + self.wanted_by(tenant)
 
     def share_of(self, tenant: str, num_places: int) -> float:
-        """Return the places that a tenant can count on: those it holds, or an even share if that is more."""
+        """Return the places that a tenant can count on: an even share, and half of what it holds beyond it.
+
+        The others may take back what is beyond.
+        """
         names = {name for tenants in self._ranks for name in tenants}
         names.add(tenant)
-        num_tenants = len(names | self._held_by_tenant.keys())
-        return max(self._held_by_tenant.get(tenant, 0), num_places / num_tenants)
+        even = num_places / len(names | self._held_by_tenant.keys())
+        return even + max(0.0, self._held_by_tenant.get(tenant, 0) - even) / 2
 
     # Who gives way
 
