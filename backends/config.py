@@ -229,8 +229,9 @@ class RemoteModelConfig:
     max_outstanding: int = option(256, "Most requests in flight per replica.", at_least=1)
     context_length: int | None = option(None, "The model's context in tokens, where known.", at_least=8)
     capabilities: tuple[Capability, ...] = option(
-        ("generate", "logprobs"),
-        "What the server offers: generate, score, embed, thinking, logprobs, prompt_token_ids, prediction.",
+        ("generate", "logprobs", "tools", "structured_output"),
+        "What the server offers: generate, score, embed, thinking, logprobs, prompt_token_ids, prediction, tools, "
+        "structured_output, images.",
     )
     thinking: bool | None = option(None, "Whether the model is asked to think unless a request says otherwise.")
     thinking_parameter: ThinkingParameter = option(

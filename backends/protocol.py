@@ -7,7 +7,7 @@ in-process engine and OpenAI-compatible servers); ``backends.testing`` has the p
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -34,13 +34,70 @@ class Priority(StrEnum):
     BACKGROUND = "background"
 
 
+class Image(Struct, frozen=True):
+    """An image by URL or as a ``data:`` URL; ``detail`` is the client's wish for resolution."""
+
+    url: str
+    detail: str | None = None
+
+
+class ToolCall(Struct, frozen=True):
+    """A call that a model made; ``arguments`` is JSON text as the model wrote it."""
+
+    call_id: str
+    name: str
+    arguments: str
+
+
+class Tool(Struct, frozen=True):
+    """A function the model may call; ``parameters`` is JSON Schema, ``strict`` asks for calls that satisfy it."""
+
+    name: str
+    description: str = ""
+    parameters: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    strict: bool = False
+
+
+class ToolChoice(Struct, frozen=True):
+    """Whether a call is free, forbidden or required; ``names`` limits it to some tools."""
+
+    mode: Literal["auto", "none", "required"] = "auto"
+    names: tuple[str, ...] = ()
+    parallel: bool = True
+
+
+class OutputFormat(Struct, frozen=True):
+    """Says what the answer's text must be; ``spec`` is the JSON Schema, regular expression, choices or grammar."""
+
+    kind: Literal["text", "json_object", "json_schema", "regex", "choice", "grammar"] = "text"
+    spec: Any = None
+    strict: bool = False
+    name: str = ""
+
+
+FREE_CHOICE = ToolChoice()
+PLAIN_TEXT = OutputFormat()
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One chat turn. ``content`` is plain text; structured parts are flattened at the edge."""
+    """One chat turn.
+
+    Parameters
+    ----------
+    content : its text; where the turn holds images too, ``parts`` has both in order
+    tool_calls : of an assistant's turn
+    tool_call_id : of a tool's turn, the call that it answers
+    reasoning : an assistant's own, as a client sent it back
+    """
 
     role: str
     content: str
     name: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    reasoning: str = ""
+    parts: tuple[str | Image, ...] = ()
 
 
 class SamplingParams(Struct, frozen=True):
@@ -82,6 +139,7 @@ class GenerateRequest:
     was used until then, so that the bill of an abandoned request is right. A backend that cannot know need not call it.
     ``prediction`` is text that the answer (reasoning apart) may turn out to be: a backend with that capability answers
     quicker for it, the others leave it; the answer is the same either way.
+    ``tools``, ``tool_choice`` and ``output_format`` are only given to a backend that is capable of them.
     ``caller`` labels who asks, and is not sent on: the failures of one caller alone do not close a server to others.
     ``before_retry``, where given, is awaited before a server is asked once more, which may be paid for as well; what it
     raises ends the generation.
@@ -100,6 +158,9 @@ class GenerateRequest:
     before_retry: Callable[[], Awaitable[None]] | None = field(default=None, compare=False, repr=False)
     prediction: str | None = None
     caller: str = ""
+    tools: tuple[Tool, ...] = ()
+    tool_choice: ToolChoice = FREE_CHOICE
+    output_format: OutputFormat = PLAIN_TEXT
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +174,37 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """A piece of a call: its id and name come once, with the first piece; ``arguments`` continue the JSON text.
+
+    ``index`` counts an answer's calls. What the pieces of a finished call join to is never empty.
+    """
+
+    index: int
+    call_id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
+def join_calls(pieces: Iterable[ToolCallDelta]) -> tuple[ToolCall, ...]:
+    """Return the calls that pieces make, in the order in which they began."""
+    calls: dict[int, tuple[str, str, list[str]]] = {}
+    for piece in pieces:
+        if piece.name:
+            calls[piece.index] = (piece.call_id, piece.name, [])
+        calls[piece.index][2].append(piece.arguments)
+    return tuple([ToolCall(call_id, name, "".join(found)) for call_id, name, found in calls.values()])
+
+
+@dataclass(frozen=True, slots=True)
 class TokenDelta:
-    """New visible text (never half a character), new reasoning text, and the tokens behind them."""
+    """New visible text (never half a character), new reasoning, pieces of tool calls, and the tokens behind them."""
 
     text: str = ""
     reasoning: str = ""
     num_tokens: int = 0
     logprobs: tuple[TokenLogprob, ...] = ()
+    tool_calls: tuple[ToolCallDelta, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +308,19 @@ class Health:
     detail: str = ""
 
 
-Capability = Literal["generate", "score", "embed", "tokenize", "thinking", "logprobs", "prompt_token_ids", "prediction"]
+Capability = Literal[
+    "generate",
+    "score",
+    "embed",
+    "tokenize",
+    "thinking",
+    "logprobs",
+    "prompt_token_ids",
+    "prediction",
+    "tools",
+    "structured_output",
+    "images",
+]
 
 
 @runtime_checkable

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Final, get_type_hints
+from typing import Any, Final
 
+import msgspec
 import orjson
 
 from backends.errors import BackendUnavailable, ModelLoadError, RequestRejected, UnsupportedByBackend
@@ -29,7 +30,10 @@ from backends.protocol import (
     ScoreResult,
     Timings,
     TokenDelta,
+    ToolCall,
+    ToolCallDelta,
     Usage,
+    join_calls,
 )
 from backends.testing import split_tokens
 
@@ -42,6 +46,7 @@ class AnswerRecord:
     prompt: str | None = None
     answer: str = ""
     reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
     finish_reason: FinishReason = FinishReason.STOP
     usage: Usage = field(default_factory=Usage)
     timings: Timings = field(default_factory=Timings)
@@ -62,6 +67,7 @@ class AnswerRecord:
             prompt=request.prompt,
             answer="".join(delta.text for delta in deltas),
             reasoning="".join(delta.reasoning for delta in deltas),
+            tool_calls=join_calls(piece for delta in deltas for piece in delta.tool_calls),
             finish_reason=ending.reason,
             usage=ending.usage,
             timings=ending.timings,
@@ -71,7 +77,7 @@ class AnswerRecord:
 
     def to_json(self) -> bytes:
         """Return the record as one line, newline included; what was not recorded is left out."""
-        body = {name: value for name, value in asdict(self).items() if value is not None}
+        body = {name: value for name, value in msgspec.to_builtins(self).items() if value is not None}
         return orjson.dumps(body, option=orjson.OPT_APPEND_NEWLINE)
 
     @classmethod
@@ -90,6 +96,7 @@ class AnswerRecord:
             raise ValueError("expected exactly one of messages and prompt")
         if "messages" in body:
             body["messages"] = tuple(_read_part(each, Message) for each in body["messages"])
+        body["tool_calls"] = tuple(_read_part(each, ToolCall) for each in body.get("tool_calls", ()))
         body["finish_reason"] = FinishReason(body.get("finish_reason", "stop"))
         body["usage"] = _read_part(body.get("usage", {}), Usage)
         body["timings"] = _read_part(body.get("timings", {}), Timings)
@@ -173,6 +180,9 @@ class ReplayBackend:
                 yield TokenDelta(reasoning=word, num_tokens=1)
             for word in split_tokens(record.answer):
                 yield TokenDelta(word, num_tokens=1)
+            for index, call in enumerate(record.tool_calls):
+                piece = ToolCallDelta(index, call.call_id, call.name, call.arguments)
+                yield TokenDelta(num_tokens=1, tool_calls=(piece,))
             is_ended = True
             yield _ending(record)
         finally:
@@ -236,11 +246,16 @@ def _ending(record: AnswerRecord) -> Finished:
 def _key(messages: tuple[Message, ...] | None, prompt: str | None) -> str:
     if messages is None:
         return orjson.dumps(["prompt", prompt]).decode()
-    return orjson.dumps([[message.role, message.content] for message in messages]).decode()
+    asked = [
+        [message.role, message.content, *((call.name, call.arguments) for call in message.tool_calls)]
+        for message in messages
+    ]
+    return orjson.dumps(asked).decode()
 
 
 def _refuse_unknown(body: Mapping[str, Any], kind: type[Any], where: str) -> None:
-    unknown = sorted(set(body) - {each.name for each in fields(kind)})
+    known = kind.__struct_fields__ if issubclass(kind, msgspec.Struct) else [each.name for each in fields(kind)]
+    unknown = sorted(set(body) - set(known))
     if unknown:
         raise ValueError(f"unknown key {unknown[0]!r} in {where}")
 
@@ -249,8 +264,7 @@ def _read_part(body: Any, kind: type[Any]) -> Any:
     if not isinstance(body, dict):
         raise ValueError(f"expected an object for {kind.__name__.lower()}")
     _refuse_unknown(body, kind, kind.__name__.lower())
-    for name, expected in get_type_hints(kind).items():
-        wanted = (int, float) if expected is float else expected
-        if name in body and not isinstance(body[name], wanted):
-            raise ValueError(f"{kind.__name__.lower()}.{name} is {body[name]!r}")
-    return kind(**body)
+    try:
+        return msgspec.convert(body, kind)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{kind.__name__.lower()}: {error}") from error

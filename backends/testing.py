@@ -34,6 +34,8 @@ from backends.protocol import (
     Timings,
     TokenDelta,
     TokenLogprob,
+    ToolCall,
+    ToolCallDelta,
     Usage,
 )
 
@@ -41,7 +43,19 @@ from backends.protocol import (
 _TOKEN = re.compile(r"\s?\w+|\s?[^\w\s]+|\s+")
 
 _ALL: frozenset[Capability] = frozenset(
-    {"generate", "score", "embed", "tokenize", "thinking", "logprobs", "prompt_token_ids", "prediction"}
+    {
+        "generate",
+        "score",
+        "embed",
+        "tokenize",
+        "thinking",
+        "logprobs",
+        "prompt_token_ids",
+        "prediction",
+        "tools",
+        "structured_output",
+        "images",
+    }
 )
 _EMBED_DIM = 16
 
@@ -60,13 +74,15 @@ def token_id(token: str) -> int:
 class Script:
     """Says what one generation does.
 
-    ``text`` None echoes the last message. Delays are in seconds; a ``token_delay_s`` of 0 gives the event loop one turn
-    per delta, None gives it none. ``fail_before`` is raised before the first delta; ``fail_after`` and ``hang_after``
-    count completion tokens already sent. ``prompt_tokens`` overrides the count in ``Usage``.
+    ``text`` None echoes the last message. ``tool_calls`` come after the text, and the answer ends with them. Delays are
+    in seconds; a ``token_delay_s`` of 0 gives the event loop one turn per delta, None gives it none. ``fail_before`` is
+    raised before the first delta; ``fail_after`` and ``hang_after`` count completion tokens already sent.
+    ``prompt_tokens`` overrides the count in ``Usage``.
     """
 
     text: str | None = None
     reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
     first_delay_s: float = 0.0
     token_delay_s: float | None = 0.0
     tokens_per_delta: int = 1
@@ -313,7 +329,18 @@ def script_answer(request: GenerateRequest, script: Script) -> ScriptedAnswer:
     reasoning = reasoning[:limit]
     tokens = tokens[: limit - len(reasoning)]
     deltas = [*_deltas(reasoning, "reasoning", script, sampling), *_deltas(tokens, "text", script, sampling)]
-    return ScriptedAnswer(tuple(deltas), FinishReason.LENGTH if is_cut_short else FinishReason.STOP, len(reasoning))
+    reason = FinishReason.LENGTH if is_cut_short else FinishReason.STOP
+    if script.tool_calls and reason is FinishReason.STOP:
+        deltas += [delta for index, call in enumerate(script.tool_calls) for delta in _call_deltas(index, call)]
+        reason = FinishReason.TOOL_CALLS
+    return ScriptedAnswer(tuple(deltas), reason, len(reasoning))
+
+
+def _call_deltas(index: int, call: ToolCall) -> list[TokenDelta]:
+    """Return a call in pieces: its beginning, then its arguments token by token."""
+    pieces = [ToolCallDelta(index, call.call_id, call.name)]
+    pieces += [ToolCallDelta(index, arguments=token) for token in split_tokens(call.arguments)]
+    return [TokenDelta(num_tokens=1, tool_calls=(piece,)) for piece in pieces]
 
 
 def _deltas(tokens: list[str], where: str, script: Script, sampling: SamplingParams) -> list[TokenDelta]:

@@ -13,9 +13,11 @@ from backends.protocol import (
     Timings,
     TokenDelta,
     TokenLogprob,
+    ToolCallDelta,
     Usage,
 )
 from backends.remote.answer_limit import AnswerLimit
+from backends.remote.call_assembler import CallAssembler
 from backends.remote.chunk_decoder import AnswerChunk
 from backends.remote.stop_cutter import StopCutter
 
@@ -54,6 +56,7 @@ class AnswerAccumulator:
         self._usage: Usage | None = None
         self._prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
         self._cutter = StopCutter(request.sampling.stop)
+        self._calls = CallAssembler()
         self.num_tokens = 0
         self.num_reasoning_tokens = 0
 
@@ -99,6 +102,7 @@ class AnswerAccumulator:
         deltas: list[TokenDelta] = []
         text = reasoning = ""
         logprobs: tuple[TokenLogprob, ...] = ()
+        calls: tuple[ToolCallDelta, ...] = ()
         num_tokens = 0
         for chunk in chunks:
             if self.is_cut:
@@ -112,24 +116,25 @@ class AnswerAccumulator:
                 chunk = self._shortened(chunk)
                 if not chunk.has_content:
                     break
-            # Text before reasoning: one delta shows its reasoning first, so a new one begins.
-            if text and chunk.reasoning:
-                deltas.append(TokenDelta(text, reasoning, num_tokens, logprobs))
-                text, reasoning, logprobs, num_tokens = "", "", (), 0
+            # One delta shows reasoning, text, calls in this order; where they come in another, a new one begins.
+            if (text and chunk.reasoning) or (calls and (chunk.reasoning or chunk.text)):
+                deltas.append(TokenDelta(text, reasoning, num_tokens, logprobs, calls))
+                text, reasoning, logprobs, num_tokens, calls = "", "", (), 0, ()
             text += self._cutter.feed(chunk.text) if chunk.text else ""
             reasoning += chunk.reasoning
             logprobs += chunk.logprobs
+            calls += self._calls.take(chunk.tool_calls) if chunk.tool_calls else ()
             num_tokens += self._count(chunk)
         if num_tokens:
-            deltas.append(TokenDelta(text, reasoning, num_tokens, logprobs))
+            deltas.append(TokenDelta(text, reasoning, num_tokens, logprobs, calls))
             if self._first_s is None:
                 self._first_s = self._clock()
         return deltas
 
     def rest(self) -> list[TokenDelta]:
-        """Return the text that was held back in case a stop string had begun, once the answer is over."""
-        held = self._cutter.flush()
-        return [TokenDelta(held)] if held else []
+        """Return what was held back, once the answer is over: text in which a stop string might have begun, ``{}``."""
+        held, calls = self._cutter.flush(), self._calls.rest()
+        return [TokenDelta(held, tool_calls=calls)] if held or calls else []
 
     def _note(self, chunk: AnswerChunk) -> None:
         if chunk.reason is not None and self._reason is None:
@@ -144,7 +149,7 @@ class AnswerAccumulator:
     def _passes_limit(self, chunk: AnswerChunk) -> bool:
         """Count a chunk with content; return whether it is beyond what was asked for."""
         self._num_chunks += 1
-        self._num_chars += len(chunk.text) + len(chunk.reasoning)
+        self._num_chars += chunk.num_chars
         self._num_counted += len(chunk.logprobs)
         # Counts that run along with the answer are of tokens up to here.
         running = self._usage.completion_tokens if self._usage is not None and self._reason is None else 0
@@ -190,6 +195,9 @@ class AnswerAccumulator:
             ours = FinishReason.STOP if self.is_stopped else FinishReason.LENGTH
             reason = ours if self.is_over else self._reason
         assert reason is not None, "an answer that has not ended needs a reason"
+        # Servers that were told which tool to call say `stop`; who reads calls waits for the other word.
+        if reason is FinishReason.STOP and self._calls.has_calls:
+            reason = FinishReason.TOOL_CALLS
         if self._usage is not None:
             usage = self._limit.plausible(self._usage, self._num_chars)
             self.has_bad_usage |= usage is not self._usage

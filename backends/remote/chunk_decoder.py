@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from backends.protocol import FinishReason, TokenLogprob, Usage
+from backends.protocol import FinishReason, TokenLogprob, ToolCallDelta, Usage
 
 UNKNOWN_TOKEN_ID = -1
 """``TokenLogprob.token_id`` where a server names tokens by text only."""
@@ -62,6 +62,7 @@ class AnswerChunk:
     text: str = ""
     reasoning: str = ""
     logprobs: tuple[TokenLogprob, ...] = ()
+    tool_calls: tuple[ToolCallDelta, ...] = ()
     reason: FinishReason | None = None
     unknown_reason: str | None = None
     usage: Usage | None = None
@@ -70,7 +71,14 @@ class AnswerChunk:
 
     @property
     def has_content(self) -> bool:
-        return bool(self.text or self.reasoning or self.logprobs)
+        return bool(self.text or self.reasoning or self.logprobs or self.tool_calls)
+
+    @property
+    def num_chars(self) -> int:
+        """Return the characters of all that it shows."""
+        calls = self.tool_calls
+        num_call_chars = sum([len(piece.arguments) + len(piece.name) for piece in calls]) if calls else 0
+        return len(self.text) + len(self.reasoning) + num_call_chars
 
 
 def read_chunk(data: bytes) -> AnswerChunk:
@@ -112,12 +120,35 @@ def _read(body: dict[str, Any]) -> AnswerChunk:
         # DeepSeek, llama.cpp, SGLang: reasoning_content; newer vLLM and OpenRouter: reasoning.
         reasoning=_text(source.get("reasoning_content")) or _text(source.get("reasoning")),
         logprobs=read_logprobs(choice.get("logprobs")),
+        tool_calls=_tool_calls(source.get("tool_calls")),
         reason=reason,
         unknown_reason=unknown,
         usage=read_usage_,
         has_bad_usage=has_bad_usage,
         prompt_logprobs=_prompt_logprobs(choice.get("prompt_logprobs") or body.get("prompt_logprobs")),
     )
+
+
+def _tool_calls(value: Any) -> tuple[ToolCallDelta, ...]:
+    """Read pieces of calls; those of a whole answer are counted by their place."""
+    if not value:
+        return ()
+    pieces = []
+    for place, each in enumerate(value):
+        index, function = each.get("index"), each.get("function") or {}
+        arguments = function.get("arguments")
+        # Some servers send the object itself.
+        if isinstance(arguments, dict):
+            arguments = orjson.dumps(arguments).decode()
+        pieces.append(
+            ToolCallDelta(
+                place if index is None else _count(index),
+                _text(each.get("id")),
+                _text(function.get("name")),
+                _text(arguments),
+            )
+        )
+    return tuple(pieces)
 
 
 def _text(value: Any) -> str:

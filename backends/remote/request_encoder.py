@@ -12,7 +12,7 @@ from typing import Any
 
 from backends.config import RemoteModelConfig
 from backends.errors import UnsupportedByBackend
-from backends.protocol import GenerateRequest, Message, SamplingParams
+from backends.protocol import PLAIN_TEXT, GenerateRequest, Image, Message, OutputFormat, SamplingParams, ToolChoice
 
 # Defaults of OpenAI and vLLM; `temperature` is always sent, because model folders override its default at many servers.
 _DEFAULTS = SamplingParams()
@@ -28,7 +28,7 @@ _SAME_NAME = (
     "ignore_eos",
 )
 # Fields of a caller's request that a server may honour and the protocol does not model.
-_FORWARDED = ("response_format", "user")
+_FORWARDED = ("user",)
 
 
 def is_chat(request: GenerateRequest) -> bool:
@@ -58,6 +58,8 @@ def request_body(request: GenerateRequest, config: RemoteModelConfig, *, with_us
     body.update(_sampling(request, config))
     body.update(_thinking(request, config))
     body.update(_prediction(request, config))
+    body.update(_tools(request))
+    body.update(_output_format(request.output_format))
     body.update({name: request.extra[name] for name in _FORWARDED if name in request.extra})
     if config.cache_salt and request.extra.get("cache_salt"):
         body["cache_salt"] = request.extra["cache_salt"]
@@ -73,6 +75,9 @@ def check_supported(request: GenerateRequest, config: RemoteModelConfig) -> None
         "logprobs": sampling.logprobs is not None,
         "prompt_token_ids": request.prompt_token_ids is not None,
         "thinking": request.thinking is True,
+        "tools": bool(request.tools),
+        "structured_output": request.output_format is not PLAIN_TEXT,
+        "images": any(message.parts for message in request.messages or ()),
     }
     for capability, is_wanted in wanted.items():
         if is_wanted and capability not in config.capabilities:
@@ -83,12 +88,73 @@ def check_supported(request: GenerateRequest, config: RemoteModelConfig) -> None
         raise UnsupportedByBackend("echo", config.model)
 
 
-def message_body(message: Message) -> dict[str, str]:
+def message_body(message: Message) -> dict[str, Any]:
     """Return one chat turn as the server expects it."""
-    body = {"role": message.role, "content": message.content}
+    body: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.name is not None:
         body["name"] = message.name
+    if message.parts:
+        body["content"] = [_part_body(part) for part in message.parts]
+    if message.tool_call_id is not None:
+        body["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        body["content"] = body["content"] or None
+        body["tool_calls"] = [
+            {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in message.tool_calls
+        ]
+        # Servers of models that think between calls want it back; the others leave the field.
+        if message.reasoning:
+            body["reasoning_content"] = message.reasoning
     return body
+
+
+def _part_body(part: str | Image) -> dict[str, Any]:
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    image = {"url": part.url} if part.detail is None else {"url": part.url, "detail": part.detail}
+    return {"type": "image_url", "image_url": image}
+
+
+def _tools(request: GenerateRequest) -> dict[str, Any]:
+    if not request.tools:
+        return {}
+    tools = []
+    for tool in request.tools:
+        function: dict[str, Any] = {"name": tool.name}
+        if tool.description:
+            function["description"] = tool.description
+        if tool.parameters:
+            function["parameters"] = tool.parameters
+        if tool.strict:
+            function["strict"] = True
+        tools.append({"type": "function", "function": function})
+    return {"tools": tools, **_tool_choice(request.tool_choice)}
+
+
+def _tool_choice(choice: ToolChoice) -> dict[str, Any]:
+    body: dict[str, Any] = {} if choice.parallel else {"parallel_tool_calls": False}
+    if len(choice.names) == 1 and choice.mode == "required":
+        body["tool_choice"] = {"type": "function", "function": {"name": choice.names[0]}}
+    elif choice.names:
+        allowed = [{"type": "function", "function": {"name": name}} for name in choice.names]
+        body["tool_choice"] = {"type": "allowed_tools", "allowed_tools": {"mode": choice.mode, "tools": allowed}}
+    elif choice.mode != "auto":
+        body["tool_choice"] = choice.mode
+    return body
+
+
+def _output_format(wanted: OutputFormat) -> dict[str, Any]:
+    """Return OpenAI's ``response_format`` where it has the kind, else vLLM's ``structured_outputs``."""
+    if wanted is PLAIN_TEXT:
+        return {}
+    if wanted.kind == "json_object":
+        return {"response_format": {"type": "json_object"}}
+    if wanted.kind == "json_schema" and isinstance(wanted.spec, Mapping):
+        spec = {"name": wanted.name or "response", "schema": wanted.spec, "strict": wanted.strict}
+        return {"response_format": {"type": "json_schema", "json_schema": spec}}
+    name = "json" if wanted.kind == "json_schema" else wanted.kind
+    return {"structured_outputs": {name: list(wanted.spec) if wanted.kind == "choice" else wanted.spec}}
 
 
 def _prompt(request: GenerateRequest) -> dict[str, Any]:

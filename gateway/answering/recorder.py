@@ -203,7 +203,7 @@ class AnswerRecorder:
             _add_answer(record, answer)
         if self._retention != "none":
             prompt = "\n".join([prompt_text(each) for each in request.prompts])
-            self._keep(record, prompt, "\n".join([choice.text for choice in answer.choices]) if answer else "")
+            self._keep(record, prompt, "\n".join([choice.shown for choice in answer.choices]) if answer else "")
         return record
 
     def _keep(self, record: RequestRecord, prompt: str, answer: str | None) -> None:

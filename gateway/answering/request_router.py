@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from backends.errors import ContextLengthExceeded
-from backends.protocol import Backend, GenerateRequest
+from backends.protocol import PLAIN_TEXT, Backend, GenerateRequest, ToolCall
 from classifier.types import Sufficiency
 from gateway.answering.phases import UNCALIBRATED, AdmittedRequest, RoutedRequest, RoutingBasis
 from gateway.answering.sessions import Sessions
-from gateway.api.request import InferenceRequest, Prompt, Turn, messages_of, prompt_size
+from gateway.api.request import InferenceRequest, Prompt, ToolResultPart, Turn, messages_of, prompt_size
 from gateway.control.control_state import groups_of
 from gateway.control.router_set import RouterSet, sticky_key
 from gateway.errors import InvalidRequest, UnsupportedOption
@@ -28,6 +28,15 @@ _CHARS_PER_TOKEN = 4
 _NO_QUARANTINE: Mapping[int, float] = {}
 _ALL_ABLE: frozenset[int] = frozenset()
 _NO_WAITS: Mapping[int, float] = {}
+
+# Capability -> what to tell a caller who needs it where the model asked for lacks it.
+_LACKING = {
+    "prompt_token_ids": "'{}' in this form is not supported by the model asked for.",
+    "logprobs": "'{}' in this form is not supported by the model asked for.",
+    "tools": "'{}' needs a model that calls tools; the model asked for does not.",
+    "structured_output": "'{}' is not supported by the model asked for.",
+    "images": "'{}' holds images; the model asked for reads text only.",
+}
 
 # The router's word groups that name a subject; the others say how a prompt is put.
 DOMAINS = ("math", "code", "science", "medicine", "law", "finance", "history", "writing", "calendar", "unit")
@@ -72,6 +81,8 @@ class RequestRouter:
         policy = slot.policies.get(policy.name, policy)
         version, turns = slot.version, request.turns
         size = max([prompt_size(prompt) for prompt in request.prompts])
+        if request.tools:
+            size += sum([len(str(tool.parameters)) + len(tool.description) + len(tool.name) for tool in request.tools])
         # Before the estimate: a prompt that fits nowhere need not be looked at.
         num_tokens, is_counted = await self._num_prompt_tokens(admitted, len(turns), policy, overrides, size)
         estimate = await slot.predictor.predict(turns)
@@ -183,11 +194,17 @@ class RequestRouter:
             needs.append(("prompt_token_ids", "prompt"))
         if request.sampling.logprobs is not None:
             needs.append(("logprobs", "logprobs"))
+        if request.tools or _has_calls(prompt):
+            needs.append(("tools", "tools" if request.tools else "messages"))
+        if request.output_format is not PLAIN_TEXT:
+            needs.append(("structured_output", "response_format"))
+        if request.has_images:
+            needs.append(("images", "messages"))
         unable = _ALL_ABLE
         for capability, param in needs:
             lacking = {t.index for t in self.catalog.ladder if capability not in self.catalog.backend(t).capabilities}
             if overrides.tier in lacking or len(lacking) == len(self.catalog.ladder):
-                raise UnsupportedOption(f"'{param}' in this form is not supported by the model asked for.", param=param)
+                raise UnsupportedOption(_LACKING[capability].format(param), param=param)
             unable |= lacking
         return unable
 
@@ -211,7 +228,13 @@ async def count_prompt_tokens(
     """
     prompts = admitted.request.prompts
     longest = prompts[0] if len(prompts) == 1 else max(prompts, key=prompt_size)
-    asked = GenerateRequest(admitted.request_id, extra={"cache_salt": cache_salt}, **prompt_argument(longest))
+    asked = GenerateRequest(
+        admitted.request_id,
+        extra={"cache_salt": cache_salt},
+        tools=admitted.request.tools,
+        tool_choice=admitted.request.tool_choice,
+        **prompt_argument(longest),
+    )
     return await backend.count_tokens(asked, limit=limit)
 
 
@@ -222,6 +245,12 @@ def prompt_argument(prompt: Prompt) -> dict[str, Any]:
     if isinstance(prompt[0], Turn):
         return {"messages": messages_of(prompt)}
     return {"prompt_token_ids": prompt}
+
+
+def _has_calls(prompt: Prompt) -> bool:
+    """Return whether a conversation has calls of tools or their results."""
+    turns = () if isinstance(prompt, str) else [turn for turn in prompt if isinstance(turn, Turn)]
+    return any(isinstance(part, ToolCall | ToolResultPart) for turn in turns for part in turn.parts)
 
 
 def domain_of(features: Mapping[str, float]) -> str:

@@ -196,6 +196,8 @@ def _take_delta(answer: Answer, tier: Tier, choice: AnswerChoice, delta: TokenDe
         choice.texts.append(delta.text)
     if delta.reasoning:
         choice.reasonings.append(delta.reasoning)
+    if delta.tool_calls:
+        choice.call_pieces.extend(delta.tool_calls)
     if delta.logprobs:
         choice.logprobs.extend(delta.logprobs)
     return delta
@@ -246,6 +248,9 @@ def _generate_requests(answer: Answer, backend: Backend, cache_salt: str) -> lis
                 on_abandoned=answer.note_abandoned(index),
                 prediction=answer.predictions[index] if answer.predictions else request.prediction,
                 caller=asker.key_id or asker.tenant,
+                tools=request.tools,
+                tool_choice=request.tool_choice,
+                output_format=request.output_format,
                 **prompt_argument(request.prompts[index // request.n]),
             )
         )

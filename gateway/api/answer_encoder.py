@@ -12,7 +12,16 @@ from typing import Any, ClassVar
 
 import orjson
 
-from backends.protocol import Finished, FinishReason, TokenDelta, TokenLogprob, Usage
+from backends.protocol import (
+    Finished,
+    FinishReason,
+    TokenDelta,
+    TokenLogprob,
+    ToolCall,
+    ToolCallDelta,
+    Usage,
+    join_calls,
+)
 from gateway.api import sse
 
 
@@ -28,6 +37,7 @@ class AnswerChoice:
     index: int
     texts: list[str] = field(default_factory=list)
     reasonings: list[str] = field(default_factory=list)
+    call_pieces: list[ToolCallDelta] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     num_tokens: int = 0
     finished: Finished | None = None
@@ -48,6 +58,19 @@ class AnswerChoice:
     @property
     def text(self) -> str:
         return "".join(self.texts)
+
+    @property
+    def shown(self) -> str:
+        """The text and the calls, as one text for the log."""
+        if not self.call_pieces:
+            return self.text
+        calls = [f"calls {call.name}: {call.arguments}" for call in self.tool_calls]
+        return "\n".join([self.text, *calls] if self.texts else calls)
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """The calls so far."""
+        return join_calls(self.call_pieces) if self.call_pieces else ()
 
     @property
     def reasoning(self) -> str:
@@ -77,8 +100,8 @@ class AnswerEncoder:
     """Formats one response; a protocol's encoder is a subclass that says how each event looks.
 
     A stream is driven by the events of its answer: ``start_stream`` once; for each choice ``opening``, a ``delta`` for
-    each piece of text or reasoning with its log-probabilities, ``ending``; last ``usage_frame``. Calls of tools will be
-    deltas of their own kind. A response that is not streamed takes ``choice`` for each and ``body`` once.
+    each piece of text, reasoning or tool call with its log-probabilities, ``ending``; last ``usage_frame``. A response
+    that is not streamed takes ``choice`` for each and ``body`` once.
 
     ``holds_back``: a stream's choice is sent in one piece when it has ended, because what belongs at its beginning is
     only known then.

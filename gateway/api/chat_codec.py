@@ -8,23 +8,27 @@ from typing import Annotated, Any, Literal
 import orjson
 from msgspec import Meta, Struct
 
-from backends.protocol import FinishReason, TokenDelta
+from backends.protocol import FinishReason, Image, TokenDelta, ToolCall, ToolCallDelta
 from gateway.api.answer_encoder import AnswerChoice, AnswerEncoder, logprob_json
-from gateway.api.declaration import Words, wrong_value
+from gateway.api.conversation import check_results
+from gateway.api.declaration import Words, wrong_type, wrong_value
 from gateway.api.generation_body import BodyLimits, GenerationBody, GenerationDecoder
-from gateway.api.request import InferenceRequest, TextPart, Turn
+from gateway.api.request import InferenceRequest, Part, ReasoningPart, TextPart, ToolResultPart, Turn
+from gateway.api.tool_fields import ChatTool, ChoiceField, ToolName, read_tool_choice, read_tools
 from gateway.errors import InvalidRequest, UnsupportedOption
 
 # OpenAI renamed the system role; models know the old name.
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-_PART_TYPES = ("text", "refusal")
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+_PART_TYPES = ("text", "refusal", "image_url")
 
 
 def _unsupported_part(value: Any, param: str) -> InvalidRequest | None:
     kind = value.get("type") if isinstance(value, dict) else None
     if not isinstance(kind, str) or kind in _PART_TYPES:
         return None
-    return UnsupportedOption(f"'{param}' is of type {kind[:40]!r}; only text is supported.", param=f"{param}.type")
+    return UnsupportedOption(
+        f"'{param}' is of type {kind[:40]!r}; only text and images are supported.", param=f"{param}.type"
+    )
 
 
 def _no_parts(value: Any, param: str) -> InvalidRequest | None:
@@ -33,13 +37,13 @@ def _no_parts(value: Any, param: str) -> InvalidRequest | None:
     return InvalidRequest(f"'{param}' is an empty array; expected at least one part.", param=param)
 
 
-def _tool_role(value: Any, param: str) -> InvalidRequest | None:
-    return _tool_call(value, param) if value in ("tool", "function") else None
+def _old_role(value: Any, param: str) -> InvalidRequest | None:
+    return _old_call(value, param) if value == "function" else None
 
 
-def _tool_call(value: Any, param: str) -> InvalidRequest:
+def _old_call(value: Any, param: str) -> InvalidRequest:
     where = param.rpartition(".")[0]
-    return UnsupportedOption(f"'{where}' belongs to a tool call; tools are not supported yet.", param=where)
+    return UnsupportedOption(f"'{where}' is of the older form of tool calls; use 'tool_calls' and 'tool'.", param=where)
 
 
 def _wrong_prediction(value: Any, param: str) -> InvalidRequest:
@@ -58,20 +62,51 @@ class ChatRefusalPart(Struct, tag="refusal", tag_field="type"):
     refusal: str
 
 
-ChatPart = Annotated[ChatTextPart | ChatRefusalPart, Words(error=_unsupported_part)]
+class ImageUrl(Struct):
+    """Where an image is; ``data:`` URLs hold it."""
+
+    url: Annotated[str, Meta(min_length=1)]
+    detail: str | None = None
+
+
+class ChatImagePart(Struct, tag="image_url", tag_field="type"):
+    """An image in a message."""
+
+    image_url: ImageUrl
+
+
+ChatPart = Annotated[ChatTextPart | ChatRefusalPart | ChatImagePart, Words(error=_unsupported_part)]
 Content = Annotated[
     str | Annotated[list[ChatPart], Meta(min_length=1)],
     Words(kind="a string or an array of content parts", error=_no_parts),
 ]
 
 
-class ChatMessage(Struct, kw_only=True):
-    """One message of a conversation."""
+class CalledFunction(Struct):
+    """What was called; ``arguments`` is JSON text."""
 
-    role: Annotated[Literal["system", "developer", "user", "assistant"], Words(error=_tool_role)]
-    tool_calls: Annotated[list[Any], Meta(max_length=0), Words(error=_tool_call)] | None = None
-    function_call: Annotated[dict[str, Any], Meta(max_length=0), Words(error=_tool_call)] | None = None
-    content: Content
+    name: ToolName
+    arguments: str
+
+
+class ChatToolCall(Struct):
+    """A call that an earlier answer made."""
+
+    id: Annotated[str, Meta(min_length=1, max_length=256)]
+    function: CalledFunction
+    type: Literal["function"] = "function"
+
+
+class ChatMessage(Struct, kw_only=True):
+    """One message of a conversation; ``content`` may be null beside ``tool_calls``."""
+
+    role: Annotated[Literal["system", "developer", "user", "assistant", "tool"], Words(error=_old_role)]
+    tool_calls: list[ChatToolCall] | None = None
+    function_call: Annotated[dict[str, Any], Meta(max_length=0), Words(error=_old_call)] | None = None
+    content: Content | None = None
+    tool_call_id: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
     name: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
 
 
@@ -98,6 +133,8 @@ class ChatBody(GenerationBody, kw_only=True):
     top_logprobs: int | None = None
     chat_template_kwargs: TemplateOptions | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    tools: list[ChatTool] | None = None
+    tool_choice: ChoiceField | None = None
     prediction: ChatPrediction | None = None
 
 
@@ -114,7 +151,9 @@ class ChatDecoder(GenerationDecoder[ChatBody]):
 
         messages = Annotated[list[ChatMessage], Meta(min_length=1, max_length=most), Words(error=wrong_count)]
         top_logprobs = Annotated[int, Meta(ge=0, le=limits.server.max_logprobs)]
-        super().__init__(limits.limit(ChatBody, messages=messages, top_logprobs=top_logprobs), limits.preferences)
+        tools = Annotated[list[ChatTool], Meta(max_length=limits.server.max_tools), Words(items="tools")]
+        shape = limits.limit(ChatBody, messages=messages, top_logprobs=top_logprobs, tools=tools)
+        super().__init__(shape, limits.preferences)
 
     def __call__(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> InferenceRequest:
         """Check everything the body says.
@@ -127,7 +166,9 @@ class ChatDecoder(GenerationDecoder[ChatBody]):
             Understood, but nothing here can do it yet.
         """
         given = self._checked(body)
-        turns = tuple([Turn(_ROLES[each.role], _parts(each.content), each.name) for each in given.messages])
+        turns = tuple([_turn(each, place) for place, each in enumerate(given.messages)])
+        check_results(turns, "messages")
+        tools = read_tools(given.tools)
         return self._request(
             given,
             body,
@@ -136,18 +177,49 @@ class ChatDecoder(GenerationDecoder[ChatBody]):
             _logprobs(given),
             thinking=_thinking(given),
             prediction=_prediction(given.prediction),
+            tools=tools,
+            tool_choice=read_tool_choice(given.tool_choice, given.parallel_tool_calls, tools),
         )
 
 
-def _parts(content: str | list[ChatTextPart | ChatRefusalPart]) -> tuple[TextPart, ...]:
+def _turn(message: ChatMessage, place: int) -> Turn:
+    """Return a message as a turn.
+
+    Raises
+    ------
+    InvalidRequest
+        It lacks what its role needs.
+    """
+    role, content = message.role, message.content
+    if content is not None and role != "tool" and role != "assistant":
+        return Turn(_ROLES[role], _parts(content), message.name)
+    where = f"messages[{place}]"
+    if role == "tool":
+        if message.tool_call_id is None:
+            raise wrong_type(f"{where}.tool_call_id", "a string", None)
+        shown = () if content is None else _parts(content)
+        return Turn("tool", (ToolResultPart(message.tool_call_id, shown),), message.name)
+    if content is None and not message.tool_calls:
+        raise wrong_type(f"{where}.content", "a string or an array of content parts", None)
+    thought = message.reasoning_content or message.reasoning
+    parts: list[Part] = [ReasoningPart(thought)] if thought else []
+    if content is not None:
+        parts += _parts(content)
+    # Of a call without arguments some servers wrote nothing, where the others want JSON.
+    parts += [ToolCall(c.id, c.function.name, c.function.arguments or "{}") for c in message.tool_calls or ()]
+    return Turn(_ROLES[role], tuple(parts), message.name)
+
+
+def _parts(content: str | list[ChatTextPart | ChatRefusalPart | ChatImagePart]) -> tuple[TextPart | Image, ...]:
     if isinstance(content, str):
         return (TextPart(content),)
-    return tuple(
-        [
-            TextPart(part.text) if isinstance(part, ChatTextPart) else TextPart(part.refusal, is_refusal=True)
-            for part in content
-        ]
-    )
+    return tuple([_part(part) for part in content])
+
+
+def _part(part: ChatTextPart | ChatRefusalPart | ChatImagePart) -> TextPart | Image:
+    if isinstance(part, ChatImagePart):
+        return Image(part.image_url.url, part.image_url.detail)
+    return TextPart(part.text) if isinstance(part, ChatTextPart) else TextPart(part.refusal, is_refusal=True)
 
 
 def _logprobs(body: ChatBody) -> dict[str, Any]:
@@ -166,7 +238,9 @@ def _thinking(body: ChatBody) -> bool | None:
 
 
 def _prediction(given: ChatPrediction | None) -> str | None:
-    return None if given is None else "\n".join([part.text for part in _parts(given.content)])
+    if given is None:
+        return None
+    return "\n".join([part.text for part in _parts(given.content) if isinstance(part, TextPart)])
 
 
 class ChatEncoder(AnswerEncoder):
@@ -178,13 +252,19 @@ class ChatEncoder(AnswerEncoder):
         return self._frame(index, b'{"role":"assistant","content":""}')
 
     def delta(self, index: int, delta: TokenDelta) -> bytes:
-        if delta.reasoning:
-            parts: dict[str, str] = {"reasoning_content": delta.reasoning}
+        if delta.reasoning or (delta.text and delta.tool_calls):
+            parts: dict[str, Any] = {}
+            if delta.reasoning:
+                parts["reasoning_content"] = parts["reasoning"] = delta.reasoning
             if delta.text:
                 parts["content"] = delta.text
+            if delta.tool_calls:
+                parts["tool_calls"] = [_call_piece(piece) for piece in delta.tool_calls]
             shown = orjson.dumps(parts)
         elif delta.text:
             shown = b'{"content":' + orjson.dumps(delta.text) + b"}"
+        elif delta.tool_calls:
+            shown = orjson.dumps({"tool_calls": [_call_piece(piece) for piece in delta.tool_calls]})
         elif delta.logprobs:
             shown = b"{}"
         else:
@@ -202,9 +282,17 @@ class ChatEncoder(AnswerEncoder):
         return self._before + choice + self._after
 
     def choice(self, answer: AnswerChoice) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
+        calls = answer.tool_calls
+        # OpenAI's own answers have null beside calls; the key itself is always there.
+        content = None if calls and not answer.texts else answer.text
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
         if answer.reasonings:
-            message["reasoning_content"] = answer.reasoning
+            message["reasoning_content"] = message["reasoning"] = answer.reasoning
+        if calls:
+            message["tool_calls"] = [
+                {"id": c.call_id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}}
+                for c in calls
+            ]
         logprobs = None
         if answer.logprobs or answer.wants_logprobs:
             logprobs = {"content": [logprob_json(entry) for entry in answer.logprobs], "refusal": None}
@@ -214,3 +302,10 @@ class ChatEncoder(AnswerEncoder):
             "logprobs": logprobs,
             "finish_reason": answer.finish_reason.value,
         }
+
+
+def _call_piece(piece: ToolCallDelta) -> dict[str, Any]:
+    if not piece.name:
+        return {"index": piece.index, "function": {"arguments": piece.arguments}}
+    function = {"name": piece.name, "arguments": piece.arguments}
+    return {"index": piece.index, "id": piece.call_id, "type": "function", "function": function}

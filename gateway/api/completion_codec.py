@@ -16,6 +16,8 @@ from gateway.api.generation_body import (
     BodyLimits,
     GenerationBody,
     GenerationDecoder,
+    RefusedUnlessEmpty,
+    RefusedUnlessFree,
     TokenCount,
     TokenId,
 )
@@ -81,6 +83,8 @@ class CompletionBody(GenerationBody, kw_only=True):
     # An empty answer makes sense where the prompt can be echoed with its probabilities.
     max_tokens: TokenCount | None = None
     echo: bool | None = None
+    tools: RefusedUnlessEmpty | None = None
+    tool_choice: RefusedUnlessFree | None = None
     logprobs: int | None = None
     best_of: int | None = None
 

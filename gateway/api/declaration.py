@@ -238,6 +238,8 @@ def _plain(declared: Any) -> Any:
 def _noun(declared: Any) -> str:
     if get_origin(declared) is Annotated:
         declared = get_args(declared)[0]
+    if get_origin(declared) in (Union, UnionType):
+        return " or ".join(dict.fromkeys(_noun(each) for each in get_args(declared)))
     return declared.words.kind if _is_scalar(declared) else _KINDS[_plain(declared)][0]
 
 

@@ -7,10 +7,11 @@ from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 from msgspec import Meta, Struct, ValidationError, convert
 
-from backends.protocol import SamplingParams
+from backends.protocol import FREE_CHOICE, PLAIN_TEXT, OutputFormat, SamplingParams, Tool, ToolChoice
 from gateway.api.declaration import JsonScalar, Words, explain, fits, limited, read_scalar, schema_of
 from gateway.api.request import NO_PREFERENCES, InferenceRequest, Prompt
 from gateway.api.routing_preferences import Name, PreferenceDecoder, RoutingOptions
+from gateway.api.tool_fields import FormatField, StructuredOutputs, read_output_format
 from gateway.config.sections import ServerConfig
 from gateway.errors import InvalidRequest, UnsupportedOption
 
@@ -40,12 +41,6 @@ class Off(JsonScalar):
         return cls()
 
 
-class TextFormat(Struct):
-    """The one format of answers that is supported."""
-
-    type: Literal["text"]
-
-
 class StreamOptions(Struct):
     """What a stream carries beside the answer."""
 
@@ -69,7 +64,6 @@ TOKEN_ID_WORDS = Words(kind="an array of token ids", items="token ids", counted=
 _REFUSED = Words(error=_unsupported)
 Refused = Annotated[None, _REFUSED]
 RefusedUnlessEmpty = Annotated[list[Any], Meta(max_length=0), _REFUSED]
-RefusedUnlessBare = Annotated[dict[str, Any], Meta(max_length=0), _REFUSED]
 RefusedUnlessFree = Annotated[Literal["none", "auto"], _REFUSED]
 
 
@@ -104,17 +98,15 @@ class GenerationBody(Struct, kw_only=True):
     n: int | None = None
     suffice: RoutingOptions | None = None
 
-    tools: RefusedUnlessEmpty | None = None
     functions: RefusedUnlessEmpty | None = None
-    tool_choice: RefusedUnlessFree | None = None
     function_call: RefusedUnlessFree | None = None
-    response_format: Annotated[TextFormat, _REFUSED] | None = None
+    response_format: FormatField | None = None
     modalities: Annotated[list[Literal["text"]], Meta(min_length=1, max_length=1), _REFUSED] | None = None
     audio: Refused = None
     web_search_options: Refused = None
     suffix: Annotated[Literal[""], _REFUSED] | None = None
     use_beam_search: Annotated[Off, _REFUSED] | None = None
-    structured_outputs: RefusedUnlessBare | None = None
+    structured_outputs: StructuredOutputs | None = None
     guided_json: Refused = None
     guided_regex: Refused = None
     guided_choice: Refused = None
@@ -195,6 +187,8 @@ class GenerationDecoder(Generic[B]):
         thinking: bool | None = None,
         prediction: str | None = None,
         echo: bool = False,
+        tools: tuple[Tool, ...] = (),
+        tool_choice: ToolChoice = FREE_CHOICE,
     ) -> InferenceRequest:
         """Return the request.
 
@@ -210,8 +204,9 @@ class GenerationDecoder(Generic[B]):
         # Two names for one limit: the newer one wins.
         if body.max_completion_tokens is not None:
             sampling["max_tokens"] = body.max_completion_tokens
-        if body.stream_options is not None and not body.stream:
-            raise InvalidRequest("'stream_options' is only allowed when 'stream' is true.", param="stream_options")
+        output_format: OutputFormat = PLAIN_TEXT
+        if body.response_format is not None or body.structured_outputs is not None:
+            output_format = read_output_format(body.response_format, body.structured_outputs)
         is_background = body.service_tier == "flex"
         is_plain = body.suffice is None and not headers and not is_background
         return InferenceRequest(
@@ -220,13 +215,17 @@ class GenerationDecoder(Generic[B]):
             sampling=SamplingParams(**sampling),
             n=body.n or 1,
             stream=bool(body.stream),
-            include_usage=body.stream_options is not None and bool(body.stream_options.include_usage),
+            # Some clients send it whether they stream or not.
+            include_usage=bool(body.stream and body.stream_options is not None and body.stream_options.include_usage),
             preferences=NO_PREFERENCES
             if is_plain
             else self._preferences(body.suffice, headers, is_background=is_background),
             thinking=thinking,
             prediction=prediction,
             echo=echo,
+            tools=tools,
+            tool_choice=tool_choice,
+            output_format=output_format,
         )
 
 

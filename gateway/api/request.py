@@ -10,12 +10,23 @@ tiers, log and verification know only this form, so a new protocol is one file o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from msgspec import Struct, field
 
-from backends.protocol import Message, Priority, SamplingParams
+from backends.protocol import (
+    FREE_CHOICE,
+    PLAIN_TEXT,
+    Image,
+    Message,
+    OutputFormat,
+    Priority,
+    SamplingParams,
+    Tool,
+    ToolCall,
+    ToolChoice,
+)
 from policies.types import Overrides
 
 
@@ -26,13 +37,6 @@ class TextPart(Struct, frozen=True):
     is_refusal: bool = False
 
 
-class ImagePart(Struct, frozen=True):
-    """An image by URL or as a ``data:`` URL; ``detail`` is the client's wish for resolution."""
-
-    url: str
-    detail: str | None = None
-
-
 class ReasoningPart(Struct, frozen=True):
     """A model's own reasoning as a client sends it back; ``signature`` is opaque and returned unaltered."""
 
@@ -40,23 +44,15 @@ class ReasoningPart(Struct, frozen=True):
     signature: str | None = None
 
 
-class ToolCallPart(Struct, frozen=True):
-    """A call that an assistant turn made; ``arguments`` is the JSON text as the model wrote it."""
-
-    call_id: str
-    name: str
-    arguments: str
-
-
 class ToolResultPart(Struct, frozen=True):
     """Holds what a call gave; ``call_id`` names the call it answers."""
 
     call_id: str
-    parts: tuple[TextPart | ImagePart, ...]
+    parts: tuple[TextPart | Image, ...]
     is_error: bool = False
 
 
-Part = TextPart | ImagePart | ReasoningPart | ToolCallPart | ToolResultPart
+Part = TextPart | Image | ReasoningPart | ToolCall | ToolResultPart
 
 
 class Turn(Struct, frozen=True):
@@ -68,43 +64,18 @@ class Turn(Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """The text parts, one a line."""
+        """The text parts, one a line, those of results among them."""
         if len(self.parts) == 1 and isinstance(self.parts[0], TextPart):
             return self.parts[0].text
-        return "\n".join([part.text for part in self.parts if isinstance(part, TextPart)])
+        return _text(self.parts)
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        return tuple([part for part in self.parts if isinstance(part, ToolCall)])
 
 
 Prompt = tuple[Turn, ...] | str | tuple[int, ...]
 """A conversation, text to be continued, or its token ids."""
-
-
-class Tool(Struct, frozen=True):
-    """A function the model may call; ``parameters`` is JSON Schema, ``strict`` asks for calls that satisfy it."""
-
-    name: str
-    description: str = ""
-    parameters: Mapping[str, Any] = field(default_factory=dict)
-    strict: bool = False
-
-
-class ToolChoice(Struct, frozen=True):
-    """Whether a call is free, forbidden or required; ``names`` limits it to some tools."""
-
-    mode: Literal["auto", "none", "required"] = "auto"
-    names: tuple[str, ...] = ()
-    parallel: bool = True
-
-
-class OutputFormat(Struct, frozen=True):
-    """Says what the answer's text must be; ``spec`` is the JSON Schema, regular expression, choices or grammar."""
-
-    kind: Literal["text", "json_object", "json_schema", "regex", "choice", "grammar"] = "text"
-    spec: Any = None
-    strict: bool = False
-
-
-FREE_CHOICE = ToolChoice()
-PLAIN_TEXT = OutputFormat()
 
 
 class RoutingPreferences(Struct, frozen=True):
@@ -136,7 +107,8 @@ class InferenceRequest(Struct, frozen=True, kw_only=True):
     echo : the answer repeats the prompt
     preferences : what is asked of the routing
     prediction : text that the answer may turn out to be
-    tools, tool_choice, output_format : decoders leave the defaults until an engine serves them
+    tools, tool_choice : what the model may call
+    output_format : what the answer's text must be
     """
 
     model: str
@@ -152,6 +124,19 @@ class InferenceRequest(Struct, frozen=True, kw_only=True):
     tools: tuple[Tool, ...] = ()
     tool_choice: ToolChoice = FREE_CHOICE
     output_format: OutputFormat = PLAIN_TEXT
+
+    @property
+    def has_images(self) -> bool:
+        """Return whether any turn shows an image."""
+        return any(
+            _with_images(part.parts if isinstance(part, ToolResultPart) else (part,))
+            for prompt in self.prompts
+            if not isinstance(prompt, str)
+            for turn in prompt
+            if isinstance(turn, Turn)
+            for part in turn.parts
+            if not isinstance(part, TextPart)
+        )
 
     @property
     def num_choices(self) -> int:
@@ -178,16 +163,72 @@ def prompt_size(prompt: Prompt) -> int:
     """Return the characters of a text or conversation, or the number of token ids."""
     if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
         return len(prompt)
-    return sum([len(each.text) for each in prompt if isinstance(each, Turn)])
+    return sum([_size(each) for each in prompt if isinstance(each, Turn)])
 
 
 def prompt_text(prompt: Prompt) -> str:
     """Return a prompt as one text: roles and texts of a conversation, the text itself, or the token ids."""
     if isinstance(prompt, str):
         return prompt
-    return "\n".join([str(each) if isinstance(each, int) else f"{each.role}: {each.text}" for each in prompt])
+    lines: list[str] = []
+    for each in prompt:
+        if isinstance(each, int):
+            lines.append(str(each))
+            continue
+        lines.append(f"{each.role}: {each.text}")
+        lines += [f"{each.role} calls {call.name}: {call.arguments}" for call in each.tool_calls]
+    return "\n".join(lines)
 
 
 def messages_of(prompt: tuple[Turn, ...]) -> tuple[Message, ...]:
-    """Return a conversation as backends take it today: text alone."""
-    return tuple([Message(turn.role, turn.text, turn.name) for turn in prompt])
+    """Return a conversation as backends take it: each result of a tool is a message of its own."""
+    messages: list[Message] = []
+    for turn in prompt:
+        if len(turn.parts) == 1 and isinstance(turn.parts[0], TextPart):
+            messages.append(Message(turn.role, turn.parts[0].text, turn.name))
+        else:
+            messages += _messages(turn)
+    return tuple(messages)
+
+
+def _messages(turn: Turn) -> list[Message]:
+    results = [
+        Message("tool", _text(part.parts), tool_call_id=part.call_id, parts=_with_images(part.parts))
+        for part in turn.parts
+        if isinstance(part, ToolResultPart)
+    ]
+    own = tuple([part for part in turn.parts if not isinstance(part, ToolResultPart)])
+    if results and not own:
+        return results
+    message = Message(
+        turn.role,
+        _text(own),
+        turn.name,
+        tool_calls=turn.tool_calls,
+        reasoning="\n".join([part.text for part in own if isinstance(part, ReasoningPart)]),
+        parts=_with_images(own),
+    )
+    return [*results, message]
+
+
+def _text(parts: Sequence[Part]) -> str:
+    texts: list[str] = []
+    for part in parts:
+        if isinstance(part, TextPart):
+            texts.append(part.text)
+        elif isinstance(part, ToolResultPart):
+            texts.append(_text(part.parts))
+    return "\n".join(texts)
+
+
+def _with_images(parts: Sequence[Part]) -> tuple[str | Image, ...]:
+    """Return texts and images in their order; nothing where there is no image."""
+    if not any(isinstance(part, Image) for part in parts):
+        return ()
+    return tuple(
+        [part.text if isinstance(part, TextPart) else part for part in parts if isinstance(part, TextPart | Image)]
+    )
+
+
+def _size(turn: Turn) -> int:
+    return len(turn.text) + sum([len(call.name) + len(call.arguments) for call in turn.tool_calls])

@@ -58,6 +58,7 @@ class ServerConfig:
     )
     max_json_depth: int = option(32, "Deepest nesting of a request body.", at_least=4, at_most=256)
     max_messages: int = option(2048, "Most messages in one request.", at_least=1)
+    max_tools: int = option(512, "Most tools of one request.", at_least=1)
     max_n: int = option(16, "Largest `n`.", at_least=1, at_most=128)
     max_stop: int = option(16, "Most stop strings.", at_least=1, at_most=256)
     max_stop_chars: int = option(256, "Longest stop string.", at_least=1)

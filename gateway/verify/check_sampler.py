@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from backends.protocol import FinishReason
+from backends.protocol import PLAIN_TEXT, FinishReason
 from classifier.types import Sufficiency
 from gateway.api.request import InferenceRequest, is_text
 from gateway.config.sections import Retention
@@ -68,6 +68,9 @@ class CheckSampler:
         left out: its quality was the caller's choice.
         """
         if not self._is_on or reason not in _WHOLE or request.num_choices != 1:
+            return None
+        # What a check would compare is a text.
+        if request.tools or request.output_format is not PLAIN_TEXT or request.has_images:
             return None
         why = decision.reason
         if why is ReasonCode.PINNED or request.echo or not is_text(request.prompts[0]):

@@ -105,7 +105,7 @@ async def test_an_abandoned_replay_still_bills_the_recording() -> None:
         (b'{"prompt": "q", "anser": "a"}', "unknown key 'anser'"),
         (b'{"prompt": "q", "answer": 4}', "answer is not a string"),
         (b'{"prompt": "q", "finish_reason": "bored"}', "bored"),
-        (b'{"prompt": "q", "usage": {"prompt_tokens": "3"}}', "usage.prompt_tokens is '3'"),
+        (b'{"prompt": "q", "usage": {"prompt_tokens": "3"}}', "at `$.prompt_tokens`"),
         (b'{"prompt": "q", "usage": {"tokens": 3}}', "unknown key 'tokens' in usage"),
         (b'{"messages": ["q"]}', "expected an object for message"),
     ],

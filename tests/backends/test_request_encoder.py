@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from backends.config import RemoteModelConfig
 from backends.errors import BackendFailure, UnsupportedByBackend
-from backends.protocol import GenerateRequest, Message, SamplingParams
+from backends.protocol import GenerateRequest, Image, Message, OutputFormat, SamplingParams, Tool, ToolCall, ToolChoice
 from backends.remote.request_encoder import request_body, request_path
 from backends.remote.unary_codec import (
     embed_body,
@@ -131,12 +131,98 @@ def test_names_ids_echo_and_forwarded_fields() -> None:
     assert body_of(replace(TEXT, echo=True))["echo"] is True
     ids = GenerateRequest("r", prompt_token_ids=(1, 2), echo=True)
     assert (body_of(ids)["prompt"], body_of(ids)["echo"]) == ([1, 2], True)
-    extra = {"response_format": {"type": "json_object"}, "user": "u", "speculate": False, "cache_salt": "s"}
-    assert body_of(replace(CHAT, extra=extra)) == {
+    extra = {"user": "u", "speculate": False, "cache_salt": "s"}
+    assert body_of(replace(CHAT, extra=extra)) == {**body_of(CHAT), "user": "u"}
+
+
+def test_calls_results_and_images_of_a_conversation() -> None:
+    call = ToolCall("call_1", "look", '{"at": 1}')
+    turns = (
+        Message("user", "see", parts=("see", Image("https://x/y.png"), Image("data:image/png;base64,AA", "low"))),
+        Message("assistant", "", tool_calls=(call,), reasoning="Hm."),
+        Message("tool", "a cat", tool_call_id="call_1"),
+    )
+    assert body_of(replace(CHAT, messages=turns), capabilities=("generate", "images"))["messages"] == [
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "see"},
+                {"type": "image_url", "image_url": {"url": "https://x/y.png"}},
+                {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA", "detail": "low"}},
+            ],
+        },
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [
+                {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": '{"at": 1}'}}
+            ],
+            "reasoning_content": "Hm.",
+        },
+        {"role": "tool", "content": "a cat", "tool_call_id": "call_1"},
+    ]
+    with pytest.raises(UnsupportedByBackend, match="images"):
+        body_of(replace(CHAT, messages=turns))
+
+
+@pytest.mark.parametrize(
+    ("choice", "said"),
+    [
+        (ToolChoice(), {}),
+        (ToolChoice("none"), {"tool_choice": "none"}),
+        (ToolChoice("required", parallel=False), {"tool_choice": "required", "parallel_tool_calls": False}),
+        (
+            ToolChoice("required", ("f",)),
+            {"tool_choice": {"type": "function", "function": {"name": "f"}}},
+        ),
+        (
+            ToolChoice("auto", ("f",)),
+            {
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "function": {"name": "f"}}]},
+                }
+            },
+        ),
+    ],
+)
+def test_tools_and_the_choice_among_them(choice: ToolChoice, said: dict[str, object]) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    tools = (Tool("f", "does f", schema, strict=True), Tool("g"))
+    assert body_of(replace(CHAT, tools=tools, tool_choice=choice), capabilities=("generate", "tools")) == {
         **body_of(CHAT),
-        "response_format": {"type": "json_object"},
-        "user": "u",
+        "tools": [
+            {
+                "type": "function",
+                "function": {"name": "f", "description": "does f", "parameters": schema, "strict": True},
+            },
+            {"type": "function", "function": {"name": "g"}},
+        ],
+        **said,
     }
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        (OutputFormat("json_object"), {"response_format": {"type": "json_object"}}),
+        (
+            OutputFormat("json_schema", {"type": "array"}, strict=True, name="list"),
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "list", "schema": {"type": "array"}, "strict": True},
+                }
+            },
+        ),
+        (OutputFormat("regex", "a+", strict=True), {"structured_outputs": {"regex": "a+"}}),
+        (OutputFormat("choice", ("a", "b"), strict=True), {"structured_outputs": {"choice": ["a", "b"]}}),
+        (OutputFormat("json_schema", "{}", strict=True), {"structured_outputs": {"json": "{}"}}),
+    ],
+)
+def test_what_the_answer_must_be(wanted: OutputFormat, said: dict[str, object]) -> None:
+    found = body_of(replace(CHAT, output_format=wanted), capabilities=("generate", "structured_output"))
+    assert found == {**body_of(CHAT), **said}
 
 
 def test_tenants_are_apart_in_the_cache_of_a_server_that_can() -> None:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from backends.protocol import FinishReason, GenerateRequest, Message, SamplingParams, TokenDelta, TokenLogprob
+from backends.protocol import (
+    FinishReason,
+    GenerateRequest,
+    Message,
+    SamplingParams,
+    TokenDelta,
+    TokenLogprob,
+    ToolCallDelta,
+)
 from backends.testing import Script, count_prompt_tokens, prompt_text, script_answer, split_tokens, token_id
 
 
@@ -20,12 +28,18 @@ def parse_request(body: dict[str, Any]) -> GenerateRequest:
     )
     thinking = (body.get("chat_template_kwargs") or {}).get("enable_thinking")
     if "messages" in body:
-        messages = tuple(Message(each["role"], each["content"]) for each in body["messages"])
+        messages = tuple(Message(each["role"], _content(each["content"])) for each in body["messages"])
         return GenerateRequest("provider", messages=messages, sampling=sampling, thinking=thinking)
     prompt = body["prompt"]
     if isinstance(prompt, list):
         return GenerateRequest("provider", prompt_token_ids=tuple(prompt), sampling=sampling)
     return GenerateRequest("provider", prompt=prompt, sampling=sampling, echo=bool(body.get("echo")))
+
+
+def _content(value: Any) -> str:
+    if isinstance(value, list):
+        return "\n".join(part.get("text", "") for part in value)
+    return value or ""
 
 
 def _strings(value: Any) -> tuple[str, ...]:
@@ -64,7 +78,12 @@ def whole_answer(request: GenerateRequest, script: Script, body: dict[str, Any],
     plan = script_answer(request, script)
     text = "".join(delta.text for delta in plan.deltas)
     reasoning = "".join(delta.reasoning for delta in plan.deltas)
-    message = {"role": "assistant", "content": text, "reasoning_content": reasoning or None}
+    message: dict[str, Any] = {"role": "assistant", "content": text, "reasoning_content": reasoning or None}
+    if plan.reason is FinishReason.TOOL_CALLS:
+        message["tool_calls"] = [
+            {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in script.tool_calls
+        ]
     entries = [entry for delta in plan.deltas for entry in delta.logprobs]
     choice: dict[str, Any] = {"message": message} if is_chat else {"text": text}
     choice |= {"finish_reason": str(plan.reason), "logprobs": _logprobs(entries, is_chat) if entries else None}
@@ -107,8 +126,16 @@ def _choice(delta: TokenDelta, is_chat: bool) -> dict[str, Any]:
     logprobs = _logprobs(list(delta.logprobs), is_chat) if delta.logprobs else None
     if not is_chat:
         return {"text": delta.reasoning + delta.text, "logprobs": logprobs}
+    if delta.tool_calls:
+        return {"delta": {"tool_calls": [_call(piece) for piece in delta.tool_calls]}, "logprobs": logprobs}
     words = {"reasoning_content": delta.reasoning} if delta.reasoning else {"content": delta.text}
     return {"delta": words, "logprobs": logprobs}
+
+
+def _call(piece: ToolCallDelta) -> dict[str, Any]:
+    head = {"id": piece.call_id, "type": "function"} if piece.name else {}
+    named = {"name": piece.name} if piece.name else {}
+    return {"index": piece.index, **head, "function": {**named, "arguments": piece.arguments}}
 
 
 def _logprobs(entries: list[TokenLogprob], is_chat: bool) -> dict[str, Any]:

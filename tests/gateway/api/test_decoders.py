@@ -112,13 +112,13 @@ def test_wrong_prompts_are_named(prompt: Any, param: str, message: str) -> None:
 
 
 def test_what_is_unsupported_is_told_before_what_is_wrong() -> None:
-    tool_turn = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}
+    old_turn = {"role": "function", "content": "x", "name": "f"}
     with pytest.raises(UnsupportedOption) as raised:
-        chat({"model": "auto", "messages": [*MESSAGES, tool_turn]}, {})
+        chat({"model": "auto", "messages": [*MESSAGES, old_turn]}, {})
     assert raised.value.param == "messages[1]"
     with pytest.raises(UnsupportedOption) as raised:
-        chat({"model": "auto", "messages": 5, "temperature": 9, "tools": [{}]}, {})
-    assert raised.value.param == "tools"
+        chat({"model": "auto", "messages": 5, "temperature": 9, "functions": [{}]}, {})
+    assert raised.value.param == "functions"
 
 
 def test_an_embedding_request_takes_its_regions_from_body_or_header() -> None:

@@ -32,7 +32,7 @@ ADDED_SINCE = {
     *("server.max_queue_s", "server.body_timeout_s", "server.max_connections", "server.lame_duck_s"),
     *("server.max_body_bytes_in_flight", "server.max_body_bytes_in_flight_per_key"),
     *("log.texts_days", "log.rows_days", "log.sessions_days", "log.history_days"),
-    "database.report_timeout_s",
+    *("database.report_timeout_s", "server.max_tools"),
 }
 # Settings whose default is another now, with what it was.
 CHANGED_SINCE = {

@@ -19,6 +19,7 @@ from tests.gateway.harness import Gateway, assert_error, make_settings, running
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 # (what is wrong with the body, the field that is blamed)
+TOOL = {"type": "function", "function": {"name": "f"}}
 WRONG_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"user": 7}, "user"),
     ({"metadata": "m"}, "metadata"),
@@ -79,7 +80,6 @@ WRONG_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"seed": 1.5}, "seed"),
     ({"stream": "yes"}, "stream"),
     ({"stream": 1}, "stream"),
-    ({"stream_options": {}}, "stream_options"),
     ({"stream": True, "stream_options": 3}, "stream_options"),
     ({"stream": True, "stream_options": {"include_usage": "y"}}, "stream_options.include_usage"),
     ({"logprobs": 3}, "logprobs"),
@@ -109,24 +109,39 @@ WRONG_FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"suffice": {"min_tier": 2, "max_tier": 1}}, "suffice.min_tier"),
     ({"suffice": {"policy": "careful", "max_tier": 1}}, "suffice.max_tier"),
     ({"model": "simple", "suffice": {"tier": 2}}, "suffice.tier"),
+    ({"tools": [{"type": "function"}]}, "tools[0].function"),
+    ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+    ({"tools": [TOOL, TOOL]}, "tools[1].function.name"),
+    ({"tools": [TOOL] * 513}, "tools"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"tools": [TOOL], "tool_choice": "maybe"}, "tool_choice"),
+    ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
+    ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools"}}, "tool_choice.allowed_tools"),
+    ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.json_schema.schema"),
+    ({"response_format": {"type": "yaml"}}, "response_format.type"),
+    ({"response_format": "json"}, "response_format"),
+    ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
+    ({"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}, "structured_outputs"),
+    ({"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]}, "messages[0]"),
+    ({"messages": [{"role": "user", "content": "x"}, {"role": "tool", "content": "x"}]}, "messages[1].tool_call_id"),
+    ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
+    ({"messages": [{"role": "assistant"}]}, "messages[0].content"),
+    ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "messages[0].tool_calls[0].function"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+        "messages[0].content[0].image_url.url",
+    ),
 ]
 
 UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
-    ({"tools": [{"type": "function"}]}, "tools"),
+    ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
     ({"functions": [{}]}, "functions"),
-    ({"tool_choice": "required"}, "tool_choice"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
-    ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
-    ({"response_format": "json"}, "response_format"),
     ({"modalities": ["text", "audio"]}, "modalities"),
     ({"audio": {}}, "audio"),
     ({"guided_json": {}}, "guided_json"),
     ({"use_beam_search": True}, "use_beam_search"),
-    ({"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]}, "messages[0]"),
-    (
-        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
-        "messages[0].content[0].type",
-    ),
+    ({"messages": [{"role": "function", "content": "x", "name": "f"}]}, "messages[0]"),
+    ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages[0].content[0].type"),
 ]
 
 # What other servers tolerate: unknown fields, and options that change nothing.
@@ -135,6 +150,7 @@ TOLERATED: list[dict[str, Any]] = [
     {"user": "u-1", "metadata": {"team": "x"}, "store": False, "parallel_tool_calls": True},
     {"tools": [], "tool_choice": "none"},
     {"response_format": {"type": "text"}},
+    {"stream_options": {"include_usage": True}},
     {"temperature": None, "top_p": None, "stop": None, "n": None, "seed": None, "stream": None, "tools": None},
     {"temperature": 0, "top_p": 0, "top_k": -1, "min_p": 0.1, "repetition_penalty": 1.1},
     {"max_tokens": 1, "max_completion_tokens": 5},
