@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.house.measures import House
+from tests.house.review_table import naming_tests
 
 FILES = {
     "gateway/__init__.py": '"""Docs."""\n',
@@ -44,3 +45,7 @@ def test_what_is_counted(house: House) -> None:
     assert house.num_words() == 3
     assert house.tests_to_code("backends") == 2
     assert house.comments_per_100("backends") == 200
+
+
+def test_every_finding_of_the_reviews_is_named_by_a_test() -> None:
+    assert [name for name, tests in naming_tests().items() if not tests] == []
