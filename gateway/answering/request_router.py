@@ -12,7 +12,7 @@ from backends.protocol import PLAIN_TEXT, Backend, GenerateRequest, ToolCall
 from classifier.types import Sufficiency
 from gateway.answering.phases import UNCALIBRATED, AdmittedRequest, RoutedRequest, RoutingBasis
 from gateway.answering.sessions import Sessions
-from gateway.api.request import InferenceRequest, Prompt, ToolResultPart, Turn, messages_of, prompt_size
+from gateway.api.request import InferenceRequest, Prompt, ToolResultPart, Turn, has_images, messages_of, prompt_size
 from gateway.control.control_state import groups_of
 from gateway.control.router_set import RouterSet, sticky_key
 from gateway.errors import InvalidRequest, UnsupportedOption
@@ -194,11 +194,14 @@ class RequestRouter:
             needs.append(("prompt_token_ids", "prompt"))
         if request.sampling.logprobs is not None:
             needs.append(("logprobs", "logprobs"))
-        if request.tools or _has_calls(prompt):
-            needs.append(("tools", "tools" if request.tools else "messages"))
+        others = request.other_parts
+        if request.tools:
+            needs.append(("tools", "tools"))
+        elif any(isinstance(part, ToolCall | ToolResultPart) for part in others):
+            needs.append(("tools", "messages"))
         if request.output_format is not PLAIN_TEXT:
             needs.append(("structured_output", "response_format"))
-        if request.has_images:
+        if others and has_images(others):
             needs.append(("images", "messages"))
         unable = _ALL_ABLE
         for capability, param in needs:
@@ -245,12 +248,6 @@ def prompt_argument(prompt: Prompt) -> dict[str, Any]:
     if isinstance(prompt[0], Turn):
         return {"messages": messages_of(prompt)}
     return {"prompt_token_ids": prompt}
-
-
-def _has_calls(prompt: Prompt) -> bool:
-    """Return whether a conversation has calls of tools or their results."""
-    turns = () if isinstance(prompt, str) else [turn for turn in prompt if isinstance(turn, Turn)]
-    return any(isinstance(part, ToolCall | ToolResultPart) for turn in turns for part in turn.parts)
 
 
 def domain_of(features: Mapping[str, float]) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import orjson
 from msgspec import Meta, Struct
 
-from backends.protocol import FinishReason, Image, TokenDelta, ToolCall, ToolCallDelta
+from backends.protocol import FREE_CHOICE, FinishReason, Image, TokenDelta, Tool, ToolCall, ToolCallDelta
 from gateway.api.answer_encoder import AnswerChoice, AnswerEncoder, logprob_json
 from gateway.api.conversation import check_results
 from gateway.api.declaration import Words, wrong_type, wrong_value
@@ -167,8 +167,14 @@ class ChatDecoder(GenerationDecoder[ChatBody]):
         """
         given = self._checked(body)
         turns = tuple([_turn(each, place) for place, each in enumerate(given.messages)])
-        check_results(turns, "messages")
-        tools = read_tools(given.tools)
+        # Few conversations have calls, and looking for them in each would take longer than reading it.
+        if any(each.tool_calls or each.tool_call_id for each in given.messages):
+            check_results(turns, "messages")
+        tools: tuple[Tool, ...] = ()
+        choice = FREE_CHOICE
+        if given.tools or given.tool_choice is not None:
+            tools = read_tools(given.tools)
+            choice = read_tool_choice(given.tool_choice, given.parallel_tool_calls, tools)
         return self._request(
             given,
             body,
@@ -178,7 +184,7 @@ class ChatDecoder(GenerationDecoder[ChatBody]):
             thinking=_thinking(given),
             prediction=_prediction(given.prediction),
             tools=tools,
-            tool_choice=read_tool_choice(given.tool_choice, given.parallel_tool_calls, tools),
+            tool_choice=choice,
         )
 
 

@@ -126,17 +126,15 @@ class InferenceRequest(Struct, frozen=True, kw_only=True):
     output_format: OutputFormat = PLAIN_TEXT
 
     @property
-    def has_images(self) -> bool:
-        """Return whether any turn shows an image."""
-        return any(
-            _with_images(part.parts if isinstance(part, ToolResultPart) else (part,))
-            for prompt in self.prompts
-            if not isinstance(prompt, str)
-            for turn in prompt
-            if isinstance(turn, Turn)
-            for part in turn.parts
-            if not isinstance(part, TextPart)
-        )
+    def other_parts(self) -> tuple[Part, ...]:
+        """All that its turns hold beside text: calls of tools, their results, images, reasoning. Mostly nothing."""
+        found: list[Part] = []
+        for prompt in self.prompts:
+            if not isinstance(prompt, str) and prompt and isinstance(prompt[0], Turn):
+                for turn in prompt:
+                    if isinstance(turn, Turn) and not (len(turn.parts) == 1 and type(turn.parts[0]) is TextPart):
+                        found += [part for part in turn.parts if not isinstance(part, TextPart)]
+        return tuple(found)
 
     @property
     def num_choices(self) -> int:
@@ -211,6 +209,13 @@ def _messages(turn: Turn) -> list[Message]:
     return [*results, message]
 
 
+def has_images(parts: Sequence[Part]) -> bool:
+    """Return whether some parts, or results among them, show an image."""
+    return any(
+        isinstance(part, Image) or (isinstance(part, ToolResultPart) and has_images(part.parts)) for part in parts
+    )
+
+
 def _text(parts: Sequence[Part]) -> str:
     texts: list[str] = []
     for part in parts:
@@ -223,7 +228,7 @@ def _text(parts: Sequence[Part]) -> str:
 
 def _with_images(parts: Sequence[Part]) -> tuple[str | Image, ...]:
     """Return texts and images in their order; nothing where there is no image."""
-    if not any(isinstance(part, Image) for part in parts):
+    if not has_images(parts):
         return ()
     return tuple(
         [part.text if isinstance(part, TextPart) else part for part in parts if isinstance(part, TextPart | Image)]

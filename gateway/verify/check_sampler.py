@@ -70,7 +70,7 @@ class CheckSampler:
         if not self._is_on or reason not in _WHOLE or request.num_choices != 1:
             return None
         # What a check would compare is a text.
-        if request.tools or request.output_format is not PLAIN_TEXT or request.has_images:
+        if request.tools or request.output_format is not PLAIN_TEXT or request.other_parts:
             return None
         why = decision.reason
         if why is ReasonCode.PINNED or request.echo or not is_text(request.prompts[0]):
