@@ -10,7 +10,7 @@ export OMP_WAIT_POLICY ?= passive
 # Hundreds of processes are started by the tests; each would compile every module anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run test test-all test-gpu lint format bench lock services clean
+.PHONY: run test test-all test-failed test-gpu lint format bench lock services clean
 
 run: $(VENV)/.run
 	$(BIN)/suffice up --host $(HOST) --port $(PORT)
@@ -24,6 +24,10 @@ test: $(VENV)/.test tests/clients/node_modules/.installed
 
 test-all: $(VENV)/.test tests/clients/node_modules/.installed
 	$(PYTEST)
+
+# What failed last, one after another.
+test-failed: $(VENV)/.test
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --last-failed --last-failed-no-failures none --verbose
 
 test-gpu: $(VENV)/.test
 	$(BIN)/python -m pytest -m gpu

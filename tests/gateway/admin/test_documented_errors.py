@@ -272,7 +272,7 @@ async def _bodies(tmp_path: Path, seen: Seen) -> None:
             await admin.error("POST", path, 400, "invalid_type", "model", json=body | {"model": 1})
             await admin.error("POST", path, 404, "model_not_found", "model", json=body | {"model": "none"})
             await admin.error("POST", path, 400, "invalid_value", "model", json=body | {"model": None})
-            vague = {"dimensions": 3} if path == "/v1/embeddings" else {"tools": [{}]}
+            vague = {"dimensions": 3} if path == "/v1/embeddings" else {"functions": [{}]}
             await admin.error("POST", path, 400, "unsupported_parameter", next(iter(vague)), json=body | vague)
             if path != "/v1/embeddings":
                 asked = body | {"suffice": {"tier": 2}}
