@@ -356,3 +356,14 @@ def test_drafts_never_preempt_and_never_starve_a_prefill() -> None:
     assert not plan.preempted
     assert [(item.sequence, item.num_tokens) for item in plan.items] == [(first, 1), (second, 9)]
     assert plan.items[0].num_drafts == 0
+
+
+def test_what_waits_first_counts_as_prefill_while_there_is_a_place_for_it() -> None:
+    world = World(num_blocks=40, max_num_seqs=2, max_batch_tokens=30)
+    assert world.scheduler.num_to_prefill() == 0
+    for length in (5, 6, 7):
+        world.add([length] * length, 16)
+    assert world.scheduler.num_to_prefill() == 5, "the first that waits"
+    world.step()
+    assert len(world.scheduler.running) == 2
+    assert world.scheduler.num_to_prefill() == 0, "nobody may join"

@@ -277,6 +277,26 @@ async def test_a_place_is_kept_free_for_the_modest_while_they_are_about() -> Non
     assert admission.is_idle
 
 
+async def test_how_long_a_place_is_held_is_measured_only_while_somebody_wants_it() -> None:
+    clock = Clock()
+    admission = Admission(4, 100, LONG_S, clock=clock)
+    held_time = admission._other.held_time
+    admission.leave(await admission.enter(Priority.LIVE, A))
+    assert not held_time.is_measured, "places were free"
+    places = [await admission.enter(Priority.LIVE, A) for _ in range(3)]
+    admission.leave(await admission.enter(Priority.LIVE, B))
+    clock.now_s += 5.0
+    waiting = await ask(admission.enter(Priority.LIVE, A))
+    assert is_waiting(waiting), "for a place that is kept free for another"
+    clock.now_s += 100.0
+    assert held_time.expect_s(clock()) == 100.0, "since somebody waits"
+    admission.leave(places.pop())
+    assert held_time.is_measured
+    for place in (*places, await waiting):
+        admission.leave(place)
+    assert admission.is_idle
+
+
 async def test_a_tenant_is_let_in_for_the_share_that_others_leave_it() -> None:
     """Its own queue is as long as it is served in time; by the whole bulkhead's rate it would wait in vain."""
     clock = Clock()
