@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from math import sqrt
 from operator import eq
-from typing import Final
+from typing import Final, get_args
 
 from backends.errors import BackendError, BackendOverloaded, BackendUnavailable, ContextLengthExceeded
 from backends.protocol import (
@@ -42,21 +42,7 @@ from backends.protocol import (
 # Like a BPE vocabulary, a space belongs to the word after it. Every character is in exactly one token.
 _TOKEN = re.compile(r"\s?\w+|\s?[^\w\s]+|\s+")
 
-_ALL: frozenset[Capability] = frozenset(
-    {
-        "generate",
-        "score",
-        "embed",
-        "tokenize",
-        "thinking",
-        "logprobs",
-        "prompt_token_ids",
-        "prediction",
-        "tools",
-        "structured_output",
-        "images",
-    }
-)
+_ALL: frozenset[Capability] = frozenset(get_args(Capability))
 _EMBED_DIM = 16
 
 

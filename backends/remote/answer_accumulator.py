@@ -133,7 +133,10 @@ class AnswerAccumulator:
 
     def rest(self) -> list[TokenDelta]:
         """Return what was held back, once the answer is over: text in which a stop string might have begun, ``{}``."""
-        held, calls = self._cutter.flush(), self._calls.rest()
+        held = self._cutter.flush()
+        # A call that was cut off must not look as if it had wanted no arguments.
+        is_whole = self._reason in (FinishReason.STOP, FinishReason.TOOL_CALLS) and not self.is_over
+        calls = self._calls.rest() if is_whole else ()
         return [TokenDelta(held, tool_calls=calls)] if held or calls else []
 
     def _note(self, chunk: AnswerChunk) -> None:

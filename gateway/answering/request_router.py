@@ -83,8 +83,10 @@ class RequestRouter:
         size = max([prompt_size(prompt) for prompt in request.prompts])
         if request.tools:
             size += sum([len(str(tool.parameters)) + len(tool.description) + len(tool.name) for tool in request.tools])
+        # Before anything is encoded: what no tier can do is refused, and none counts what it cannot read.
+        unable = self._unable(request, overrides)
         # Before the estimate: a prompt that fits nowhere need not be looked at.
-        num_tokens, is_counted = await self._num_prompt_tokens(admitted, len(turns), policy, overrides, size)
+        num_tokens, is_counted = await self._num_prompt_tokens(admitted, len(turns), policy, overrides, size, unable)
         estimate = await slot.predictor.predict(turns)
         domain = domain_of(estimate.features) if estimate is not None else ""
         basis = admitted.basis = RoutingBasis(policy, version, turns, estimate, domain)
@@ -98,7 +100,7 @@ class RequestRouter:
             overrides=overrides,
             session=session,
             unavailable=self.unavailable,
-            unable=self._unable(request, overrides),
+            unable=unable,
             expected_wait_s=self._waits(policy),
             kill_switch=self.kill_switch,
             novelty=estimate.novelty if estimate is not None else 0.0,
@@ -151,7 +153,13 @@ class RequestRouter:
         return most
 
     async def _num_prompt_tokens(
-        self, admitted: AdmittedRequest, num_turns: int, policy: Policy, overrides: Overrides, size: int
+        self,
+        admitted: AdmittedRequest,
+        num_turns: int,
+        policy: Policy,
+        overrides: Overrides,
+        size: int,
+        unable: frozenset[int],
     ) -> tuple[int | None, bool]:
         """Guess where any guess fits every context, else ask the highest tier that may see the prompt.
 
@@ -172,6 +180,7 @@ class RequestRouter:
             if 4 * size + template + (admitted.request.sampling.max_tokens or 1) <= self._shortest_context:
                 return _guess_tokens(size), True
         permitted = permitted_tiers(overrides, policy, self.catalog.ladder)
+        permitted = tuple([tier for tier in permitted if tier.index not in unable]) or permitted
         known = [tier.context_length for tier in permitted if tier.context_length is not None]
         backend = self.catalog.backend(permitted[-1])
         try:

@@ -18,7 +18,10 @@ from backends.protocol import (
     Timings,
     TokenDelta,
     TokenLogprob,
+    ToolCall,
+    ToolCallDelta,
     Usage,
+    join_calls,
 )
 from backends.remote.answer_accumulator import AnswerAccumulator, estimate_prompt_tokens
 from backends.remote.chunk_decoder import AnswerChunk
@@ -198,3 +201,16 @@ def test_a_prompt_is_estimated_at_four_bytes_a_token(request_: GenerateRequest, 
 
 def test_the_estimate_takes_text_that_is_no_utf_8() -> None:
     assert estimate_prompt_tokens(replace(GenerateRequest("r"), prompt="\ud800" * 8)) > 0
+
+
+@pytest.mark.parametrize(
+    ("reason", "arguments"),
+    [(FinishReason.STOP, "{}"), (FinishReason.TOOL_CALLS, "{}"), (FinishReason.LENGTH, ""), (None, "")],
+)
+def test_only_a_call_that_came_whole_wanted_no_arguments(reason: FinishReason | None, arguments: str) -> None:
+    answer = make()
+    call = AnswerChunk(tool_calls=(ToolCallDelta(0, "call_1", "now"),))
+    deltas = [*answer.take([call, AnswerChunk(reason=reason)]), *answer.rest()]
+    assert join_calls(piece for delta in deltas for piece in delta.tool_calls) == (
+        ToolCall("call_1", "now", arguments),
+    )

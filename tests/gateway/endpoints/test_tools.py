@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from backends.protocol import ToolCall
+from backends.protocol import GenerateRequest, ToolCall
 from backends.testing import EchoBackend, Script
 from tests.backends.provider.server import ProviderServer
 from tests.backends.remote_kit import EVERYTHING, make
@@ -131,3 +131,33 @@ async def test_a_missing_result_is_named(tmp_path: Path) -> None:
         for messages, param in ((LOOP[:2], "messages"), ([*LOOP[:2], {"role": "user", "content": "?"}], "messages[2]")):
             answer = await gateway.chat(messages=messages, tools=TOOLS)
             assert "'call_1'" in assert_error(answer, 400, "invalid_value", param)["message"]
+
+
+async def test_what_no_model_can_do_is_refused_before_it_is_encoded(tmp_path: Path) -> None:
+    plain: Any = frozenset({"generate", "logprobs", "tokenize"})
+    small, large = (CountingBackend(name, capabilities=plain) for name in ("small", "large"))
+    async with running(make_settings(tmp_path), {"small": small, "large": large}) as gateway:
+        answer = await gateway.chat("word " * 20_000, tools=TOOLS)
+        assert_error(answer, 400, "unsupported_parameter", "tools")
+    assert small.num_counted + large.num_counted == 0
+
+
+async def test_a_prompt_with_tools_is_counted_by_a_model_that_takes_them(tmp_path: Path) -> None:
+    """The top tier's template might refuse what it cannot write."""
+    small = CountingBackend("small")
+    large = CountingBackend("large", capabilities=frozenset({"generate", "tokenize"}))
+    async with running(make_settings(tmp_path), {"small": small, "large": large}) as gateway:
+        answer = await gateway.chat("word " * 4_000, tools=TOOLS)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["suffice"]["tier_name"] == "simple"
+    assert (small.num_counted > 0, large.num_counted) == (True, 0)
+
+
+class CountingBackend(EchoBackend):
+    """Counts how often it is asked for a prompt's length."""
+
+    num_counted = 0
+
+    async def count_tokens(self, request: GenerateRequest, *, limit: int | None = None) -> int | None:
+        self.num_counted += 1
+        return await super().count_tokens(request, limit=limit)
