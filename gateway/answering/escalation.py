@@ -19,7 +19,7 @@ from backends.errors import BackendError
 from backends.protocol import Finished
 from classifier.confidence import AnswerSignals
 from gateway.answering.phases import Answer
-from gateway.answering.tier_caller import Item, StartedAnswer, call_tier, start_answer
+from gateway.answering.tier_caller import Item, StartedAnswer, call_tier, next_item, start_answer
 from gateway.api.answer_encoder import AnswerChoice
 from gateway.errors import AnswerFailed
 from gateway.models.catalog import Catalog
@@ -128,7 +128,7 @@ class _Escalation:
         is_last = attempt.rung is None or "logprobs" not in self._catalog.backend(tier).capabilities
         if not (is_last and answer.request.stream):
             try:
-                while not self._is_enough() and (item := await anext(started.rest, None)) is not None:
+                while not self._is_enough() and (item := await next_item(started.rest)) is not None:
                     items.append(item)
             except BaseException:
                 await started.rest.aclose()

@@ -106,7 +106,7 @@ async def call_tier(answer: Answer, catalog: Catalog, tier: Tier) -> StartedAnsw
     salt = catalog.cache_salt(answer.routed.admitted.caller.tenant)
     rest = _items(answer, tier, catalog.backend(tier), salt)
     try:
-        first = await anext(rest, None)
+        first = await next_item(rest)
     except BackendError as error:
         failure = error
     except StoreError:
@@ -122,6 +122,15 @@ async def call_tier(answer: Answer, catalog: Catalog, tier: Tier) -> StartedAnsw
     failure.model = tier.model
     answer.attempts.append(Attempt(tier.index, tier.model, clock() - asked_s, error=row_of(failure).code))
     raise failure
+
+
+async def next_item(items: AsyncGenerator[Item, None]) -> Item | None:
+    """Return the next item; None where there is none."""
+    try:
+        # Not `anext(items, None)`: where the wait for it is cancelled, Python 3.11 leaves the generator running.
+        return await items.__anext__()
+    except StopAsyncIteration:
+        return None
 
 
 def _note_failure(answer: Answer, failure: BackendError) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from backends.errors import BackendFailure, BackendUnavailable
@@ -387,6 +387,7 @@ async def test_a_higher_tier_that_breaks_off_in_a_stream_ends_it_with_one_error(
     fails=st.booleans(),
     num_choices=st.integers(1, 2),
 )
+@example(hang_up_s=0.0142, streamed=True, hold_back=2, fails=False, num_choices=2)
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 async def test_whenever_a_client_leaves_every_tier_is_freed_and_billed_once(
     tmp_path: Path, hang_up_s: float, streamed: bool, hold_back: int, fails: bool, num_choices: int
