@@ -8,7 +8,8 @@ the last, so that the device never waits for the host:
 
 Step 2 is then planned without knowing what step 1 will draw. Where step 1 ends a request, the token that step 2 draws
 for it is never looked at. Where the host must know (drafts, tokens that it draws itself), step 1 is settled before step
-2 is planned. Answers are the same either way.
+2 is planned. Where only the draws must know (a grammar says what may come next), step 2 is launched without
+them, and they follow once step 1 is settled. Answers are the same either way.
 
 Everything that belongs to a request is freed in the step that ends it; when nothing is left the books are summed.
 Nothing here locks: whoever calls owns the core meanwhile.
@@ -26,6 +27,7 @@ from engine import device_faults
 from engine.arena import Arena
 from engine.blocks import BlockPool
 from engine.config import EngineConfig
+from engine.draft_verifier import cut_drafts
 from engine.errors import EngineError, StepFailed
 from engine.kv_cache import KVCache
 from engine.kv_sizing import context_length_of, make_cache
@@ -190,7 +192,9 @@ class EngineCore:
         self._flight = self._launch(self.scheduler.schedule(now_s), events)
         if before is not None:
             self._land(before, events)
-        elif self._flight is not None and not self._asynchronous:
+        if self._flight is not None:
+            self._draw(self._flight, events)
+        if before is None and self._flight is not None and not self._asynchronous:
             self._land(self._flight, events)
 
     def _limit_drafts(self) -> None:
@@ -237,8 +241,9 @@ class EngineCore:
                 continue  # it ended while this step was in flight
             try:
                 self._settle(result, now_s, events)
-            except Exception as cause:  # a caller's stop check, most likely: its own request ends with it
-                self._end(item.sequence, FinishReason.ERROR, events, self._failed(cause))
+            except Exception as cause:  # a caller's stop check or grammar: its own request ends with it
+                error = cause if isinstance(cause, EngineError) else self._failed(cause)
+                self._end(item.sequence, FinishReason.ERROR, events, error)
 
     def _learn_cost(self, plan: StepPlan, seconds: float) -> None:
         alone = self._was_alone(self.clock() - seconds)
@@ -259,6 +264,7 @@ class EngineCore:
         try:
             if self.speculator is not None:
                 self._draft(plan, self.speculator)
+            cut_drafts(plan)
             if not plan.items:
                 return None
             draft_s = self._device_time() - began_s
@@ -301,6 +307,15 @@ class EngineCore:
                 self.num_preemptions += 1
                 if self.speculator is not None:
                     self.speculator.release(victim)
+
+    def _draw(self, flight: Flight, events: Events) -> None:
+        """Start the draws of a launched step that has not done so; if that raises, everything in the step ends."""
+        try:
+            self.runner.draw(flight)
+        except Exception as cause:
+            self._flight = None
+            self._fail(flight.plan, cause, events)
+            self.scheduler.land(flight.plan.items)
 
     def _collect(self, flight: Flight, events: Events) -> list[StepResult]:
         """Wait for a step; if the device failed, everything in the step ends with the error and the rest goes on."""
@@ -369,7 +384,10 @@ class EngineCore:
             tokens.append(token)
             if token in sequence.stop_ids and sequence.num_output > min_tokens:
                 return count, FinishReason.STOP
+            is_complete = sequence.grammar is not None and sequence.grammar.push(token)
             if request.stop_check is not None and request.stop_check.push(token):
+                return count, FinishReason.STOP
+            if is_complete:
                 return count, FinishReason.STOP
             if sequence.num_output >= sequence.max_output:
                 return count, FinishReason.LENGTH
@@ -394,8 +412,10 @@ class EngineCore:
         if forced:
             self._withdraw(sequence)
         sequence.token_ids.extend(forced)
-        if sequence.request.stop_check is not None:
-            for each in forced:
+        for each in forced:
+            if sequence.grammar is not None:
+                sequence.grammar.push(each, is_forced=True)
+            if sequence.request.stop_check is not None:
                 sequence.request.stop_check.push(each)
         return True
 
@@ -423,7 +443,7 @@ class EngineCore:
             self.num_prompt_tokens += sequence.num_prompt
             self.num_cached_tokens += sequence.num_cached
         events.append((sequence.sink, _ending(sequence, reason, error, now_s)))
-        sequence.sampler_state = None
+        sequence.sampler_state = sequence.grammar = None
 
     def _failed(self, cause: Exception) -> StepFailed:
         error = StepFailed(f"A step of {self.name} failed with {type(cause).__name__}: {cause}")

@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 
 from engine.rng import uniform
-from engine.sampler import DRAW, Draw, LogitsRow, Sampler, draw
+from engine.sampler import DRAW, Draw, LogitsRow, Sampler, draw, mask_rows
+from engine.scheduler import StepPlan
 from engine.sequence import Sequence
 
 ACCEPT = 1  # the stream of `uniform` that decides acceptance
@@ -35,7 +36,8 @@ def verify(sampler: Sampler, logits: Tensor, rows: Seq[LogitsRow], sequences: Se
 
     Parameters
     ----------
-    logits : float32 (R, V), the target's; each sequence has one row per draft and one beyond, in order
+    logits : float32 (R, V), the target's, may be overwritten; each sequence has one row per draft and one beyond, in
+        order
     rows : R of them, with ``drafts`` growing by one within a sequence
     sequences : those with rows, in the rows' order; ``draft_probs`` is float32 (k, V), the distributions its drafts
         were drawn from, or None if each was certain (n-grams, greedy drafts)
@@ -44,6 +46,7 @@ def verify(sampler: Sampler, logits: Tensor, rows: Seq[LogitsRow], sequences: Se
     -------
     For each sequence the accepted drafts and one more token
     """
+    mask_rows(logits, rows)
     errors = sampler.errors(logits)
     edited = sampler.edit(logits, rows, errors)
     ids = sampler.choose(edited, rows)
@@ -68,6 +71,25 @@ def verify(sampler: Sampler, logits: Tensor, rows: Seq[LogitsRow], sequences: Se
         verdicts.append(reports[place : place + count + 1])
         place += count + 1
     return verdicts
+
+
+def cut_drafts(plan: StepPlan) -> None:
+    """Leave out of a plan's drafts what comes after the first token that a grammar does not allow, or from it on.
+
+    It would be rejected. That very token is checked all the same where it was drawn from a distribution: what replaces
+    it is drawn from the rest of the target's, and leaving the token out would change how often.
+    """
+    for item in plan.items:
+        sequence = item.sequence
+        if not item.num_drafts or sequence.grammar is None:
+            continue
+        drawn = sequence.draft_probs is not None and uses_rejection(sequence)
+        kept = min(sequence.grammar.num_allowed(sequence.draft_ids) + drawn, item.num_drafts)
+        sequence.draft_ids = sequence.draft_ids[:kept]
+        if sequence.draft_probs is not None:
+            sequence.draft_probs = sequence.draft_probs[:kept] if kept else None
+        plan.num_tokens -= item.num_drafts - kept
+        item.num_drafts = kept
 
 
 def _matching(draft_ids: Seq[int], target_ids: Seq[int]) -> int:

@@ -319,6 +319,12 @@ class Engine:
             raise InvalidRequest(
                 "score_from", f"score_from is {request.score_from}; expected 1 to {num_prompt}, the prompt's length."
             )
+        constraint = request.constraint
+        if constraint is not None and constraint.grammar.vocab_size != vocab_size:
+            raise InvalidRequest(
+                "grammar",
+                f"The grammar was compiled for {constraint.grammar.vocab_size} tokens; the model has {vocab_size}.",
+            )
         max_tokens = sampling.max_tokens
         if num_prompt + (1 if max_tokens is None else max_tokens) > limit:
             pool = self.core.num_blocks * self.config.block_size

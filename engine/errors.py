@@ -13,6 +13,10 @@
     ├── RankLost                   a process that holds part of a model is gone; the model must be loaded again
     ├── NonFiniteLogits            NaN or infinity in one request's logits; only that request ends
     ├── NothingAllowed             min_tokens and stop tokens left no token to draw
+    ├── GrammarError               what an answer must be cannot be enforced
+    │   ├── InvalidGrammar         it is malformed, or nothing satisfies it
+    │   ├── UnsupportedGrammar     it asks for what cannot be enforced; carries ``keyword``
+    │   └── GrammarTooLarge        it would take too much time or memory
     ├── TokenizerError             text and token ids
     │   ├── InvalidText            text that no tokenizer can read (a lone surrogate)
     │   ├── TextTooLong            more tokens than were allowed; carries a lower bound of their number
@@ -100,6 +104,26 @@ class NonFiniteLogits(EngineError):
 
 
 class NothingAllowed(EngineError):
+    pass
+
+
+class GrammarError(EngineError):
+    """Roots what can be wrong with a schema, expression or grammar."""
+
+
+class InvalidGrammar(GrammarError):
+    pass
+
+
+class UnsupportedGrammar(GrammarError):
+    """``keyword`` names what cannot be enforced."""
+
+    def __init__(self, keyword: str) -> None:
+        super().__init__(f"{keyword!r} cannot be enforced; leave it out.")
+        self.keyword = keyword
+
+
+class GrammarTooLarge(GrammarError):
     pass
 
 

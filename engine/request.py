@@ -6,9 +6,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from engine.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from engine.grammar import Grammar
 
 MAX_LOGPROBS = 256
 
@@ -135,6 +138,24 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True)
+class Constraint:
+    """Makes the output satisfy a grammar, reasoning before the answer apart.
+
+    Parameters
+    ----------
+    grammar : compiled for the engine's model
+    open_id : the token by which the output may begin reasoning; None: it may not
+    close_id : the token that ends reasoning
+    in_reasoning : the prompt left the reasoning open
+    """
+
+    grammar: Grammar
+    open_id: int | None = None
+    close_id: int | None = None
+    in_reasoning: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """Holds token ids, and everything else the engine needs to answer.
 
@@ -143,7 +164,8 @@ class Request:
     ``cache_salt`` keeps prefix-cache entries apart: only requests with the same salt share blocks.
     ``speculate`` False turns drafting off for this request. ``prediction`` is checked many tokens at a time; it changes
     how fast the answer comes, never what it is. ``model`` says for which of the models that an engine serves this is,
-    where statistics are asked for by model.
+    where statistics are asked for by model. ``constraint`` is what every token drawn must satisfy; the answer ends when
+    nothing can be added to it, ``min_tokens`` or not, and log-probabilities are of what it leaves.
     """
 
     request_id: str
@@ -158,6 +180,7 @@ class Request:
     stop_check: StopCheck | None = None
     prediction: Prediction | None = None
     model: str = ""
+    constraint: Constraint | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,6 +110,9 @@ class StepRunner(Protocol):
         Side effects: writes the KV pool, extends ``scores`` and ``pooled_sum`` of sequences that asked for them.
         """
 
+    def draw(self, flight: Flight) -> None:
+        """Start what of a launched step had to wait until the tokens of the one before were settled."""
+
     def collect(self, flight: Flight) -> list[StepResult]:
         """Wait for a step's results, one per item of its plan."""
 
@@ -179,6 +182,9 @@ class Runner:
             if result.item.draws
         }
         return Flight(plan, results)
+
+    def draw(self, flight: Flight) -> None:
+        pass
 
     def collect(self, flight: Flight) -> list[StepResult]:
         return flight.results

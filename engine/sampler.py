@@ -2,7 +2,7 @@
 
 Every operation works on rows, and no row looks at another, so a request's draw does not depend on its neighbours. Work
 that only some rows need (penalties, filters, log-probabilities) is done on those rows alone; a batch of plain greedy
-rows is one ``max``.
+rows is one ``max``. Tokens that a row's grammar rules out are so from the start, for log-probabilities too.
 """
 
 from __future__ import annotations
@@ -10,8 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from itertools import groupby
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.errors import EngineError, NonFiniteLogits, NothingAllowed
@@ -98,6 +101,7 @@ class Sampler:
         -------
         R draws; a row with NaN or infinity carries an error, the others are as if it were not there
         """
+        mask_rows(logits, rows)
         if all(self._is_plain(row) for row in rows):
             peaks, best = logits.max(dim=-1)
             return [
@@ -185,7 +189,11 @@ class Sampler:
                 )
             logits.index_add_(0, *state.bias)
         if row.position - sequence.num_prompt < params.min_tokens and sequence.stop_ids:
-            logits[list(sequence.stop_ids)] = -math.inf
+            banned = list(sequence.stop_ids)
+            kept = logits[banned]
+            logits[banned] = -math.inf
+            if sequence.grammar is not None and float(logits.max()) == -math.inf:
+                logits[banned] = kept  # an answer that can only end goes before the least length
 
     def choose(self, logits: Tensor, rows: Seq[LogitsRow]) -> list[int]:
         """Take the likeliest token of greedy rows and draw the others, from edited logits."""
@@ -227,6 +235,40 @@ class Sampler:
         return torch.tensor(values, dtype=torch.float32, device=self.device).unsqueeze(1)
 
 
+def mask_rows(logits: Tensor, rows: Seq[LogitsRow]) -> None:
+    """Write -inf over what the rows' grammars rule out.
+
+    Parameters
+    ----------
+    logits : float32 (R, V), overwritten
+    rows : R of them, those of one sequence next to each other
+    """
+    constrained = [i for i, row in enumerate(rows) if row.sequence.grammar is not None]
+    if not constrained:
+        return
+    vocab_size = logits.shape[1]
+    masks = fill_masks([rows[i] for i in constrained], vocab_size)
+    bits = np.unpackbits(masks.view(np.uint8), axis=1, count=vocab_size, bitorder="little")
+    ruled_out = torch.from_numpy(bits).to(logits.device) == 0
+    if len(constrained) == len(rows):
+        logits.masked_fill_(ruled_out, -math.inf)
+        return
+    for place, i in enumerate(constrained):
+        logits[i].masked_fill_(ruled_out[place], -math.inf)
+
+
+def fill_masks(rows: Seq[LogitsRow], vocab_size: int) -> NDArray[np.int32]:
+    """Return which tokens may come next, int32 (R, words), of rows that all have a grammar."""
+    masks = np.empty((len(rows), -(-vocab_size // 32)), dtype=np.int32)
+    first = 0
+    for sequence, group in groupby(rows, key=lambda row: row.sequence):
+        own = list(group)
+        assert sequence.grammar is not None
+        sequence.grammar.fill(masks[first : first + len(own)], own[-1].drafts)
+        first += len(own)
+    return masks
+
+
 def draw(probs: Tensor, uniforms: Seq[float]) -> list[int]:
     """Invert each row's cumulative distribution at its uniform number.
 
@@ -263,9 +305,14 @@ def token_logprobs(logits: Tensor, ids: Seq[int], tops: Seq[int]) -> list[TokenL
     most = min(max(tops), logits.shape[1])
     values, best = (tensor.tolist() for tensor in logprobs.topk(most, dim=-1)) if most else ([[]] * len(ids),) * 2
     return [
-        TokenLogprob(token, logprob, rank, tuple(zip(best[i][: tops[i]], values[i][: tops[i]], strict=True)))
+        TokenLogprob(token, logprob, rank, allowed(best[i][: tops[i]], values[i][: tops[i]]))
         for i, (token, logprob, rank) in enumerate(zip(ids, chosen.squeeze(1).tolist(), ranks, strict=True))
     ]
+
+
+def allowed(ids: Seq[int], logprobs: Seq[float]) -> tuple[tuple[int, float], ...]:
+    """Pair alternatives with their log-probabilities, without those that a grammar rules out."""
+    return tuple([pair for pair in zip(ids, logprobs, strict=True) if pair[1] != -math.inf])
 
 
 def not_finite() -> NonFiniteLogits:

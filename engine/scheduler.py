@@ -360,7 +360,7 @@ class Scheduler:
             return False
         pool.acquire(hits)
         sequence.block_table = [*hits, *pool.allocate(fresh)]
-        sequence.num_computed = sequence.num_hashed = len(hits) * size
+        sequence.num_computed, sequence.num_hashed = len(hits) * size, len(hits)
         if not sequence.num_preemptions:
             sequence.num_cached = sequence.num_computed
         return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from engine.blocks import hash_block, hash_salt
+from engine.grammar_cursor import GrammarCursor
 from engine.prediction import PredictionCursor
 from engine.request import Priority, Request, TokenLogprob
 
@@ -28,6 +29,7 @@ class Sequence:
     block_table : ids of the blocks that hold positions ``[0, len(block_table) * block_size)``
     draft_ids : tokens proposed for the step at hand, never part of ``token_ids``
     prediction : the answer's place in what was predicted of it, if anything was
+    grammar : the answer's place in its grammar, if it has one
     max_output : most tokens this request may produce
     seed : keys every draw, together with the position
     sampler_state, drafter_state : owned by the sampler and the drafter, released with the sequence
@@ -46,6 +48,7 @@ class Sequence:
         "drafted",
         "drafter_state",
         "first_token_s",
+        "grammar",
         "last_token_s",
         "max_output",
         "num_ahead",
@@ -108,6 +111,9 @@ class Sequence:
         self.acceptance: float | None = None
         predicted = request.prediction
         self.prediction: PredictionCursor | None = None if predicted is None else PredictionCursor(predicted)
+        self.grammar: GrammarCursor | None = None
+        if request.constraint is not None:
+            self.grammar = GrammarCursor(request.constraint, ignores_eos=request.sampling.ignore_eos)
         self.scores: list[TokenLogprob] = []
         self.pooled_sum: Any = None
         self.pooled_done = not request.pooled

@@ -60,6 +60,11 @@ class TextStream:
         return self._search is not None and self._search.stopped
 
     @property
+    def is_thinking(self) -> bool:
+        """Tell whether the next token is part of the reasoning, unless it ends it."""
+        return self._thinking
+
+    @property
     def in_answer(self) -> bool:
         """Tell whether the last token was part of the answer, neither reasoning nor a line break after it."""
         return not self._thinking and (self._began or not self._after_reasoning)

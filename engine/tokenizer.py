@@ -15,7 +15,8 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,14 @@ from engine.chat_template import ChatTemplate
 from engine.detokenizer import TokenBytes, decode
 from engine.errors import CheckpointCorrupt, CheckpointNotFound, InvalidText, NoChatTemplate, TextTooLong
 from engine.load.source import read_json
+from engine.template_tools import ToolSupport
 from engine.text_stream import ThinkTags
 
 _TAG_NAMES = (("<think>", "</think>"),)
+
+Messages = list[dict[str, Any]]
+Layout = Callable[[Messages, list[Any]], tuple[Messages, list[Any]]]
+"""Changes messages and tools into those that a template is to show."""
 
 
 class Tokenizer:
@@ -39,6 +45,7 @@ class Tokenizer:
     vocab_size : ids are below it, added tokens included
     eos_token_ids : from ``generation_config.json``, else ``config.json``, else the tokenizer's own ``eos_token``
     think_tags : ids of the reasoning tags, if each is one token
+    template, tool_template : lays out messages; the same where there are tools, some checkpoints having one of its own
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -67,7 +74,9 @@ class Tokenizer:
         self.bytes = TokenBytes(self._raw, self._json)
         self.eos_token_ids = self._eos_ids(folder)
         self.think_tags = self._find_tags()
-        self.template = self._load_template(folder)
+        sources = self._template_sources(folder)
+        self.template = self._compile(sources.get("default", next(iter(sources.values()), None)))
+        self.tool_template = self._compile(sources.get("tool_use")) or self.template
         added = {token.content: i for i, token in self._raw.get_added_tokens_decoder().items()}
         self._added_ids = frozenset(added.values())
         tags = {name for pair in _TAG_NAMES for name in pair}
@@ -90,12 +99,15 @@ class Tokenizer:
                 return ThinkTags(open_id, close_id)
         return None
 
-    def _load_template(self, folder: Path) -> ChatTemplate | None:
+    def _template_sources(self, folder: Path) -> dict[str, str]:
+        """Return the checkpoint's templates by name; the only one of most is ``default``."""
         path = folder / "chat_template.jinja"
         source = path.read_text(encoding="utf-8") if path.is_file() else self._config.get("chat_template")
-        if isinstance(source, list):  # several, by name
-            named = {each.get("name"): each.get("template") for each in source}
-            source = named.get("default", next(iter(named.values()), None))
+        if isinstance(source, list):
+            return {str(each.get("name")): each["template"] for each in source if each.get("template")}
+        return {} if source is None else {"default": source}
+
+    def _compile(self, source: str | None) -> ChatTemplate | None:
         if source is None:
             return None
         special = {
@@ -104,6 +116,12 @@ class Tokenizer:
             if key.endswith("_token") and (content := _content(value)) is not None
         }
         return ChatTemplate(source, special)
+
+    @cached_property
+    def tool_support(self) -> ToolSupport:
+        """Return what the template does with tools."""
+        template = self.tool_template
+        return ToolSupport(tools=False, calls=False) if template is None else ToolSupport.of(template)
 
     @property
     def has_thinking_switch(self) -> bool:
@@ -114,6 +132,11 @@ class Tokenizer:
     def fingerprint(self) -> int:
         """Return a number that is equal for tokenizers of the same ids and tokens, which drafting needs."""
         return hash(frozenset(self._raw.get_vocab(with_added_tokens=True).items()))
+
+    def to_json(self) -> str:
+        """Return the tokenizer in the library's own form."""
+        text: str = self._raw.to_str()
+        return text
 
     @property
     def max_token_bytes(self) -> int | None:
@@ -171,22 +194,28 @@ class Tokenizer:
         thinking: bool | None = None,
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+        lay_out: Layout | None = None,
         limit: int | None = None,
     ) -> list[int]:
         """Return the token ids of messages, laid out by the checkpoint's template.
 
         Parameters
         ----------
-        messages : ``role``, ``content`` (text) and perhaps ``name``
+        messages : ``role``, ``content`` (text) and what else a template may read: ``name``, ``tool_calls`` …
         thinking : passed to the template as ``enable_thinking`` unless None
         variables : more for the template
+        tools : what the model may call, in OpenAI's shape
+        lay_out : changes messages and tools into those that the template is to show; control tokens that it writes
+            itself are read as such. Given for every conversation with tools or calls
         limit : as for :meth:`encode`
 
         Raises
         ------
         NoChatTemplate, ChatTemplateError, InvalidText, TextTooLong
         """
-        if self.template is None:
+        template = self.template if lay_out is None else self.tool_template
+        if template is None:
             raise NoChatTemplate(
                 "The checkpoint has no chat template (chat_template.jinja, or chat_template in tokenizer_config.json), "
                 "so it cannot be given messages; use the completions endpoint with a prompt."
@@ -198,15 +227,17 @@ class Tokenizer:
         if thinking is not None:
             more["enable_thinking"] = thinking
         cut: list[str] = []
-        marker = f"\ue000{secrets.token_hex(8)}:"
-        safe = [self._cut_controls(message, cut, marker) for message in messages]
+        key = secrets.token_hex(8)
+        safe = [self._cut_controls(message, cut, key) for message in messages]
         if limit is not None and len(cut) > limit:
             raise TextTooLong(len(cut), limit)  # each takes a token at least
-        text = self.template.render(safe, add_generation_prompt=add_generation_prompt, **more)
+        if lay_out is not None:
+            safe, more["tools"] = lay_out(safe, [_cut(tool, self._controls, cut, key) for tool in tools])
+        text = template.render(safe, add_generation_prompt=add_generation_prompt, **more)
         if not cut:
             return self.encode(text, add_special_tokens=False, limit=limit)
-        # re.split with a group alternates text and the index between marker and end mark.
-        pieces = re.split(re.escape(marker) + "([0-9]+)\ue001", text)
+        # re.split with a group alternates text and the index between the marks, which JSON may have escaped.
+        pieces = re.split(rf"(?:\ue000|\\ue000){key}:([0-9]+)(?:\ue001|\\ue001)", text)
         return self._join(pieces[::2], [cut[int(index)] for index in pieces[1::2]], limit)
 
     def _join(self, pieces: list[str], spellings: list[str], limit: int | None) -> list[int]:
@@ -228,17 +259,12 @@ class Tokenizer:
                 raise TextTooLong(len(ids), limit)
         return ids
 
-    def _cut_controls(self, message: Mapping[str, Any], cut: list[str], marker: str) -> dict[str, Any]:
+    def _cut_controls(self, message: Mapping[str, Any], cut: list[str], key: str) -> dict[str, Any]:
         """Replace what spells a control token by marks that a caller cannot guess; ``cut`` keeps the spellings."""
-        pattern = self._controls_but_tags if message.get("role") == "assistant" else self._controls
-
-        def mark(match: re.Match[str]) -> str:
-            cut.append(match.group())
-            return f"{marker}{len(cut) - 1}\ue001"
-
+        answered = self._controls_but_tags if message.get("role") == "assistant" else self._controls
         return {
-            key: pattern.sub(mark, value) if pattern is not None and isinstance(value, str) else value
-            for key, value in message.items()
+            name: _cut(value, answered if name == "content" else self._controls, cut, key)
+            for name, value in message.items()
         }
 
     def is_thinking_open(self, prompt_ids: Sequence[int]) -> bool:
@@ -248,6 +274,15 @@ class Tokenizer:
             return False
         last = next((i for i in reversed(prompt_ids) if i in (tags.open_id, tags.close_id)), None)
         return last == tags.open_id
+
+    def token_id(self, token: str) -> int | None:
+        """Return the id of a token by its text, None where the vocabulary has none such."""
+        found: int | None = self._raw.token_to_id(token)
+        return found
+
+    def has_token(self, token: str) -> bool:
+        """Tell whether the vocabulary has a token."""
+        return self.token_id(token) is not None
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text without special tokens."""
@@ -272,6 +307,24 @@ def _content(token: Any) -> str | None:
 def _any_of(names: Any) -> re.Pattern[str] | None:
     ordered = sorted((name for name in names if name), key=len, reverse=True)
     return re.compile("|".join(map(re.escape, ordered))) if ordered else None
+
+
+def _cut(value: Any, pattern: re.Pattern[str] | None, cut: list[str], key: str) -> Any:
+    """Return a value of JSON, cut in all of its strings, names included."""
+    if pattern is None:
+        return value
+    if isinstance(value, str):
+
+        def mark(match: re.Match[str]) -> str:
+            cut.append(match.group())
+            return f"\ue000{key}:{len(cut) - 1}\ue001"
+
+        return pattern.sub(mark, value)
+    if isinstance(value, Mapping):
+        return {_cut(name, pattern, cut, key): _cut(each, pattern, cut, key) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_cut(each, pattern, cut, key) for each in value]
+    return value
 
 
 def _text(message: Mapping[str, Any]) -> str:

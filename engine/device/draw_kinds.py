@@ -35,10 +35,17 @@ class DrawExtras:
     ----------
     penalised : tokens seen so far count, see :mod:`engine.device.token_counts`
     reported : log-probabilities are wanted, see :mod:`engine.device.logprob_buffers`
+    masked : grammars rule tokens out, see :mod:`engine.device.mask_buffers`
     """
 
     penalised: bool = False
     reported: bool = False
+    masked: bool = False
+
+    @property
+    def suits_drafts(self) -> bool:
+        """Tell whether drafts can be checked on the device beside these."""
+        return not (self.penalised or self.reported)
 
     @classmethod
     def of(cls, sequences: Iterable[Sequence]) -> DrawExtras:
@@ -46,6 +53,7 @@ class DrawExtras:
         return cls(
             any(map(is_penalised, sequences)),
             any(sequence.request.sampling.logprobs is not None for sequence in sequences),
+            any(sequence.grammar is not None for sequence in sequences),
         )
 
 

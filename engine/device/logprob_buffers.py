@@ -8,6 +8,7 @@ from torch import Tensor
 from engine.device.step_buffers import RING
 from engine.kernels.sampling import SampledTokens
 from engine.request import TokenLogprob
+from engine.sampler import allowed
 
 # Alternatives that a step reports of every row; the host's sampler serves those who want more.
 MOST_ALTERNATIVES = 20
@@ -56,4 +57,4 @@ class LogprobBuffers:
 def read_logprob(values: Tensor, ids: Tensor, token_id: int, num_wanted: int) -> TokenLogprob:
     """Return one row, landed, of the drawn token with as many alternatives as were asked for."""
     logprobs, numbers = values[: num_wanted + 1].tolist(), ids[: num_wanted + 1].tolist()
-    return TokenLogprob(token_id, logprobs[0], numbers[0], tuple(zip(numbers[1:], logprobs[1:], strict=True)))
+    return TokenLogprob(token_id, logprobs[0], numbers[0], allowed(numbers[1:], logprobs[1:]))

@@ -9,7 +9,7 @@ references and without graphs, which is how its tests run.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -23,6 +23,7 @@ from engine.device.draft_verifier import verify_drafts
 from engine.device.draw_kinds import DrawExtras, DrawKind, draws_of, error_of, needs_host, sampling_tensors
 from engine.device.graph_cache import GraphCache, bucket
 from engine.device.logprob_buffers import LogprobBuffers, read_logprob
+from engine.device.mask_buffers import MaskBuffers, masked_rows
 from engine.device.step_buffers import (
     RING,
     BlockTables,
@@ -45,7 +46,7 @@ from engine.device.step_shapes import (
 from engine.device.step_writer import ResidentState, fill_decode, fill_mixed
 from engine.device.token_counts import TokenCounts
 from engine.draft_verifier import uses_rejection
-from engine.kernels.sampling import count_tokens, sample
+from engine.kernels.sampling import count_tokens, mask_logits, sample
 from engine.kv_cache import KVCache
 from engine.layers.linear import Linear
 from engine.models.fused import FusedDecoder, StepTensors
@@ -77,7 +78,9 @@ class DeviceFlight(Flight):
     tokens: Tensor | None = None  # int64 (2, R) on the host: ids, error codes
     lines: list[int] = field(default_factory=list)  # of `drawing`, see TokenCounts
     reports: tuple[Tensor, Tensor] | None = None  # on the host, see LogprobBuffers
+    num_places: tuple[int, int] | None = None  # of `checked`; None where no drafts are checked
     checked: Tensor | None = None  # int64 (B, k + 3) on the host: k + 1 ids, how many of them are meant, error code
+    draw_masked: Callable[[], object] | None = None  # what is left to launch once the masks are there
     began: torch.cuda.Event | None = None
     ended: torch.cuda.Event | None = None
     kept: list[KeptPrompt] = field(default_factory=list)  # what this step adds to, as it was before
@@ -118,6 +121,7 @@ class DeviceRunner:
         self._landed_checks = [torch.zeros(places, dtype=torch.int64, pin_memory=self._is_cuda) for _ in range(RING)]
         self._token_counts = TokenCounts(most, model.config.vocab_size, device)
         self._logprobs = LogprobBuffers(most, model.config.vocab_size, device)
+        self._masks = MaskBuffers(most, model.config.vocab_size, device)
         self._draft_probs: dict[tuple[int, int], Tensor] = {}  # (sequences, drafts) → float32 (sequences, drafts, V)
         self._views: dict[StepShape, tuple[list[HostFields], DeviceFields]] = {}
         self._large: set[tuple[int, DrawKind]] = set()  # magnitudes of steps without a graph that were seen
@@ -134,6 +138,7 @@ class DeviceRunner:
             ]
             torch.cuda.synchronize(device)  # weights and pool were written on other streams
         self.graphs = GraphCache(name, enabled=self._is_cuda)
+        self._draw_graphs = GraphCache(name, enabled=self._is_cuda)  # of draws apart from their logits
 
     @property
     def max_sequences(self) -> int:
@@ -229,11 +234,14 @@ class DeviceRunner:
         ]
         flight.draws = max(kinds, key=lambda draws: draws.value, default=DrawKind.GREEDY)
         extras = DrawExtras.of(result.item.sequence for result in flight.drawing)
-        if extras != DrawExtras() and any(item.num_drafts for item in plan.items):
-            flight.draws = DrawKind.BY_HOST  # drafts are checked without either
+        has_drafts = any(item.num_drafts for item in plan.items)
+        if has_drafts and not extras.suits_drafts:
+            flight.draws = DrawKind.BY_HOST
+        if extras.masked and (size or 0) * (query_len or 1) > self._masks.max_rows:
+            flight.draws = DrawKind.BY_HOST
         if flight.draws is not DrawKind.BY_HOST:
             flight.extras = extras
-        others = self.graphs.num_others
+        others = self._num_others()
         self._begin(flight)
         with torch.inference_mode():
             if flight.extras.penalised:
@@ -244,16 +252,45 @@ class DeviceRunner:
                 self._decode(flight, size, query_len)
             else:
                 self._mixed(flight)
-            if flight.draws is not DrawKind.BY_HOST and flight.checked is None:
-                flight.tokens = self._landed[self._turn % RING]
-                flight.tokens.copy_(self._drawn, non_blocking=True)
-                if flight.extras.reported:
-                    flight.reports = self._logprobs.land(len(flight.drawing), self._turn)
-        flight.is_typical &= self.graphs.num_others == others
-        self._end(flight)
+            if flight.draw_masked is None:
+                self._land_draws(flight)
+        flight.is_typical &= self._num_others() == others
+        if flight.draw_masked is None:
+            self._end(flight)
         self._row_of = {}
-        if flight.tokens is not None:
+        if flight.draws is not DrawKind.BY_HOST and flight.num_places is None:
             self._row_of = {id(result.item.sequence): row for row, result in enumerate(flight.drawing)}
+
+    def _num_others(self) -> int:
+        return self.graphs.num_others + self._draw_graphs.num_others
+
+    def _land_draws(self, flight: DeviceFlight) -> None:
+        """Bring what was drawn, or became of drafts, to the host."""
+        if flight.draws is DrawKind.BY_HOST:
+            return
+        if flight.num_places:
+            size, places = flight.num_places
+            landed = self._landed_checks[self._turn % RING][: size * places]
+            landed.copy_(self._checked[: size * places], non_blocking=True)
+            flight.checked = landed.view(size, places)
+            return
+        flight.tokens = self._landed[self._turn % RING]
+        flight.tokens.copy_(self._drawn, non_blocking=True)
+        if flight.extras.reported:
+            flight.reports = self._logprobs.land(len(flight.drawing), self._turn)
+
+    def draw(self, flight: Flight) -> None:
+        """Fill the masks of a step's grammars and launch its draws, if it has grammars."""
+        assert isinstance(flight, DeviceFlight)
+        if flight.draw_masked is None:
+            return
+        others = self._num_others()
+        with torch.inference_mode():
+            self._masks.fill(masked_rows([result.item for result in flight.drawing], flight.logits_rows))
+            flight.draw_masked()
+            self._land_draws(flight)
+        flight.is_typical &= self._num_others() == others
+        self._end(flight)
 
     def _due(self, sequence: Sequence) -> Tensor:
         """Return the token that the last step drew for a sequence, int64 (1,), where it lies."""
@@ -272,22 +309,22 @@ class DeviceRunner:
         step = self._step_tensors(fields, size, query_len)
         checks = query_len > 1 and draws is not DrawKind.BY_HOST
         probs = self._place_draft_probs(host, items, size, query_len - 1) if checks else None
+        flight.num_places = (size, query_len + 2) if checks else None
+
+        def draw(logits: Tensor) -> Tensor | None:
+            if not checks:
+                return self._draw(logits, fields, draws, extras)
+            self._check(logits, fields, draws, size, probs)
+            return None
 
         def run() -> Tensor | None:
             hidden = self.model.fused.forward(self._with_tokens(step, fields), self.kv)
-            if not checks:
-                return self._draw(hidden, fields, draws, extras)
-            self._check(hidden, fields, draws, size, probs)
-            return None
+            return self._draw_or_keep(hidden, extras, draw)
 
         key = (size, query_len, draws, probs is not None, extras)
+        self._prepare_masked(flight, key, size * query_len, draw)
         self._upload(StepForm(shape, query_len, by_rows=False), key)
         flight.logits = self.graphs.run(key, run)
-        if checks:
-            num_places = size * (query_len + 2)
-            landed = self._landed_checks[self._turn % RING][:num_places]
-            landed.copy_(self._checked[:num_places], non_blocking=True)
-            flight.checked = landed.view(size, query_len + 2)
         flight.logits_rows = [i * query_len + j for i, item in enumerate(items) for j in range(item.num_drafts + 1)]
 
     def _mixed(self, flight: DeviceFlight) -> None:
@@ -306,6 +343,7 @@ class DeviceRunner:
             # The longest query is taken to be the whole step, so that one graph serves however it is divided.
             step = self._step_tensors(fields, shape.num_sequences, shape.num_tokens)
             key = (shape, draws, extras)
+            self._prepare_masked(flight, key, shape.num_rows, lambda logits: self._draw(logits, fields, draws, extras))
             self._upload(StepForm(shape, shape.num_tokens, by_rows=True), key)
             flight.logits = self.graphs.run(key, lambda: self._run_mixed(step, fields, draws, extras)[1])
             return
@@ -315,6 +353,7 @@ class DeviceRunner:
         host, fields = host_fields(self._pinned[self._turn % RING], shape), device_fields(self._bytes, shape)
         fill_mixed(host, items, lengths, self._resident())
         self._fill_lines(host, flight)
+        self._prepare_masked(flight, None, shape.num_rows, lambda logits: self._draw(logits, fields, draws, extras))
         self._upload(StepForm(shape, max(lengths), by_rows=True), None)
         step = self._step_tensors(fields, shape.num_sequences, max(lengths))
         hidden, flight.logits = self._run_mixed(step, fields, draws, extras)
@@ -334,7 +373,32 @@ class DeviceRunner:
         hidden = self.model.fused.forward(self._with_tokens(step, fields), self.kv)
         if not fields.rows.shape[0]:
             return hidden, None
-        return hidden, self._draw(hidden.index_select(0, fields.rows), fields, draws, extras)
+        chosen = hidden.index_select(0, fields.rows)
+        return hidden, self._draw_or_keep(chosen, extras, lambda logits: self._draw(logits, fields, draws, extras))
+
+    def _draw_or_keep(
+        self, hidden: Tensor, extras: DrawExtras, draw: Callable[[Tensor], Tensor | None]
+    ) -> Tensor | None:
+        """Draw from rows of hidden states; where masks are to come, put the logits where the draws will look."""
+        logits = self.model.lm_head(hidden)
+        if not extras.masked:
+            return draw(logits)
+        self._masks.logits(logits.shape[0], logits.dtype).copy_(logits)
+        return None
+
+    def _prepare_masked(
+        self, flight: DeviceFlight, key: Hashable | None, num_rows: int, draw: Callable[[Tensor], Tensor | None]
+    ) -> None:
+        """Say how a step with grammars goes on once its masks are there; without a key nothing is captured."""
+        if not flight.extras.masked:
+            return
+        logits = self._masks.logits(num_rows, self.model.dtype)
+
+        def run() -> Tensor | None:
+            mask_logits(logits, self._masks.masks(num_rows))
+            return draw(logits)
+
+        flight.draw_masked = run if key is None else lambda: self._draw_graphs.run(key, run)
 
     def _keep_prompts(self, flight: DeviceFlight, hidden: Tensor) -> None:
         flight.kept = [KeptPrompt.of(item.sequence) for item in flight.plan.items if keeps_prompt(item)]
@@ -374,17 +438,17 @@ class DeviceRunner:
         token_ids = torch.where(fields.source_rows < 0, fields.token_ids, due)
         return StepTensors(token_ids, step.positions, step.paged)
 
-    def _draw(self, hidden: Tensor, fields: DeviceFields, draws: DrawKind, extras: DrawExtras) -> Tensor | None:
-        """Draw for each row of hidden states into ``_drawn``, or return the logits for the host."""
+    def _draw(self, logits: Tensor, fields: DeviceFields, draws: DrawKind, extras: DrawExtras) -> Tensor | None:
+        """Draw for each row of logits into ``_drawn``, or return them for the host."""
         if draws is DrawKind.BY_HOST:
-            return self.model.lm_head(hidden).float()
+            return logits.float()
         params = sampling_tensors(fields, draws)
         if extras.penalised:
             params.penalties = self._token_counts.penalties(
                 fields.lines, fields.presence, fields.frequency, fields.repetition
             )
         num_logprobs = self._logprobs.num_alternatives if extras.reported else None
-        sampled = sample(self.model.lm_head(hidden), params, num_logprobs)
+        sampled = sample(logits, params, num_logprobs)
         if params.penalties is not None:
             count_tokens(params.penalties, sampled.token_ids)
         if extras.reported:
@@ -395,12 +459,12 @@ class DeviceRunner:
         return None
 
     def _check(
-        self, hidden: Tensor, fields: DeviceFields, draws: DrawKind, size: int, draft_probs: Tensor | None
+        self, logits: Tensor, fields: DeviceFields, draws: DrawKind, size: int, draft_probs: Tensor | None
     ) -> None:
         """Judge the drafts of every sequence into ``_checked``."""
         used = (fields.slots >= 0).view(size, -1)
         checked = verify_drafts(
-            self.model.lm_head(hidden),
+            logits,
             sampling_tensors(fields, draws),
             fields.token_ids.view(size, -1)[:, 1:],
             used.sum(dim=1) - 1,

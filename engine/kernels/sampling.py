@@ -94,6 +94,23 @@ class SampledTokens:
     top_logprobs: Tensor | None = None
 
 
+def mask_logits(logits: Tensor, masks: Tensor) -> None:
+    """Write -inf over the logits of tokens whose bit is 0.
+
+    Parameters
+    ----------
+    logits : (R, V) float32 or bfloat16, overwritten
+    masks : int32 (R, words), 32 tokens each, the lowest bit first
+    """
+    if runs_on_gpu(logits):
+        from engine.kernels.triton_sampling import mask_triton
+
+        mask_triton(logits, masks)
+        return
+    bits = (masks[:, :, None] >> torch.arange(32, dtype=torch.int32, device=masks.device)) & 1
+    logits.masked_fill_(bits.view(masks.shape[0], -1)[:, : logits.shape[1]] == 0, -math.inf)
+
+
 def sample(logits: Tensor, params: SamplingTensors, num_logprobs: int | None = None) -> SampledTokens:
     """Draw one token per row.
 

@@ -96,6 +96,22 @@ def choose_triton(logits: Tensor, params: SamplingTensors, *, edited: bool) -> t
     return token_ids, errors
 
 
+def mask_triton(logits: Tensor, masks: Tensor) -> None:
+    """Launch :func:`engine.kernels.sampling.mask_logits` on a GPU; ``logits`` are contiguous."""
+    rows, vocab = logits.shape
+    _mask_chunk[(rows, triton.cdiv(vocab, CHUNK))](logits, masks, vocab, masks.shape[1], CHUNK=CHUNK, num_warps=8)
+
+
+@triton.jit
+def _mask_chunk(logits: tl.tensor, masks: tl.tensor, vocab: tl.tensor, words: tl.tensor, CHUNK: tl.constexpr) -> None:
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
+    word = tl.load(masks + row * words + at // 32, mask=at < vocab, other=-1)
+    is_ruled_out = ((word >> (at % 32)) & 1) == 0
+    # Only what is ruled out is written, so that rows without a grammar cost no more than reading their masks.
+    tl.store(logits + row * vocab + at, float("-inf"), mask=is_ruled_out & (at < vocab))
+
+
 @triton.jit
 def _first_true(is_true: tl.tensor, N: tl.constexpr) -> tl.tensor:
     """Return the index of the first True, N if there is none."""

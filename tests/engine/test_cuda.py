@@ -19,6 +19,7 @@ from engine.device.warm_up import larger_sizes, padded_decodes
 from engine.drafter import ModelDrafter
 from engine.engine import Engine, Result, collect
 from engine.errors import NonFiniteLogits
+from engine.grammar_cursor import GrammarCursor
 from engine.kv_cache import KVCache
 from engine.load.model import load_model
 from engine.models.decoder import DecoderModel
@@ -27,6 +28,8 @@ from engine.sink import QueueSink
 from engine.speculator import Speculator
 from engine.tokenizer import Tokenizer
 from tests.engine.checkpoints import make_reference, save_reference
+from tests.engine.grammars import tokenizer
+from tests.engine.test_constrained import variants
 
 pytestmark = [
     pytest.mark.gpu,
@@ -352,3 +355,39 @@ def test_unseeded_drafts_follow_the_targets_distribution(tmp_path: Path) -> None
     observed = torch.bincount(torch.tensor([result.token_ids[1] for result in results]), minlength=6).double()
     # Five degrees of freedom: beyond 20.5 with probability 0.001.
     assert float(((observed - count * expected) ** 2 / (count * expected)).sum()) < 20.5
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+def test_every_answer_on_the_device_is_of_its_grammar(tmp_path: Path, drafts: bool) -> None:
+    """First eager, then captured, beside requests without a grammar and with every option of sampling."""
+    sizes = {"vocab_size": tokenizer().vocab_size, "hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 1024}
+    folder = save_reference(make_reference("Qwen3", **sizes), tmp_path / "model")
+    model = load_model(folder, device="cuda", dtype="bfloat16")
+    kept = [each for each in variants() if not each.sampling.repetition_penalty > 1.0]
+    for config in (widened(), widened(runner="plain")):
+        drafter = None
+        if drafts and config.runner != "plain":
+            cache = KVCache(model.config, 256, 16, dtype=model.dtype, device=model.device)
+            drafter = DeviceDrafter(
+                model, cache, vocab_size=model.config.vocab_size, max_draft_tokens=3, max_sequences=8
+            )
+        speculator = None if drafter is None else Speculator(drafter, max_draft_tokens=3, adaptive=False)
+        engine = Engine(model, config, eos_token_ids=tokenizer().eos_token_ids, speculator=speculator)
+        try:
+            for _ in range(3):
+                sinks = [QueueSink() for _ in kept]
+                engine.submit_all(list(zip(kept, sinks, strict=True)))
+                results = [collect(sink, 300.0) for sink in sinks]
+                _check_forms(kept, results)
+        finally:
+            engine.close()
+
+
+def _check_forms(asked: list[Request], results: list[Result]) -> None:
+    for request, result in zip(asked, results, strict=True):
+        if request.constraint is None:
+            continue
+        cursor = GrammarCursor(request.constraint)
+        tokens = list(result.token_ids)
+        assert cursor.num_allowed(tokens) == len(tokens)

@@ -200,6 +200,17 @@ def test_a_second_request_reads_the_first_ones_prefix() -> None:
     assert (second.num_cached, third.num_cached) == (8, 4)
 
 
+def test_a_history_that_grows_reads_all_that_the_request_before_it_computed() -> None:
+    world = World(num_blocks=40)
+    history = [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    for step in range(5):
+        known, grown = len(history), world.add(history, 1)
+        while world.scheduler.has_work:
+            world.step()
+        assert grown.num_cached == (0 if not step else (known - 5) // 4 * 4)
+        history = [*history, *range(10 + 5 * step, 15 + 5 * step)]
+
+
 def test_equal_prompts_that_arrive_together_are_computed_once() -> None:
     world = World(num_blocks=40, max_num_seqs=8, max_batch_tokens=16)
     twins = [world.add([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13], 3) for _ in range(4)]

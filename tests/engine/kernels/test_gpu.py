@@ -526,3 +526,16 @@ def test_a_step_of_sampling_can_be_captured() -> None:
     logits.copy_(logits.flip(1).clone())
     graph.replay()
     assert torch.equal(captured.token_ids, sampling.sample(logits, params, 3).token_ids)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("vocab", [33, 4096, 128_256, 151_936 - 7])
+def test_masking_logits(vocab: int, dtype: torch.dtype) -> None:
+    logits = torch.randn(5, vocab, device="cuda").to(dtype)
+    masks = torch.randint(-(2**31), 2**31, (5, -(-vocab // 32)), device="cuda").to(torch.int32)
+    masks[2] = -1
+    expected = logits.cpu()
+    sampling.mask_logits(expected, masks.cpu())
+    sampling.mask_logits(logits, masks)
+    assert torch.equal(logits.cpu(), expected)
+    assert torch.isfinite(logits[2]).all()

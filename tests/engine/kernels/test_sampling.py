@@ -16,6 +16,7 @@ from engine.kernels.sampling import (
     Penalties,
     SamplingTensors,
     count_tokens,
+    mask_logits,
     probabilities,
     sample,
     uniforms,
@@ -159,3 +160,14 @@ def test_drawn_tokens_are_counted_for_the_next_step() -> None:
     count_tokens(penalties, torch.tensor([5, 5]))
     assert penalties.counts[2, 5] == 2
     assert penalties.counts[0].nonzero().flatten().tolist() == [5, 6]
+
+
+def test_masks_rule_out_what_has_no_bit() -> None:
+    logits = torch.randn(3, 70)
+    allowed = torch.rand(3, 96) < 0.5
+    allowed[1] = True
+    words = (allowed.view(3, 3, 32).long() << torch.arange(32)).sum(dim=-1)
+    masks = torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
+    expected = logits.masked_fill(~allowed[:, :70], -math.inf)
+    mask_logits(logits, masks)
+    assert torch.equal(logits, expected)
