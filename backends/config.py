@@ -22,6 +22,7 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 CpuCompute = Literal["auto", "int8", "int4", "exact"]
 Activations = Literal["auto", "fp8"]
 LoadFormat = Literal["auto", "dummy"]
+ToolFormatName = Literal["auto", "hermes", "llama3_json", "mistral", "qwen3_coder"]
 SpeculationMode = Literal["off", "draft", "ngram"]
 Transport = Literal["auto", "httpx", "aiohttp"]
 ScoreApi = Literal["none", "vllm", "echo"]
@@ -129,6 +130,11 @@ class LocalModelConfig:
         1, "GPUs of this host that the model is cut over, from `device` on; for what does not fit one.", at_least=1
     )
     thinking: bool = option(False, "Whether the model thinks step by step unless a request says otherwise.")
+    tool_format: ToolFormatName = option(
+        "auto",
+        "How the model writes tool calls; `auto` reads it from the chat template, else teaches it `hermes`.",
+        choices=get_args(ToolFormatName),
+    )
     drafter: str | None = option(None, "The model that drafts: another served model's name, or a path as above.")
     speculation: SpeculationConfig = option(SpeculationConfig(), "How the tier drafts.")
     max_num_seqs: int = option(32, "Most sequences in one step.", at_least=1, at_most=4096)

@@ -11,11 +11,20 @@ from math import sqrt
 from typing import Final
 
 from backends.config import LocalModelConfig
-from backends.errors import BackendError, BackendUnavailable, ContextLengthExceeded, ModelLoadError
+from backends.errors import (
+    BackendError,
+    BackendUnavailable,
+    ContextLengthExceeded,
+    ModelLoadError,
+    RequestRejected,
+    UnsupportedByBackend,
+)
 from backends.local_engine.engine_call import EngineCall
 from backends.local_engine.engine_factory import ServedEngine, build, close
 from backends.local_engine.engine_groups import EngineGroup
 from backends.local_engine.errors import translate
+from backends.local_engine.model_tools import offers_calls
+from backends.local_engine.output_grammar import ConstraintBuilder, param_of, spec_of
 from backends.local_engine.prompt_builder import PromptBuilder
 from backends.protocol import (
     Capability,
@@ -33,6 +42,7 @@ from backends.weights import Progress, WeightPool
 from engine import request as engine_request
 from engine.engine import Engine, Result
 from engine.errors import EngineError
+from engine.request import Constraint
 from engine.sequence import Sequence as EngineSequence
 from engine.sink import AsyncSink
 
@@ -79,6 +89,7 @@ class LocalBackend:
         self._running: set[EngineSequence] = set()
         self._served: ServedEngine | None = None
         self._prompts: PromptBuilder | None = None
+        self._constraints: ConstraintBuilder | None = None
         self._starting = asyncio.Lock()
         self._closed = False
 
@@ -102,6 +113,10 @@ class LocalBackend:
         }
         if self._prompts is not None and self._prompts.tokenizer.think_tags is not None:
             names.add("thinking")
+        if self._constraints is not None:
+            names.add("structured_output")
+            if self._prompts is not None and self._prompts.tokenizer.template is not None:
+                names.add("tools")
         return frozenset(names)
 
     @property
@@ -135,7 +150,13 @@ class LocalBackend:
                 await self._let_go()
                 raise ModelLoadError(f"{self.model_id} was loaded but made no token: {error}") from error
             tokenizer = served.checkpoints[0].tokenizer
-            self._prompts = PromptBuilder(self.model_id, tokenizer, thinking=self._config.thinking)
+            self._prompts = PromptBuilder(
+                self.model_id, tokenizer, thinking=self._config.thinking, tool_format=self._config.tool_format
+            )
+            if served.grammars is not None:
+                self._constraints = ConstraintBuilder(
+                    self.model_id, served.grammars, tokenizer, thinking=self._config.thinking
+                )
             self._served = served
 
     async def close(self) -> None:
@@ -145,6 +166,8 @@ class LocalBackend:
             served, self._served = self._served, None
             if self._prompts is not None:
                 self._prompts.close()
+            if self._constraints is not None:
+                self._constraints.close()
             if served is not None:
                 for sequence in self._running:
                     served.engine.cancel(sequence)
@@ -166,8 +189,9 @@ class LocalBackend:
         engine, prompts = self._ready()
         prompt_ids = await prompts.encode(request, engine.context_length)
         predicted = await prompts.predicted(request, prompt_ids, engine.context_length)
+        constraint = await self._constraint(request, prompts, prompt_ids)
         try:
-            call = self._call(engine, prompts, request, prompt_ids, predicted)
+            call = self._call(engine, prompts, request, prompt_ids, predicted, constraint)
             sequence = engine.submit(call.request, call.sink)
         except EngineError as error:
             raise translate(error, self.model_id, param=_param(request)) from error
@@ -186,6 +210,31 @@ class LocalBackend:
                 engine.cancel(sequence)
                 await _send_bill(request, call, sequence)
 
+    async def _constraint(
+        self, request: GenerateRequest, prompts: PromptBuilder, prompt_ids: tuple[int, ...]
+    ) -> Constraint | None:
+        """Return the grammar that the answer must satisfy, if it must satisfy one."""
+        if offers_calls(request) and request.messages is not None:
+            return await self._call_constraint(request, prompts, prompt_ids)
+        spec = spec_of(request.output_format)
+        if spec is None:
+            return None
+        if self._constraints is None:
+            raise UnsupportedByBackend("structured_output", self.model_id)
+        return await self._constraints.build(request, prompt_ids, spec, param=param_of(request.output_format))
+
+    async def _call_constraint(
+        self, request: GenerateRequest, prompts: PromptBuilder, prompt_ids: tuple[int, ...]
+    ) -> Constraint:
+        """Return the grammar of an answer with calls; only strict tools insist on schemas that can be enforced."""
+        if self._constraints is None:
+            raise UnsupportedByBackend("tools", self.model_id)
+        build = partial(self._constraints.build, request, prompt_ids, param="tools")
+        try:
+            return await build(prompts.tools.grammar(request, with_schemas=True))
+        except (RequestRejected, UnsupportedByBackend):
+            return await build(prompts.tools.grammar(request, with_schemas=False))
+
     def _call(
         self,
         engine: Engine,
@@ -193,13 +242,18 @@ class LocalBackend:
         request: GenerateRequest,
         prompt_ids: tuple[int, ...],
         predicted: engine_request.Prediction | None,
+        constraint: Constraint | None,
     ) -> EngineCall:
         text = prompts.text_stream(request, prompt_ids, engine.eos_token_ids)
         # The engine looks for stop strings on its own thread, so that it stops with the token that completes one.
         stop_check = prompts.text_stream(request, prompt_ids, engine.eos_token_ids) if request.sampling.stop else None
         inner = prompts.to_engine(request, prompt_ids, context_length=engine.context_length, stop_check=stop_check)
         inner = dataclasses.replace(
-            inner, prediction=predicted, speculate=inner.speculate and self._drafts, model=self.model_id
+            inner,
+            prediction=predicted,
+            constraint=constraint,
+            speculate=inner.speculate and self._drafts,
+            model=self.model_id,
         )
         return EngineCall(self.model_id, inner, AsyncSink(), text, prompts.tokenizer.bytes)
 

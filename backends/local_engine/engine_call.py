@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import AsyncIterator
 
 from backends.local_engine.errors import translate
+from backends.local_engine.tool_stream import ToolStream
 from backends.protocol import Event, Finished, FinishReason, Timings, TokenDelta, TokenLogprob, Usage
 from engine import request as engine_request
 from engine.detokenizer import TokenBytes
@@ -38,7 +39,12 @@ class EngineCall:
     """
 
     def __init__(
-        self, model_id: str, request: engine_request.Request, sink: AsyncSink, text: TextStream, tokens: TokenBytes
+        self,
+        model_id: str,
+        request: engine_request.Request,
+        sink: AsyncSink,
+        text: TextStream | ToolStream,
+        tokens: TokenBytes,
     ) -> None:
         self.request = request
         self.sink = sink
@@ -58,8 +64,7 @@ class EngineCall:
             # Tokens that have arrived by now, as after a late turn of the event loop, go out together.
             waiting = self.sink.get_nowait()
             if waiting is None or isinstance(waiting, engine_request.RequestEnding):
-                delta = self._delta()
-                if delta is not None:
+                for delta in self._deltas():
                     began = True
                     yield delta
             event = await self.sink.get() if waiting is None else waiting
@@ -67,8 +72,7 @@ class EngineCall:
             self.failed = True
             raise translate(event.error, self._model_id) from event.error
         self._text.finish()
-        delta = self._delta(last=True)
-        if delta is not None:
+        for delta in self._deltas(last=True):
             yield delta
         yield self.finished(event)
 
@@ -87,15 +91,21 @@ class EngineCall:
             if wants and self._text.in_answer and not self._text.is_silent(token_id):
                 self._logprobs.append(self._logprob(chunk.logprobs[index]))
 
-    def _delta(self, *, last: bool = False) -> TokenDelta | None:
+    def _deltas(self, *, last: bool = False) -> list[TokenDelta]:
         """Return what can be shown now; tokens without visible text are counted with the next that has some."""
-        reasoning, text = self._text.take()
-        if not (reasoning or text or (last and self._num_pending)):
-            return None
-        delta = TokenDelta(text, reasoning, self._num_pending, tuple(self._logprobs))
+        if isinstance(self._text, ToolStream):
+            shown = self._text.take()
+        else:
+            reasoning, text = self._text.take()
+            shown = [TokenDelta(text, reasoning)] if reasoning or text else []
+        if not shown and last and self._num_pending:
+            shown = [TokenDelta()]
+        if not shown:
+            return []
+        first = dataclasses.replace(shown[0], num_tokens=self._num_pending, logprobs=tuple(self._logprobs))
         self._num_pending = 0
         self._logprobs = []
-        return delta
+        return [first, *shown[1:]]
 
     def finished(self, ending: engine_request.RequestEnding) -> Finished:
         """Return the protocol's ending. An engine that was closed cancelled what ran."""
@@ -104,7 +114,7 @@ class EngineCall:
         if self.request.sampling.prompt_logprobs is not None:
             prompt_logprobs = (None, *(self._logprob(scored) for scored in ending.prompt_logprobs))
         return Finished(
-            reason=FinishReason.CANCELLED if closed else _REASON[ending.reason],
+            reason=FinishReason.CANCELLED if closed else self._reason(ending.reason),
             usage=Usage(
                 prompt_tokens=ending.num_prompt_tokens,
                 completion_tokens=ending.num_output_tokens,
@@ -121,6 +131,11 @@ class EngineCall:
             error=None if ending.error is None else str(translate(ending.error, self._model_id)),
             prompt_logprobs=prompt_logprobs,
         )
+
+    def _reason(self, reason: engine_request.FinishReason) -> FinishReason:
+        if reason is engine_request.FinishReason.STOP and isinstance(self._text, ToolStream) and self._text.has_calls:
+            return FinishReason.TOOL_CALLS
+        return _REASON[reason]
 
     def abandoned(self, sequence: Sequence, ending: engine_request.RequestEnding | None) -> Finished:
         """Return the bill of a request nobody reads any more.

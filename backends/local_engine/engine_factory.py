@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,8 +19,12 @@ from engine.drafter import Drafter, NGramDrafter
 from engine.drafter_factory import model_drafter
 from engine.engine import Engine
 from engine.errors import EngineError
+from engine.grammar import GrammarCompiler
 from engine.kv_cache import KVCache
 from engine.speculator import Speculator
+from engine.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 # The drafter's pool holds this many whole contexts; more sequences than that at once are seldom worth drafting for.
 _DRAFTED_CONTEXTS = 8
@@ -27,10 +32,14 @@ _DRAFTED_CONTEXTS = 8
 
 @dataclass(frozen=True, slots=True)
 class ServedEngine:
-    """Holds an engine and the checkpoints it keeps in memory, the target first."""
+    """Holds an engine and the checkpoints it keeps in memory, the target first.
+
+    ``grammars`` is None where the tokenizer's tokens are none that a grammar could follow.
+    """
 
     engine: Engine
     checkpoints: tuple[Checkpoint, ...]
+    grammars: GrammarCompiler | None = None
 
 
 def build(group: EngineGroup, weights: WeightPool, *, on_progress: Progress | None) -> ServedEngine:
@@ -81,7 +90,15 @@ def build(group: EngineGroup, weights: WeightPool, *, on_progress: Progress | No
         if isinstance(error, ModelLoadError):
             raise
         raise ModelLoadError(f"{model_id} cannot be served: {error}") from error
-    return ServedEngine(engine, tuple(checkpoints))
+    return ServedEngine(engine, tuple(checkpoints), _grammars(model_id, engine, checkpoints[0].tokenizer))
+
+
+def _grammars(model_id: str, engine: Engine, tokenizer: Tokenizer) -> GrammarCompiler | None:
+    try:
+        return GrammarCompiler(tokenizer, engine.model.config.vocab_size, engine.eos_token_ids)
+    except ValueError as error:
+        logger.warning("%s serves no structured output: %s", model_id, error)
+        return None
 
 
 def close(served: ServedEngine, weights: WeightPool) -> None:

@@ -19,7 +19,7 @@ def translate(error: Exception, model_id: str, *, param: str = "messages") -> Ba
 
     Parameters
     ----------
-    param : the request's field that text came from
+    param : the request's field that text, or a grammar, came from
     """
     match error:
         case errors.RequestTooLong():
@@ -37,6 +37,10 @@ def translate(error: Exception, model_id: str, *, param: str = "messages") -> Ba
             return UnsupportedByBackend("messages", model_id)
         case errors.TokenizerError():
             return RequestRejected(str(error), status=400, param=param)
+        case errors.UnsupportedGrammar():
+            return RequestRejected(str(error), status=400, param=param, code="unsupported_parameter")
+        case errors.GrammarError():
+            return RequestRejected(str(error), status=400, param=param, code="invalid_value")
         case errors.NothingAllowed():
             return RequestRejected(str(error), status=400, param="logit_bias")
         case _:

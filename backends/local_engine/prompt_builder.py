@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,9 @@ from typing import Any, TypeVar
 
 from backends.errors import ContextLengthExceeded, RequestRejected
 from backends.local_engine.errors import translate
-from backends.protocol import GenerateRequest, Priority
+from backends.local_engine.model_tools import ModelTools, has_tools, offers_calls, tool_json
+from backends.local_engine.tool_stream import ToolStream
+from backends.protocol import GenerateRequest, Message, Priority
 from engine import request as engine_request
 from engine.errors import EngineError
 from engine.stop_strings import StopAutomaton
@@ -46,11 +49,13 @@ class PromptBuilder:
     ----------
     tokenizer : the checkpoint's
     thinking : whether the model reasons unless a request says otherwise
+    tool_format : how it writes tool calls
     """
 
-    def __init__(self, model_id: str, tokenizer: Tokenizer, *, thinking: bool) -> None:
+    def __init__(self, model_id: str, tokenizer: Tokenizer, *, thinking: bool, tool_format: str = "auto") -> None:
         self.model_id = model_id
         self.tokenizer = tokenizer
+        self.tools = ModelTools(tokenizer, tool_format)
         self._thinking = thinking
         self._kept: OrderedDict[tuple[Any, ...], tuple[int, ...]] = OrderedDict()
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix=f"encode-{model_id}")
@@ -74,11 +79,12 @@ class PromptBuilder:
                 raise ContextLengthExceeded(len(given), limit, request.sampling.max_tokens, param="prompt")
             return given
         messages = request.messages or ()
-        length = len(request.prompt or "") + sum([_TURN_CHARS + len(message.content) for message in messages])
+        tools = json.dumps(tool_json(request.tools)) if offers_calls(request) else ""
+        length = len(request.prompt or "") + len(tools) + sum([_size(message) for message in messages])
         if length > _KEPT_CHARS:
             return await self._work(length, partial(self._encode, request, limit))
         # Encoding the same text again costs no time, which others must not notice.
-        key = (_salt(request), request.prompt, request.messages, request.thinking)
+        key = (_salt(request), request.prompt, request.messages, request.thinking, tools)
         ids = self._kept.pop(key, None)
         if ids is None:
             ids = await self._work(length, partial(self._encode, request, limit))
@@ -105,15 +111,16 @@ class PromptBuilder:
     def _encode_chat(self, request: GenerateRequest, limit: int | None) -> list[int]:
         if request.messages is None:
             raise RequestRejected("Give messages, prompt or prompt_token_ids.", status=400, param="messages")
-        messages = [
-            # Templates know the older word.
-            {"role": "system" if each.role == "developer" else each.role, "content": each.content}
-            | ({} if each.name is None else {"name": each.name})
-            for each in request.messages
-        ]
         thinking = self._thinking if request.thinking is None else request.thinking
         switch = thinking if self.tokenizer.has_thinking_switch else None
-        return self.tokenizer.encode_chat(messages, thinking=switch, limit=limit)
+        messages = self.tools.messages(request.messages)
+        if not has_tools(request):
+            return self.tokenizer.encode_chat(messages, thinking=switch, limit=limit)
+        # Without calls to be made, the prompt need not show the tools.
+        tools = tool_json(request.tools) if offers_calls(request) else ()
+        return self.tokenizer.encode_chat(
+            messages, thinking=switch, tools=tools, lay_out=self.tools.lay_out, limit=limit
+        )
 
     async def predicted(
         self, request: GenerateRequest, prompt_ids: tuple[int, ...], context_length: int
@@ -166,17 +173,22 @@ class PromptBuilder:
         except EngineError as error:
             raise translate(error, self.model_id, param="input") from error
 
-    def text_stream(self, request: GenerateRequest, prompt_ids: tuple[int, ...], eos: tuple[int, ...]) -> TextStream:
+    def text_stream(
+        self, request: GenerateRequest, prompt_ids: tuple[int, ...], eos: tuple[int, ...]
+    ) -> TextStream | ToolStream:
         """Return the stream by which tokens become what the caller sees. Raises the engine's ``InvalidRequest``."""
         sampling = request.sampling
         chat = request.messages is not None
-        return TextStream(
+        stop = StopAutomaton(sampling.stop) if sampling.stop else None
+        calls = chat and offers_calls(request)
+        text = TextStream(
             self.tokenizer.bytes,
-            stop=StopAutomaton(sampling.stop) if sampling.stop else None,
+            stop=None if calls else stop,
             stop_ids=frozenset((*(() if sampling.ignore_eos else eos), *sampling.stop_token_ids)),
             tags=self.tokenizer.think_tags if chat else None,
             thinking=chat and self.tokenizer.is_thinking_open(prompt_ids),
         )
+        return self.tools.stream(request, text, stop) if calls else text
 
     def to_engine(
         self,
@@ -184,7 +196,7 @@ class PromptBuilder:
         prompt_ids: tuple[int, ...],
         *,
         context_length: int,
-        stop_check: TextStream | None,
+        stop_check: TextStream | ToolStream | None,
     ) -> engine_request.Request:
         """Return the same request in token ids. Raises the engine's ``InvalidRequest`` on an option out of range."""
         sampling = request.sampling
@@ -233,6 +245,11 @@ class PromptBuilder:
             score_from=len(prompt_ids),
             cache_salt=_salt(prompt),
         )
+
+
+def _size(message: Message) -> int:
+    calls = sum([len(call.name) + len(call.arguments) for call in message.tool_calls])
+    return _TURN_CHARS + len(message.content) + len(message.reasoning) + calls
 
 
 def _salt(request: GenerateRequest) -> str:

@@ -197,17 +197,24 @@ def _usage(body: Any) -> tuple[Usage | None, bool]:
 def read_usage(body: Any) -> Usage:
     """Read OpenAI's ``usage`` object; missing details count as 0."""
     completion = body.get("completion_tokens_details") or {}
-    prompt = body.get("prompt_tokens_details") or {}
     num_prompt, num_completion = _count(body.get("prompt_tokens")), _count(body.get("completion_tokens"))
     return Usage(
         prompt_tokens=num_prompt,
         completion_tokens=num_completion,
         # Some servers count them beside the whole; a bill that subtracts them must not go below nothing.
-        cached_tokens=min(_count(prompt.get("cached_tokens")), num_prompt),
+        cached_tokens=min(_num_cached(body), num_prompt),
         reasoning_tokens=min(_count(completion.get("reasoning_tokens")), num_completion),
         accepted_prediction_tokens=_count(completion.get("accepted_prediction_tokens")),
         rejected_prediction_tokens=_count(completion.get("rejected_prediction_tokens")),
     )
+
+
+def _num_cached(body: Any) -> int:
+    """Return the cached tokens by OpenAI's name, else by those of DeepSeek, Moonshot and of Anthropic's proxies."""
+    found = (body.get("prompt_tokens_details") or {}).get("cached_tokens")
+    for name in ("prompt_cache_hit_tokens", "cached_tokens", "cache_read_input_tokens"):
+        found = body.get(name) if found is None else found
+    return _count(found)
 
 
 def read_logprobs(body: Any) -> tuple[TokenLogprob, ...]:

@@ -102,6 +102,14 @@ def test_a_reason_nobody_documented_is_an_error_that_quotes_it() -> None:
             Usage(9, 4, 8, 3, accepted_prediction_tokens=2, rejected_prediction_tokens=1),
         ),
         ({"prompt_tokens": 9, "completion_tokens": 4, "prompt_tokens_details": None}, Usage(9, 4)),
+        # DeepSeek, Moonshot, and proxies of Anthropic; OpenAI's name goes before them.
+        ({"prompt_tokens": 9, "prompt_cache_hit_tokens": 5, "prompt_cache_miss_tokens": 4}, Usage(9, cached_tokens=5)),
+        ({"prompt_tokens": 9, "cached_tokens": 5}, Usage(9, cached_tokens=5)),
+        ({"prompt_tokens": 9, "cache_read_input_tokens": 5}, Usage(9, cached_tokens=5)),
+        (
+            {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 0}, "cache_read_input_tokens": 5},
+            Usage(9, cached_tokens=0),
+        ),
         # Details are parts of their whole, whatever a server says: a bill must not go below nothing.
         (
             {

@@ -64,6 +64,9 @@ TRANSLATED: dict[type[Exception], tuple[Exception, type[BackendError]]] = {
         (engine_errors.RankLost("rank 1"), BackendFailure),
         (engine_errors.NonFiniteLogits("nan"), BackendFailure),
         (engine_errors.NothingAllowed("nothing"), RequestRejected),
+        (engine_errors.InvalidGrammar("no rule"), RequestRejected),
+        (engine_errors.UnsupportedGrammar("not"), RequestRejected),
+        (engine_errors.GrammarTooLarge("too large"), RequestRejected),
         (engine_errors.InvalidText("surrogate"), RequestRejected),
         (engine_errors.TextTooLong(90, 80), ContextLengthExceeded),
         (engine_errors.NoChatTemplate("none"), UnsupportedByBackend),
@@ -79,7 +82,7 @@ def leaves(kind: type[Exception]) -> set[type[Exception]]:
 
 def test_every_error_of_the_engine_has_its_row_or_belongs_to_loading() -> None:
     loading = leaves(engine_errors.LoadError)
-    bases = {engine_errors.EngineError, engine_errors.TokenizerError}
+    bases = {engine_errors.EngineError, engine_errors.GrammarError, engine_errors.TokenizerError}
     engines = {kind for kind in leaves(engine_errors.EngineError) if kind.__module__ == engine_errors.__name__}
     assert engines - loading - bases == set(TRANSLATED)
 

@@ -11,7 +11,8 @@ import asyncio
 import socket
 import threading
 import time
-from collections.abc import MutableMapping
+from collections import ChainMap
+from collections.abc import Mapping, MutableMapping
 from types import TracebackType
 from typing import Any
 
@@ -19,7 +20,7 @@ import orjson
 import uvicorn
 
 from backends.testing import Script, count_prompt_tokens
-from tests.backends.provider.behaviours import BEHAVIOURS, answer_other
+from tests.backends.provider.behaviours import BEHAVIOURS, Behaviour, answer_other
 from tests.backends.provider.call import ProviderCall, Receive, RecordedRequest, Scope, Send
 
 _ECHO = Script()
@@ -33,6 +34,7 @@ class ProviderServer:
     script : what good answers say; see :class:`backends.testing.Script`
     model, api_key : what requests must carry; no key is asked for when None
     context_length : prompts and answers beyond it are refused as vLLM refuses them
+    more : behaviours beside ``BEHAVIOURS``
 
     Attributes
     ----------
@@ -49,7 +51,10 @@ class ProviderServer:
         model: str = "provider-model",
         api_key: str | None = None,
         context_length: int = 8192,
+        more: Mapping[str, Behaviour] | None = None,
     ) -> None:
+        # Looked up when asked: a test may add to the table while the server runs.
+        self._behaviours = ChainMap(dict(more or {}), BEHAVIOURS)
         self.script = script
         self.model = model
         self.api_key = api_key
@@ -133,7 +138,7 @@ class ProviderServer:
         if refusal is not None and call.seen.behaviour == "ok":
             await call.error(refusal[0], refusal[1])
             return
-        behave = BEHAVIOURS.get(call.seen.behaviour)
+        behave = self._behaviours.get(call.seen.behaviour)
         if behave is None:
             await call.error(404, f"no behaviour {call.seen.behaviour!r}")
         else:

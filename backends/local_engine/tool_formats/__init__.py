@@ -1,0 +1,1 @@
+"""How models write tool calls: one format a file, chosen by :mod:`.registry`."""
