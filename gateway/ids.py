@@ -39,3 +39,15 @@ def is_uuid(text: str) -> bool:
     return len(text) == 36 and all(
         char == "-" if place in (8, 13, 18, 23) else char in "0123456789abcdef" for place, char in enumerate(text)
     )
+
+
+# The body of an answer shows its request's id behind one of these.
+_SHOWN_PREFIXES = ("chatcmpl-", "cmpl-", "resp_", "msg_")
+
+
+def bare_id(shown: str) -> str:
+    """Return the request's id in what a body, or a header, shows as the id of an answer."""
+    for prefix in _SHOWN_PREFIXES:
+        if shown.startswith(prefix):
+            return shown[len(prefix) :]
+    return shown

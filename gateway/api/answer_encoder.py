@@ -1,4 +1,4 @@
-"""Encodes answers: what chat and plain completions share.
+"""Encodes answers: what every protocol's encoder does, and what those of chat and plain completions share.
 
 A stream's frames differ in a few characters, so everything around those is encoded once per stream. The parts of a
 frame, in order: what it is (id, object, created, model), one choice, and ``"usage":null`` where usage was asked for.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import orjson
 
@@ -23,6 +23,7 @@ from backends.protocol import (
     join_calls,
 )
 from gateway.api import sse
+from gateway.api.request import InferenceRequest
 
 
 @dataclass(slots=True)
@@ -88,49 +89,73 @@ _LEAST_LOGPROB = -9999.0
 
 @dataclass(slots=True)
 class ResponseHead:
-    """Holds what every frame of one response repeats."""
+    """Holds what every frame of one response repeats.
+
+    ``num_prompt_tokens`` is as the routing took it, an estimate where no tier had to count; None where nobody could.
+    """
 
     request_id: str
     created_s: int
     model: str
     fingerprint: str
+    num_prompt_tokens: int | None = None
 
 
-class AnswerEncoder:
-    """Formats one response; a protocol's encoder is a subclass that says how each event looks.
+@dataclass(slots=True)
+class AnswerEnd:
+    """What is known of an answer at its end: every choice, the counts, what it was answered by and what it cost."""
 
-    A stream is driven by the events of its answer: ``start_stream`` once; for each choice ``opening``, a ``delta`` for
-    each piece of text, reasoning or tool call with its log-probabilities, ``ending``; last ``usage_frame``. A response
-    that is not streamed takes ``choice`` for each and ``body`` once.
+    choices: Sequence[AnswerChoice]
+    usage: Usage
+    note: Mapping[str, Any]
 
-    ``holds_back``: a stream's choice is sent in one piece when it has ended, because what belongs at its beginning is
-    only known then.
+
+class AnswerEncoder(Protocol):
+    """Encodes one response of one protocol.
+
+    A stream takes ``add`` for each piece of the answer, then ``end``; where it fails after its first byte,
+    ``error_event`` is its end. A response that is not streamed takes ``whole`` once. What ``end`` and ``whole`` return
+    is sent only after the commit.
+
+    ``ping`` keeps a silent stream alive, before its first event too: what the protocol's clients skip, or nothing.
+    """
+
+    ping: ClassVar[bytes]
+
+    def __init__(self, head: ResponseHead, request: InferenceRequest) -> None: ...
+
+    def add(self, choice: AnswerChoice, delta: TokenDelta) -> bytes:
+        """The frames of some new text, reasoning or pieces of calls; empty when there is nothing to show."""
+
+    def end(self, end: AnswerEnd) -> bytes:
+        """The last frames."""
+
+    def whole(self, end: AnswerEnd) -> bytes:
+        """The whole response at once."""
+
+    def error_event(self, error: Mapping[str, Any]) -> bytes:
+        """The frames that end a broken stream, from the error object that its caller would have got before it."""
+
+
+class CompletionsEncoder:
+    """Encodes completions: chat and plain ones are subclasses that say how each piece looks.
+
+    Each choice of a stream is opened before its first delta. ``holds_back``: a stream's choice is sent in one piece
+    when it has ended, because what belongs at its beginning (the probabilities of an echoed prompt) is only known then.
     """
 
     id_prefix: ClassVar[str]
     object_name: ClassVar[str]
     chunk_object_name: ClassVar[str]
+    ping: ClassVar[bytes] = sse.PING
 
-    def __init__(self, head: ResponseHead, *, include_usage: bool = False, holds_back: bool = False) -> None:
+    def __init__(self, head: ResponseHead, request: InferenceRequest) -> None:
         self._head = head
-        self.holds_back = holds_back
+        self._include_usage = request.include_usage
+        self._holds_back = request.stream and request.echo and request.sampling.prompt_logprobs is not None
+        self._opened: set[int] = set()
         self._before = b""
-        self._after = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
-
-    def start_stream(self) -> None:
-        """Encode what every frame repeats; before the first one."""
-        fields = orjson.dumps(self._fields(self.chunk_object_name))[:-1]
-        self._before = b"data: " + fields + b',"choices":['
-
-    def _fields(self, object_name: str) -> dict[str, Any]:
-        head = self._head
-        return {
-            "id": f"{self.id_prefix}-{head.request_id}",
-            "object": object_name,
-            "created": head.created_s,
-            "model": head.model,
-            "system_fingerprint": head.fingerprint,
-        }
+        self._after = b'],"usage":null}\n\n' if self._include_usage else b"]}\n\n"
 
     def opening(self, index: int) -> bytes:
         """The frames before a choice's first delta."""
@@ -152,16 +177,58 @@ class AnswerEncoder:
         """A finished choice of a response that is not streamed."""
         raise NotImplementedError
 
-    def usage_frame(self, usage: Mapping[str, Any], note: Mapping[str, Any]) -> bytes:
-        """The frame after all choices that carries the counts and what the request was answered by."""
-        body = self._fields(self.chunk_object_name) | {"choices": [], "usage": usage, "suffice": note}
-        return sse.event(orjson.dumps(body))
+    def add(self, choice: AnswerChoice, delta: TokenDelta) -> bytes:
+        if self._holds_back:
+            return b""
+        index = choice.index
+        if index in self._opened:
+            return self.delta(index, delta)
+        return self._open(index) + self.delta(index, delta)
 
-    def body(self, choices: Sequence[Mapping[str, Any]], usage: Mapping[str, Any], note: Mapping[str, Any]) -> bytes:
-        """The whole response at once."""
+    def end(self, end: AnswerEnd) -> bytes:
+        frames = [self._end_choice(choice) for choice in end.choices]
+        if self._include_usage:
+            frames.append(self._usage_frame(end))
+        else:
+            frames.append(sse.comment(orjson.dumps(end.note)))
+        return b"".join(frames) + sse.DONE
+
+    def whole(self, end: AnswerEnd) -> bytes:
         body = self._fields(self.object_name)
-        body["choices"], body["usage"], body["suffice"] = choices, usage, note
+        body["choices"] = [self.choice(choice) for choice in end.choices]
+        body["usage"], body["suffice"] = usage_json(end.usage), end.note
         return orjson.dumps(body)
+
+    def error_event(self, error: Mapping[str, Any]) -> bytes:
+        return sse.error(error)
+
+    def _open(self, index: int) -> bytes:
+        if not self._opened:
+            # What every frame repeats.
+            fields = orjson.dumps(self._fields(self.chunk_object_name))[:-1]
+            self._before = b"data: " + fields + b',"choices":['
+        self._opened.add(index)
+        return self.opening(index)
+
+    def _end_choice(self, choice: AnswerChoice) -> bytes:
+        opening = b"" if choice.index in self._opened else self._open(choice.index)
+        held = self.held(choice) if self._holds_back else b""
+        return opening + held + self.ending(choice.index, choice.finish_reason)
+
+    def _usage_frame(self, end: AnswerEnd) -> bytes:
+        """The frame after all choices that carries the counts and what the request was answered by."""
+        body = self._fields(self.chunk_object_name)
+        return sse.event(orjson.dumps(body | {"choices": [], "usage": usage_json(end.usage), "suffice": end.note}))
+
+    def _fields(self, object_name: str) -> dict[str, Any]:
+        head = self._head
+        return {
+            "id": f"{self.id_prefix}-{head.request_id}",
+            "object": object_name,
+            "created": head.created_s,
+            "model": head.model,
+            "system_fingerprint": head.fingerprint,
+        }
 
 
 def usage_json(usage: Usage) -> dict[str, Any]:
@@ -199,40 +266,3 @@ def logprob_json(entry: TokenLogprob) -> dict[str, Any]:
             {"token": token, "logprob": finite(logprob), "bytes": token_bytes(token)} for token, _, logprob in entry.top
         ],
     }
-
-
-class StreamEncoder:
-    """Encodes deltas as they come and gives all that wait at once; each choice is opened before its first delta."""
-
-    def __init__(self, encoder: AnswerEncoder) -> None:
-        encoder.start_stream()
-        self.encoder = encoder
-        self.pending: list[bytes] = []
-        self._opened: set[int] = set()
-
-    def add(self, choice: AnswerChoice, delta: TokenDelta) -> None:
-        """Queue the frame of some new text."""
-        if self.encoder.holds_back:
-            return
-        if choice.index not in self._opened:
-            self._open(choice)
-        frame = self.encoder.delta(choice.index, delta)
-        if frame:
-            self.pending.append(frame)
-
-    def end(self, choice: AnswerChoice) -> None:
-        """Queue the frame that ends a choice."""
-        if choice.index not in self._opened:
-            self._open(choice)
-        if self.encoder.holds_back:
-            self.pending.append(self.encoder.held(choice))
-        self.pending.append(self.encoder.ending(choice.index, choice.finish_reason))
-
-    def take(self) -> bytes:
-        """All that waits, as one piece."""
-        frames, self.pending = self.pending, []
-        return frames[0] if len(frames) == 1 else b"".join(frames)
-
-    def _open(self, choice: AnswerChoice) -> None:
-        self._opened.add(choice.index)
-        self.pending.append(self.encoder.opening(choice.index))

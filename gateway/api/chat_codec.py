@@ -9,7 +9,7 @@ import orjson
 from msgspec import Meta, Struct
 
 from backends.protocol import FREE_CHOICE, FinishReason, Image, TokenDelta, Tool, ToolCall, ToolCallDelta
-from gateway.api.answer_encoder import AnswerChoice, AnswerEncoder, logprob_json
+from gateway.api.answer_encoder import AnswerChoice, CompletionsEncoder, logprob_json
 from gateway.api.conversation import check_results
 from gateway.api.declaration import Words, wrong_type, wrong_value
 from gateway.api.generation_body import BodyLimits, GenerationBody, GenerationDecoder
@@ -142,16 +142,8 @@ class ChatDecoder(GenerationDecoder[ChatBody]):
     """Decodes chat bodies under the server's limits."""
 
     def __init__(self, limits: BodyLimits) -> None:
-        most = limits.server.max_messages
-
-        def wrong_count(value: Any, param: str) -> InvalidRequest | None:
-            if not isinstance(value, list) or 1 <= len(value) <= most:
-                return None
-            return InvalidRequest(f"'{param}' has {len(value)} entries; expected 1 to {most}.", param=param)
-
-        messages = Annotated[list[ChatMessage], Meta(min_length=1, max_length=most), Words(error=wrong_count)]
         top_logprobs = Annotated[int, Meta(ge=0, le=limits.server.max_logprobs)]
-        tools = Annotated[list[ChatTool], Meta(max_length=limits.server.max_tools), Words(items="tools")]
+        messages, tools = limits.messages(ChatMessage), limits.tools(ChatTool)
         shape = limits.limit(ChatBody, messages=messages, top_logprobs=top_logprobs, tools=tools)
         super().__init__(shape, limits.preferences)
 
@@ -249,7 +241,7 @@ def _prediction(given: ChatPrediction | None) -> str | None:
     return "\n".join([part.text for part in _parts(given.content) if isinstance(part, TextPart)])
 
 
-class ChatEncoder(AnswerEncoder):
+class ChatEncoder(CompletionsEncoder):
     id_prefix = "chatcmpl"
     object_name = "chat.completion"
     chunk_object_name = "chat.completion.chunk"

@@ -9,7 +9,7 @@ import orjson
 from msgspec import Meta, Struct
 
 from backends.protocol import FinishReason, TokenDelta, TokenLogprob
-from gateway.api.answer_encoder import AnswerChoice, AnswerEncoder, ResponseHead, finite
+from gateway.api.answer_encoder import AnswerChoice, CompletionsEncoder, ResponseHead, finite
 from gateway.api.declaration import Words, checked, schema_of, wrong_type
 from gateway.api.generation_body import (
     TOKEN_ID_WORDS,
@@ -136,13 +136,13 @@ def _prompts(given: str | list[Any]) -> tuple[Prompt, ...]:
     return checked({"prompt": given}, PromptsBody, "").prompt
 
 
-class CompletionEncoder(AnswerEncoder):
+class CompletionEncoder(CompletionsEncoder):
     id_prefix = "cmpl"
     object_name = "text_completion"
     chunk_object_name = "text_completion"
 
-    def __init__(self, head: ResponseHead, *, include_usage: bool = False, holds_back: bool = False) -> None:
-        super().__init__(head, include_usage=include_usage, holds_back=holds_back)
+    def __init__(self, head: ResponseHead, request: InferenceRequest) -> None:
+        super().__init__(head, request)
         self._offsets: dict[int, int] = {}
 
     def opening(self, index: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Declares the fields that bodies of chat and of plain completions share."""
+"""Decodes bodies of requests for text, and declares the fields that chat and plain completions share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ from msgspec import Meta, Struct, ValidationError, convert
 
 from backends.protocol import FREE_CHOICE, PLAIN_TEXT, OutputFormat, SamplingParams, Tool, ToolChoice
 from gateway.api.declaration import JsonScalar, Words, explain, fits, limited, read_scalar, schema_of
-from gateway.api.request import NO_PREFERENCES, InferenceRequest, Prompt
+from gateway.api.request import (
+    NO_HINTS,
+    NO_PREFERENCES,
+    ConversationHints,
+    InferenceRequest,
+    Prompt,
+    RoutingPreferences,
+)
 from gateway.api.routing_preferences import Name, PreferenceDecoder, RoutingOptions
 from gateway.api.tool_fields import FormatField, StructuredOutputs, read_output_format
 from gateway.config.sections import ServerConfig
@@ -121,6 +128,7 @@ class GenerationBody(Struct, kw_only=True):
     service_tier: Annotated[str, Meta(min_length=0, max_length=64)] | None = None
 
 
+S = TypeVar("S", bound=Struct)
 B = TypeVar("B", bound=GenerationBody)
 
 
@@ -137,12 +145,32 @@ class BodyLimits:
         self.server = server
         self.preferences = PreferenceDecoder(tier_numbers)
 
-    def limit(self, shape: type[B], **more: Any) -> type[B]:
-        """Return a body's declaration under these limits, and ``more`` of its own."""
+    def stop_strings(self) -> tuple[Any, Any]:
+        """Return the types of one stop string and of an array of them."""
         server = self.server
         stop = Annotated[str, Meta(min_length=1, max_length=server.max_stop_chars)]
+        return stop, Annotated[tuple[stop, ...], Meta(max_length=server.max_stop), Words(items="strings")]
+
+    def messages(self, item: Any) -> Any:
+        """Return the type of a conversation of such messages."""
+        most = self.server.max_messages
+
+        def wrong_count(value: Any, param: str) -> InvalidRequest | None:
+            if not isinstance(value, list) or 1 <= len(value) <= most:
+                return None
+            return InvalidRequest(f"'{param}' has {len(value)} entries; expected 1 to {most}.", param=param)
+
+        return Annotated[list[item], Meta(min_length=1, max_length=most), Words(error=wrong_count)]
+
+    def tools(self, item: Any) -> Any:
+        """Return the type of an array of tools."""
+        return Annotated[list[item], Meta(max_length=self.server.max_tools), Words(items="tools")]
+
+    def limit(self, shape: type[B], **more: Any) -> type[B]:
+        """Return the declaration of a body of chat or plain completions under these limits, and ``more`` of its own."""
+        server = self.server
+        stop, stops = self.stop_strings()
         few, few_biases = Meta(max_length=server.max_stop), Meta(max_length=server.max_logit_bias)
-        stops: Any = Annotated[tuple[stop, ...], few, Words(items="strings")]
         shared: dict[str, Any] = {
             "n": Annotated[int, Meta(ge=1, le=server.max_n)],
             "stop": Annotated[stop | stops, Words(kind="a string or an array of strings")],
@@ -157,12 +185,12 @@ class BodyLimits:
         return self.preferences.header_schemas()
 
 
-class GenerationDecoder(Generic[B]):
-    """Decodes what bodies have in common; base of the decoders of the single endpoints."""
+class BodyDecoder(Generic[S]):
+    """Decodes bodies of one declared shape; base of the decoders of all protocols."""
 
-    def __init__(self, shape: type[B], preferences: PreferenceDecoder) -> None:
+    def __init__(self, shape: type[S], preferences: PreferenceDecoder) -> None:
         self._shape = shape
-        self._preferences = preferences
+        self._preference_decoder = preferences
         # msgspec resolves types at their first use, which takes ten milliseconds: not of the first request's time.
         fits({}, shape)
 
@@ -170,12 +198,25 @@ class GenerationDecoder(Generic[B]):
         """Return what a body may hold, as JSON Schema."""
         return schema_of(self._shape)
 
-    def _checked(self, raw: Mapping[str, Any]) -> B:
+    def _checked(self, raw: Mapping[str, Any]) -> S:
         # As declaration.checked() does: every request comes through here, and saves the detour.
         try:
             return convert(raw, self._shape, dec_hook=read_scalar)
         except ValidationError:
             raise explain(raw, self._shape, "") from None
+
+    def _preferences(
+        self, given: RoutingOptions | None, headers: Mapping[str, str], service_tier: str | None
+    ) -> RoutingPreferences:
+        """Return what body and headers ask of the routing."""
+        is_background = service_tier == "flex"
+        if given is None and not headers and not is_background:
+            return NO_PREFERENCES
+        return self._preference_decoder(given, headers, is_background=is_background)
+
+
+class GenerationDecoder(BodyDecoder[B]):
+    """Decodes what bodies of chat and plain completions have in common."""
 
     def _request(
         self,
@@ -207,8 +248,6 @@ class GenerationDecoder(Generic[B]):
         output_format: OutputFormat = PLAIN_TEXT
         if body.response_format is not None or body.structured_outputs is not None:
             output_format = read_output_format(body.response_format, body.structured_outputs)
-        is_background = body.service_tier == "flex"
-        is_plain = body.suffice is None and not headers and not is_background
         return InferenceRequest(
             model=body.model,
             prompts=prompts,
@@ -217,16 +256,23 @@ class GenerationDecoder(Generic[B]):
             stream=bool(body.stream),
             # Some clients send it whether they stream or not.
             include_usage=bool(body.stream and body.stream_options is not None and body.stream_options.include_usage),
-            preferences=NO_PREFERENCES
-            if is_plain
-            else self._preferences(body.suffice, headers, is_background=is_background),
+            preferences=self._preferences(body.suffice, headers, body.service_tier),
             thinking=thinking,
             prediction=prediction,
             echo=echo,
             tools=tools,
             tool_choice=tool_choice,
             output_format=output_format,
+            hints=NO_HINTS
+            if body.prompt_cache_key is None and body.metadata is None
+            else ConversationHints(body.prompt_cache_key, user_id_of(body.metadata)),
         )
+
+
+def user_id_of(metadata: Mapping[str, Any] | None) -> str | None:
+    """Return ``metadata.user_id``, where it is text."""
+    found = None if metadata is None else metadata.get("user_id")
+    return found if isinstance(found, str) else None
 
 
 # Fields of a body -> what SamplingParams makes of their values.

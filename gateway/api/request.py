@@ -93,6 +93,16 @@ class RoutingPreferences(Struct, frozen=True):
 NO_PREFERENCES = RoutingPreferences()
 
 
+class ConversationHints(Struct, frozen=True):
+    """Names by which a body may call its conversation: ``prompt_cache_key``, and ``user_id`` of its metadata."""
+
+    prompt_cache_key: str | None = None
+    user_id: str | None = None
+
+
+NO_HINTS = ConversationHints()
+
+
 class InferenceRequest(Struct, frozen=True, kw_only=True):
     """A validated request for text.
 
@@ -109,6 +119,7 @@ class InferenceRequest(Struct, frozen=True, kw_only=True):
     prediction : text that the answer may turn out to be
     tools, tool_choice : what the model may call
     output_format : what the answer's text must be
+    hints : how the body calls its conversation
     """
 
     model: str
@@ -124,6 +135,7 @@ class InferenceRequest(Struct, frozen=True, kw_only=True):
     tools: tuple[Tool, ...] = ()
     tool_choice: ToolChoice = FREE_CHOICE
     output_format: OutputFormat = PLAIN_TEXT
+    hints: ConversationHints = NO_HINTS
 
     @property
     def other_parts(self) -> tuple[Part, ...]:
@@ -203,7 +215,7 @@ def _messages(turn: Turn) -> list[Message]:
         _text(own),
         turn.name,
         tool_calls=turn.tool_calls,
-        reasoning="\n".join([part.text for part in own if isinstance(part, ReasoningPart)]),
+        reasoning="\n".join([part.text for part in own if isinstance(part, ReasoningPart) and part.text]),
         parts=_with_images(own),
     )
     return [*results, message]

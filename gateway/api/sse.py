@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
 DONE = b"data: [DONE]\n\n"
+
+PING = b": ping\n\n"
+"""A comment that keeps a silent stream alive."""
 
 HEADERS: list[tuple[bytes, bytes]] = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -20,3 +28,11 @@ def event(json: bytes) -> bytes:
 def comment(json: bytes) -> bytes:
     """A comment: clients skip it, people and proxies may read it."""
     return b": suffice " + json + b"\n\n"
+
+
+def error(told: Mapping[str, Any]) -> bytes:
+    """OpenAI's error object as a stream's last event.
+
+    No ``[DONE]`` follows: what was cut off must not look complete.
+    """
+    return event(orjson.dumps({"error": told}))

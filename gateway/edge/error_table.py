@@ -13,6 +13,7 @@ import orjson
 from backends import errors as backends
 from classifier import errors as classifier
 from gateway.control import errors as control
+from gateway.edge.error_format import OPENAI, ErrorFormat
 from gateway.errors import (
     AnswerFailed,
     BodiesFull,
@@ -200,7 +201,7 @@ _PRIVATE_MESSAGES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class ErrorAnswer:
-    """Holds what a caller is told: status, headers and OpenAI's error object."""
+    """Holds what a caller is told: status, headers and the error object of the caller's protocol."""
 
     status: int
     body: Mapping[str, Any]
@@ -254,7 +255,7 @@ def is_callers_fault(error: BaseException) -> bool:
     return 400 <= status < 500 and status not in (429, 499)
 
 
-def answer_to(error: BaseException, request_id: str) -> ErrorAnswer:
+def answer_to(error: BaseException, request_id: str, shape: ErrorFormat = OPENAI) -> ErrorAnswer:
     """Turn an exception into what the caller is told; the one place where that happens."""
     row = row_of(error)
     is_ours = row.type == _SERVER
@@ -265,7 +266,8 @@ def answer_to(error: BaseException, request_id: str) -> ErrorAnswer:
         "param": None if is_ours else param_of(error),
         "code": code_of(error),
     }
-    return ErrorAnswer(status, {"error": told}, row, _retry_after(error, row, status), getattr(error, "headers", ()))
+    body = shape.body(told, status, request_id)
+    return ErrorAnswer(status, body, row, _retry_after(error, row, status), getattr(error, "headers", ()))
 
 
 def _message(error: BaseException, row: Row, request_id: str) -> str:

@@ -16,6 +16,7 @@ from gateway.access.admission import Admission
 from gateway.access.authenticator import ADMIN, ADMIN_READ, USE, Authenticator, Caller
 from gateway.access.local_request import Connection
 from gateway.access.rate_limiter import RateLimiter
+from gateway.api.conversation import SESSION_HEADERS
 from gateway.config.sections import ServerConfig
 from gateway.edge.body_budget import BodyBudget
 from gateway.edge.error_table import is_callers_fault
@@ -83,10 +84,14 @@ async def discard_rest(receive: Receive) -> None:
 
 
 _PREFIX = b"x-suffice-"
+# Comes back from clients and proxies for the sake of load balancers; it asks nothing of us.
+_AFFINITY = b"x-suffice-affinity"
+_SESSION = {name.encode(): name for name in SESSION_HEADERS}
+_MAX_SESSION_BYTES = 512
 _OURS = frozenset(
     {"tier", "min-tier", "max-tier", "explore", "session-id", "policy", "priority", "regions", "max-cost-usd"}
 )
-_KEPT = frozenset({b"authorization", b"content-length", b"traceparent", b"origin"})
+_KEPT = frozenset({b"authorization", b"x-api-key", b"content-length", b"traceparent", b"origin"})
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 _MAX_VALUE_BYTES = 512
 _NOTHING: Mapping[str, str] = {}
@@ -96,14 +101,16 @@ _NOTHING: Mapping[str, str] = {}
 class Head:
     """Holds what a request says of itself before its body.
 
-    ``suffice`` holds the ``x-suffice-*`` headers without their prefix, dashes as underscores; ``connection`` is the
-    ASGI scope, for those who ask where the request comes from.
+    ``authorization`` may have come as ``x-api-key``; ``session`` holds the headers by which clients name conversations;
+    ``suffice`` the ``x-suffice-*`` headers without their prefix, dashes as underscores; ``connection`` is the ASGI
+    scope, for those who ask where it comes from.
     """
 
     authorization: str | None = None
     content_length: int | None = None
     traceparent: str | None = None
     origin: str | None = None
+    session: Mapping[str, str] = field(default_factory=dict)
     suffice: Mapping[str, str] = field(default_factory=dict)
     connection: Connection = field(default_factory=dict)
 
@@ -118,10 +125,17 @@ def read_head(connection: Connection) -> Head:
     """
     kept: dict[bytes, bytes] = {}
     own: dict[bytes, bytes] | None = None
+    session: dict[str, str] | None = None
     for name, value in connection["headers"]:
         if name in _KEPT:
             found = kept
-        elif name.startswith(_PREFIX):
+        elif name in _SESSION:
+            # Others wrote it for others: what is no name is passed over, and the first of two counts.
+            if 0 < len(value) <= _MAX_SESSION_BYTES:
+                session = {} if session is None else session
+                session.setdefault(_SESSION[name], value.decode("latin-1").strip(" \t"))
+            continue
+        elif name.startswith(_PREFIX) and name != _AFFINITY:
             found = own = {} if own is None else own
             if len(value) > _MAX_VALUE_BYTES:
                 raise InvalidRequest(f"The header {_quote(name)} is longer than {_MAX_VALUE_BYTES} bytes.")
@@ -132,12 +146,16 @@ def read_head(connection: Connection) -> Head:
     # A bearer token has its own check; a long origin or trace context is only quoted or dropped.
     authorization, origin, length = kept.get(b"authorization"), kept.get(b"origin"), kept.get(b"content-length")
     trace = kept.get(b"traceparent")
+    if authorization is None and (key := kept.get(b"x-api-key")):
+        # Anthropic's clients send the bare key so. Where both come, the other one may be a proxy's to set.
+        authorization = b"Bearer " + key
     return Head(
         None if authorization is None else authorization.decode("latin-1"),
         # The server has refused malformed lengths already; a missing one means a chunked body.
         int(length) if length is not None and length.isdigit() else None,
         None if trace is None else _traceparent(trace),
         None if origin is None else origin.decode("latin-1"),
+        _NOTHING if session is None else session,
         _NOTHING if own is None else _overrides(own),
         connection,
     )

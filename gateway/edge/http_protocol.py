@@ -15,6 +15,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from gateway.edge.error_format import request_format
 from gateway.edge.error_table import answer_to, row_of
 from gateway.edge.watchdog import DisconnectSignal
 from gateway.errors import GatewayError, HeadTooLarge, HeadTooSlow, NotHttp, TooManyConnections
@@ -250,7 +251,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """Answer a request for which there is no connection left, in the application's place."""
         error = TooManyConnections()
         self._note(error)
-        answer = answer_to(error, uuid7())
+        answer = answer_to(error, uuid7(), request_format(scope))
         body = answer.json()
         headers = [*answer.headers(), (b"content-length", b"%d" % len(body)), (b"connection", b"close")]
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})

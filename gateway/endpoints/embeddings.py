@@ -14,9 +14,11 @@ from typing import Any
 import orjson
 
 from backends.errors import BackendError
-from backends.protocol import EmbedResult, FinishReason, Priority
+from backends.protocol import Backend, EmbedResult, FinishReason, Priority
 from gateway.access.authenticator import Caller
+from gateway.access.call_cost import most_reading_nano_usd
 from gateway.access.rate_limiter import Reservation
+from gateway.access.spending_lease import SpendingHold, SpendingLease
 from gateway.answering.recorder import AnswerRecorder
 from gateway.api.embedding_decoder import EmbeddingRequest, decode_embedding_request
 from gateway.edge.error_table import answer_to, is_callers_fault
@@ -30,18 +32,30 @@ from gateway.ids import uuid7
 from gateway.models.catalog import Catalog
 from gateway.observe.metrics import Metrics
 from gateway.store.committer import GroupCommitter
+from policies.pricing import embedding_price_usd, from_nano_usd, to_nano_usd
+from policies.types import Tier
 
 _PATH = "/v1/embeddings"
 _CHARS_PER_TOKEN = 4
 
 
 class EmbeddingEndpoint:
-    """Answers with vectors. They need no routing; their row says who asked, for what, and how many tokens it took."""
+    """Answers with vectors. They need no routing; their row says who asked, for what, and what it took and cost.
+
+    They count against their key's budgets, and no policy's. ``lease`` covers calls to priced remote models.
+    """
 
     def __init__(
-        self, gate: RequestGate, catalog: Catalog, recorder: AnswerRecorder, metrics: Metrics, log: GroupCommitter
+        self,
+        gate: RequestGate,
+        catalog: Catalog,
+        recorder: AnswerRecorder,
+        metrics: Metrics,
+        log: GroupCommitter,
+        lease: SpendingLease | None = None,
     ) -> None:
         self._log = log
+        self._lease = lease
         self._gate = gate
         self._catalog = catalog
         self._recorder = recorder
@@ -60,16 +74,23 @@ class EmbeddingEndpoint:
         request_id, created_at = uuid7(), datetime.now(UTC)
         reservation: Reservation | None = None
         opened: OpenedRequest | None = None
-        num_tokens, num_requests, has_row = 0, 0, False
+        num_tokens, cost_nano_usd, num_requests, has_row = 0, 0, 0, False
+        hold = None if self._lease is None else SpendingHold(self._lease)
         try:
             opened = await self._gate.open(scope, receive, watchdog)
             body = parse_object(opened.body, self._gate.limits.max_json_depth)
             request, caller = decode_embedding_request(body, opened.head.suffice), opened.caller
             if caller.is_limited:
                 reservation = await self._gate.rate_limiter.admit(request_id, caller, _wanted_tokens(request))
-            model, result = await self._embed(request, caller, watchdog)
+            model, backend = self._catalog.embedder(request.model, request.regions, caller.permissions)
+            tier = self._catalog.embedding_tier(model)
+            if reservation is not None:
+                wanted = to_nano_usd(embedding_price_usd(tier, _wanted_tokens(request)))
+                await self._gate.rate_limiter.afford(reservation, None, wanted)
+            result = await self._embed(request, caller, watchdog, tier, backend, hold)
             vectors = _shown(_fit(request, result), request.as_base64)
             num_tokens = result.usage.prompt_tokens
+            cost_nano_usd = to_nano_usd(embedding_price_usd(tier, num_tokens))
             await self._recorder.settle_embedding(
                 request_id,
                 request,
@@ -77,6 +98,7 @@ class EmbeddingEndpoint:
                 created_at,
                 model_served=model,
                 prompt_tokens=num_tokens,
+                cost_usd=from_nano_usd(cost_nano_usd),
                 total_s=time.perf_counter() - opened.accepted_s,
                 finish_reason=FinishReason.STOP,
                 status_code=200,
@@ -95,10 +117,15 @@ class EmbeddingEndpoint:
             self._metrics.http[_PATH, str(answer_to(error, request_id).status)] += 1
             return
         finally:
+            if hold is not None:
+                hold.settle()
             if reservation is not None:
-                used = num_tokens if has_row else 0
                 self._gate.rate_limiter.settle(
-                    reservation, num_requests=num_requests, num_tokens=used, cost_nano_usd=0, has_row=has_row
+                    reservation,
+                    num_requests=num_requests,
+                    num_tokens=num_tokens if has_row else 0,
+                    cost_nano_usd=cost_nano_usd if has_row else 0,
+                    has_row=has_row,
                 )
         answer = {
             "object": "list",
@@ -106,24 +133,37 @@ class EmbeddingEndpoint:
             "model": model,
             "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
         }
-        headers = [(b"content-type", b"application/json"), (b"x-suffice-request-id", request_id.encode())]
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"x-suffice-request-id", request_id.encode()),
+            (b"x-suffice-cost", format(from_nano_usd(cost_nano_usd), "f").encode()),
+        ]
         if reservation is not None:
             headers += reservation.headers
         with suppress(ClientStalled):
             await responder.whole(200, headers, orjson.dumps(answer))
         self._metrics.http[_PATH, "200"] += 1
 
-    async def _embed(self, request: EmbeddingRequest, caller: Caller, watchdog: Watchdog) -> tuple[str, EmbedResult]:
-        model, backend = self._catalog.embedder(request.model, request.regions, caller.permissions)
+    async def _embed(
+        self,
+        request: EmbeddingRequest,
+        caller: Caller,
+        watchdog: Watchdog,
+        tier: Tier,
+        backend: Backend,
+        hold: SpendingHold | None,
+    ) -> EmbedResult:
         admission = self._gate.admission
         with watchdog.answering():
-            claim = await admission.enter(Priority.LIVE, caller, model)
+            claim = await admission.enter(Priority.LIVE, caller, tier.model)
             try:
                 if not self._log.is_well:
                     await self._log.check()
-                return model, await backend.embed(request.texts)
+                if hold is not None and (most_attempts := hold.max_attempts(tier)):
+                    await hold.cover(most_attempts * most_reading_nano_usd(tier, *request.texts))
+                return await backend.embed(request.texts)
             except BackendError as error:
-                error.model = model
+                error.model = tier.model
                 raise
             finally:
                 admission.leave(claim)

@@ -17,7 +17,7 @@ from gateway.edge.gate import OpenedRequest, RequestGate
 from gateway.edge.json_body import parse_object
 from gateway.endpoints.pages import RowReader, json_response
 from gateway.errors import InvalidRequest, RequestNotFound
-from gateway.ids import is_uuid, uuid7
+from gateway.ids import bare_id, is_uuid, uuid7
 from gateway.outcomes.answer_grading import matches_reference
 from gateway.store.feedback import FeedbackBook, FeedbackKind, FeedbackRecord, GoldLabel, GoldSource, KeptAnswer
 from gateway.store.records import RequestRecord
@@ -139,8 +139,7 @@ class FeedbackEndpoint:
         feedback_id = uuid7()
         return FeedbackRecord(
             feedback_id=feedback_id,
-            # The body's `id` of an answer is its request's id behind a prefix.
-            request_id=body.request_id.removeprefix("chatcmpl-").removeprefix("cmpl-"),
+            request_id=bare_id(body.request_id),
             created_at=self._now(),
             tenant=caller.tenant,
             key_id=caller.key_id,

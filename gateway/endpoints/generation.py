@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import aclosing
 from typing import Any
 
-import orjson
-
 from backends.errors import BackendRefused, RequestRejected
 from gateway.access.bulkhead import PlaceClaim
 from gateway.access.key_permissions import bound_request
@@ -22,13 +20,15 @@ from gateway.answering.phases import AdmittedRequest, Answer, Bill, RoutedReques
 from gateway.answering.recorder import AnswerRecorder
 from gateway.answering.request_router import RequestRouter
 from gateway.answering.tier_caller import StartedAnswer, start_answer
-from gateway.api import sse
-from gateway.api.answer_encoder import AnswerEncoder, ResponseHead, StreamEncoder, usage_json
+from gateway.api.answer_encoder import AnswerEncoder, AnswerEnd, ResponseHead
+from gateway.api.conversation import read_conversation
 from gateway.api.request import InferenceRequest
+from gateway.edge.error_format import OPENAI, ErrorFormat, error_format
 from gateway.edge.error_table import ErrorAnswer, answer_to, is_callers_fault, row_of
 from gateway.edge.gate import OpenedRequest, RequestGate, discard_rest
 from gateway.edge.json_body import parse_object
 from gateway.edge.responder import Responder, Send
+from gateway.edge.stream_pinger import StreamPinger
 from gateway.edge.watchdog import Receive, Watchdog
 from gateway.errors import BodyTooLarge, ClientGone, ClientStalled, Draining, QueueFull, QuotaExhausted
 from gateway.ids import uuid7
@@ -80,6 +80,7 @@ class GenerationEndpoint:
         self.recorder = recorder
         self.metrics = metrics
         self.fingerprint = fingerprint
+        self.error_format = error_format(path)
         self._decoder = decoder
 
     notes_refusals = True
@@ -99,7 +100,7 @@ class GenerationEndpoint:
         opened: OpenedRequest | None = None
         try:
             opened = await gate.open(scope, receive, watchdog)
-            request = self._decoder(parse_object(opened.body, gate.limits.max_json_depth), opened.head.suffice)
+            request = await self.decode(opened)
             permissions = opened.caller.permissions
             if permissions is EVERYTHING:
                 self.router.catalog.resolve(request.model)
@@ -107,14 +108,30 @@ class GenerationEndpoint:
                 request = bound_request(request, permissions, self.router.catalog)
         except Exception as problem:
             error = await gate.charge(problem, request_id, opened)
-            self.note_refusal(answer_to(error, request_id), request_id, scope.get("suffice.key_id"))
-            await refuse(error, request_id, responder, receive)
+            told = answer_to(error, request_id, self.error_format)
+            self.note_refusal(told, request_id, scope.get("suffice.key_id"))
+            await refuse(error, request_id, responder, receive, self.error_format)
             return
         admitted = AdmittedRequest(
-            request_id, self.path, request, opened.caller, opened.head.traceparent, opened.accepted_s
+            request_id,
+            self.path,
+            request,
+            opened.caller,
+            opened.head.traceparent,
+            opened.accepted_s,
+            conversation=read_conversation(request, opened.head.session, opened.caller.tenant),
         )
         await GenerationRun(self, admitted, responder, watchdog).run()
         self.metrics.http[self.path, str(responder.status or 499)] += 1
+
+    async def decode(self, opened: OpenedRequest) -> InferenceRequest:
+        """Return what a body asks for.
+
+        Raises
+        ------
+        InvalidRequest and its kinds
+        """
+        return self._decoder(parse_object(opened.body, self.gate.limits.max_json_depth), opened.head.suffice)
 
     def note_refusal(self, told: ErrorAnswer, request_id: str, key_id: str | None) -> None:
         """Note a request that ends without a row."""
@@ -125,7 +142,7 @@ class GenerationEndpoint:
 class GenerationRun:
     """One admitted request on its way to its one ending."""
 
-    __slots__ = ("_admitted", "_answer", "_endpoint", "_is_refusal", "_place", "_responder", "_watchdog")
+    __slots__ = ("_admitted", "_answer", "_endpoint", "_is_refusal", "_pinger", "_place", "_responder", "_watchdog")
 
     def __init__(
         self, endpoint: GenerationEndpoint, admitted: AdmittedRequest, responder: Responder, watchdog: Watchdog
@@ -136,6 +153,7 @@ class GenerationRun:
         self._watchdog = watchdog
         self._answer: Answer | None = None
         self._place: PlaceClaim | None = None
+        self._pinger: StreamPinger | None = None
         self._is_refusal = False
 
     async def run(self) -> None:
@@ -145,13 +163,18 @@ class GenerationRun:
             if admitted.caller.is_limited:
                 await self._reserve()
             with self._watchdog.answering():
-                await self._answer_in_turn()
+                try:
+                    if admitted.request.stream:
+                        self._keep_alive()
+                    await self._answer_in_turn()
+                finally:
+                    # Before the watchdog's phase ends: a ping has the client watched.
+                    if self._pinger is not None:
+                        self._pinger.close()
         except asyncio.CancelledError:
             # The server gives up waiting: what was used is billed all the same, and a stream is not left looking whole.
             await endpoint.recorder.settle_failure(admitted, self._answer, Draining(), is_cancelled=True)
-            await self._responder.error(
-                answer_to(Draining(), admitted.request_id), answer_headers(admitted, self._answer, with_cost=False)
-            )
+            await self._tell(Draining())
             raise
         except Exception as error:
             await self._fail(error)
@@ -182,6 +205,17 @@ class GenerationRun:
         send = self._stream if admitted.request.stream else self._whole
         await send(answer, started)
 
+    def _keep_alive(self) -> None:
+        """Ping the client while its stream is silent: waiting for a place, for a first token, or between tokens."""
+        every_s, ping = self._endpoint.gate.limits.sse_ping_s, self._endpoint.encoder.ping
+        if every_s and ping:
+            self._pinger = StreamPinger(self._responder, every_s, ping, self._early_headers)
+
+    def _early_headers(self) -> list[tuple[bytes, bytes]]:
+        """Return the headers of a stream that begins with a ping; who answers is said at its end."""
+        self._responder.encode_error = self._make_encoder(self._admitted.request.model).error_event
+        return answer_headers(self._admitted, None, with_cost=False)
+
     async def _route(self) -> RoutedRequest:
         admitted, endpoint = self._admitted, self._endpoint
         began_s = admitted.clock()
@@ -205,35 +239,36 @@ class GenerationRun:
             pass
         self._watchdog.let_go()
         await self._endpoint.recorder.settle(answer)
-        encoder = self._make_encoder(started)
-        choices = [encoder.choice(choice) for choice in answer.choices]
-        body = encoder.body(choices, usage_json(answer.bill().shown_usage), answer_note(answer, started.tier))
+        body = self._make_encoder(started.tier.model).whole(_end_of(answer, started))
         headers = [(b"content-type", b"application/json"), *answer_headers(self._admitted, answer, with_cost=True)]
         await self._responder.whole(200, headers, body)
 
     async def _stream(self, answer: Answer, started: StartedAnswer) -> None:
         async with aclosing(started.rest) as items:
-            frames = StreamEncoder(self._make_encoder(started))
+            encoder = self._make_encoder(started.tier.model)
+            self._responder.encode_error = encoder.error_event
             await self._responder.open_stream(answer_headers(self._admitted, answer, with_cost=False))
             if started.first is not None:
-                frames.add(*started.first)
-                await self._responder.frames(frames.take())
+                await self._responder.frames(encoder.add(*started.first))
             async for choice, delta in items:
-                frames.add(choice, delta)
-                await self._responder.frames(frames.take())
+                await self._responder.frames(encoder.add(choice, delta))
+        # The commit takes no time worth a ping, and must not be interrupted for a client that takes none.
+        if self._pinger is not None:
+            self._pinger.stop()
         self._watchdog.let_go()
         await self._endpoint.recorder.settle(answer)
-        await self._responder.close_stream(_last_frames(answer, started, frames))
+        await self._responder.close_stream(encoder.end(_end_of(answer, started)))
 
-    def _make_encoder(self, started: StartedAnswer) -> AnswerEncoder:
+    def _make_encoder(self, model: str) -> AnswerEncoder:
         admitted, endpoint = self._admitted, self._endpoint
-        request = admitted.request
         head = ResponseHead(
-            admitted.request_id, int(admitted.created_at.timestamp()), started.tier.model, endpoint.fingerprint
+            admitted.request_id,
+            int(admitted.created_at.timestamp()),
+            model,
+            endpoint.fingerprint,
+            None if self._answer is None else self._answer.routed.facts.num_prompt_tokens,
         )
-        # The probabilities of an echoed prompt come with the ending, and belong before the answer's.
-        holds_back = request.stream and request.echo and request.sampling.prompt_logprobs is not None
-        return endpoint.encoder(head, include_usage=request.include_usage, holds_back=holds_back)
+        return endpoint.encoder(head, admitted.request)
 
     async def _reserve(self) -> None:
         """Reserve requests and tokens of a limited key."""
@@ -269,7 +304,6 @@ class GenerationRun:
         """Take the one ending of a failure after admission: a row if it was routed, an answer if someone listens."""
         admitted, row = self._admitted, row_of(error)
         report(error, admitted.request_id)
-        told = answer_to(error, admitted.request_id)
         # Where the log is down before anything was asked for, it takes no row of that either.
         is_unlogged = isinstance(error, StoreUnavailable) and (self._answer is None or self._answer.is_unasked)
         is_refused = is_unlogged or isinstance(error, QuotaExhausted | QueueFull)
@@ -277,21 +311,21 @@ class GenerationRun:
             await self._endpoint.recorder.settle_failure(admitted, self._answer, error, is_cancelled=row.status == 499)
         else:
             self._is_refusal = is_callers_fault(error)
+            told = answer_to(error, admitted.request_id, self._endpoint.error_format)
             self._endpoint.note_refusal(told, admitted.request_id, admitted.caller.key_id)
         if not isinstance(error, ClientGone | ClientStalled):
-            await self._responder.error(told, answer_headers(admitted, self._answer, with_cost=False))
+            await self._tell(error)
+
+    async def _tell(self, error: Exception) -> None:
+        """Tell the client of an error."""
+        admitted = self._admitted
+        told = answer_to(error, admitted.request_id, self._endpoint.error_format)
+        await self._responder.error(told, answer_headers(admitted, self._answer, with_cost=False))
 
 
-def _last_frames(answer: Answer, started: StartedAnswer, frames: StreamEncoder) -> bytes:
-    """Encode what is left, how each choice ended, the counts and the cost; only ever made after the commit."""
-    for choice in answer.choices:
-        frames.end(choice)
-    note, last = answer_note(answer, started.tier), frames.take()
-    if answer.request.include_usage:
-        last += frames.encoder.usage_frame(usage_json(answer.bill().shown_usage), note)
-    else:
-        last += sse.comment(orjson.dumps(note))
-    return last + sse.DONE
+def _end_of(answer: Answer, started: StartedAnswer) -> AnswerEnd:
+    """Return what is told of an answer at its end; the last call for its bill, so after its last event."""
+    return AnswerEnd(answer.choices, answer.bill().shown_usage, answer_note(answer, started.tier))
 
 
 async def refuse(
@@ -299,13 +333,14 @@ async def refuse(
     request_id: str,
     responder: Responder,
     receive: Receive,
+    shape: ErrorFormat = OPENAI,
 ) -> None:
     """Answer a request that was not admitted: no place, no decision, no row."""
-    answer = answer_to(error, request_id)
+    answer = answer_to(error, request_id, shape)
     report(error, request_id)
     if isinstance(error, ClientGone):
         return
-    own_headers = [(b"x-suffice-request-id", request_id.encode()), (b"x-request-id", request_id.encode())]
+    own_headers = shape.id_headers(request_id)
     if isinstance(error, BodyTooLarge):
         # Answer first, then take what is still coming for a moment, then close.
         headers = [*answer.headers(), *own_headers, (b"connection", b"close")]

@@ -13,11 +13,12 @@ from starlette.responses import Response
 from gateway.access.admission import Admission
 from gateway.access.authenticator import Caller
 from gateway.answering.explanation import explain
+from gateway.edge.error_format import OPENAI, ErrorFormat, request_format
 from gateway.edge.error_table import answer_to
 from gateway.edge.gate import RequestGate
 from gateway.endpoints import api_page
 from gateway.errors import OriginRefused, RequestNotFound, Unauthenticated, WrongScope
-from gateway.ids import is_uuid, uuid7
+from gateway.ids import bare_id, is_uuid, uuid7
 from gateway.models.catalog import Catalog
 from gateway.models.readiness import Readiness
 from gateway.observe.metrics import CONTENT_TYPE, Metrics
@@ -38,11 +39,11 @@ def json_response(value: Any, status: int = 200, headers: dict[str, str] | None 
     return Response(orjson.dumps(value), status, headers, "application/json")
 
 
-def error_response(error: Exception, request_id: str) -> Response:
-    """An exception as OpenAI's error object."""
-    answer = answer_to(error, request_id)
-    headers = {name.decode(): value.decode() for name, value in answer.headers()}
-    return Response(answer.json(), answer.status, headers | {"x-suffice-request-id": request_id})
+def error_response(error: Exception, request_id: str, shape: ErrorFormat = OPENAI) -> Response:
+    """An exception as an error object."""
+    answer = answer_to(error, request_id, shape)
+    headers = [*answer.headers(), *shape.id_headers(request_id)]
+    return Response(answer.json(), answer.status, {name.decode(): value.decode() for name, value in headers})
 
 
 def guarded(page: Page) -> Page:
@@ -52,7 +53,7 @@ def guarded(page: Page) -> Page:
         try:
             return await page(request)
         except Exception as error:
-            return error_response(error, uuid7())
+            return error_response(error, uuid7(), request_format(request.scope))
 
     return answer
 
@@ -98,9 +99,8 @@ class Pages:
         """One's own requests only: another's looks like none at all."""
         caller = await self._gate.identify(request.scope)
         request_id = request.path_params["request_id"]
-        # The body's `id` is this id behind a prefix; both lead here.
-        bare_id = request_id.removeprefix("chatcmpl-").removeprefix("cmpl-")
-        record = await self._rows.get_request(bare_id) if is_uuid(bare_id) else None
+        bare = bare_id(request_id)
+        record = await self._rows.get_request(bare) if is_uuid(bare) else None
         if record is None or not _may_see(caller, record):
             raise RequestNotFound(request_id)
         return json_response(explain(record, self._catalog.ladder))

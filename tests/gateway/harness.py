@@ -151,15 +151,20 @@ async def running(
 
 
 def assert_error(response: httpx.Response, status: int, code: str, param: str | None = None) -> dict[str, Any]:
-    """The one shape of every error."""
+    """The one shape of every error: OpenAI's, and Anthropic's below ``/v1/messages``."""
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/json"
     body = response.json()
-    assert set(body) == {"error"}
     error: dict[str, Any] = body["error"]
-    assert set(error) == ERROR_KEYS
+    if response.request.url.path.startswith("/v1/messages"):
+        assert body["type"] == "error"
+        assert set(body) == {"type", "error", "request_id"}
+        assert set(error) | {"param"} == ERROR_KEYS
+    else:
+        assert set(body) == {"error"}
+        assert set(error) == ERROR_KEYS
     assert error["code"] == code, error
-    assert error["param"] == param, error
+    assert error.get("param") == param, error
     assert "Traceback" not in error["message"]
     if status in (429, 503):
         assert int(response.headers["retry-after"]) >= 1

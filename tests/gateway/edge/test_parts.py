@@ -214,3 +214,12 @@ async def test_a_cancellation_from_outside_stays_one() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+def test_a_key_may_come_as_x_api_key_and_authorization_counts_first() -> None:
+    bare = (b"x-api-key", b"sk-suffice-a")
+    assert read_head({"headers": [bare]}).authorization == "Bearer sk-suffice-a"
+    assert read_head({"headers": [bare, (b"authorization", b"Bearer b")]}).authorization == "Bearer b"
+    assert read_head({"headers": [(b"x-api-key", b"")]}).authorization is None
+    with pytest.raises(InvalidRequest, match="x-api-key"):
+        read_head({"headers": [bare, (b"x-api-key", b"another")]})
