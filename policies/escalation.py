@@ -1,17 +1,20 @@
-"""Decides when a tier's own answer is of low confidence, and who is asked then.
+"""Decides when a tier's own answer is faulty or of low confidence, and who is asked then.
 
 What it does
-    An answer is held until its tier's own confidence in it is known. Where that is below what the policy asks for, a
-    higher tier answers in its place, with the doubted answer as its prediction.
+    An answer is held until its tier's own confidence in it is known, and whether its calls of tools are sound. Where
+    the confidence is below what the policy asks for, or a fault is certain, a higher tier answers in its place, with
+    the doubted answer as its prediction.
 
 Why
     A router sees the prompt alone. The tier has seen its own answer, and its token probabilities say more about that
-    answer than the prompt does; asking before anything is sent costs nothing that has to be taken back.
+    answer than the prompt does; that a call does not parse is known without asking anyone. Asking before anything is
+    sent costs nothing that has to be taken back.
 
 Known problems
-    Held answers come later: the first token of a stream waits for ``hold_back_tokens``, or for the end. A tier that is
-    sure and wrong is not noticed. P(right) of the higher tier comes from the router, which does not know that the lower
-    one was unsure, and so is a little too high.
+    Held answers come later: the first token of a stream waits for ``hold_back_tokens``, or for the end; with
+    ``hold_calls`` for the first word of text, or for the last call. A tier that is sure and wrong is not noticed.
+    P(right) of the higher tier comes from the router, which does not know that the lower one was unsure, and so is a
+    little too high.
 
 Example
     ``[policy.escalation] mode = "next"`` with ``least_confidence = { simple = 0.8 }``.
@@ -50,7 +53,7 @@ class EscalationMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Escalation:
-    """States whether low-confidence answers go up within the request.
+    """States whether faulty and low-confidence answers go up within the request.
 
     Parameters
     ----------
@@ -60,6 +63,10 @@ class Escalation:
         the quality floor
     max_escalations : how often one request may go up
     hold_back_tokens : tokens of a stream that are held before its tier is judged by them; 0 leaves streams alone
+    low_confidence : whether an answer that its own tier doubts goes up
+    faults : whether an answer goes up whose calls of tools do not parse, name no tool, break its schema or are missing,
+        or whose text is not of the form asked for
+    hold_calls : whether a stream of a request with tools is held until its text begins or its calls are complete
 
     Raises
     ------
@@ -71,6 +78,9 @@ class Escalation:
     least_confidence: Mapping[int, float] = field(default_factory=dict)
     max_escalations: int = 1
     hold_back_tokens: int = 0
+    low_confidence: bool = True
+    faults: bool = True
+    hold_calls: bool = False
 
     def __post_init__(self) -> None:
         for tier, least in self.least_confidence.items():

@@ -17,7 +17,8 @@ def check_ladder(ladder: Ladder) -> None:
     Raises
     ------
     InvalidLadder
-        No tier; numbers that are not 1, 2, 3 … in order; a name given twice; a price below zero; a region that is no
+        No tier; numbers that are not 1, 2, 3 … in order; a name given twice; a price below zero, or of a
+        cached token above that of any other; a region that is no
         name, or two for one model.
     """
     if not ladder:
@@ -33,6 +34,10 @@ def check_ladder(ladder: Ladder) -> None:
         for field_name, price in _prices(tier):
             if not price.is_finite() or price < 0:
                 raise InvalidLadder(tier.name, field_name, str(price), "a finite amount of dollars, 0 or more")
+        cached, fresh = tier.price_per_cached_token_usd, tier.price_per_input_token_usd
+        if cached is not None and cached > fresh:
+            expected = f"at most price_per_input_token_usd ({fresh})"
+            raise InvalidLadder(tier.name, "price_per_cached_token_usd", str(cached), expected)
         if tier.context_length is not None and tier.context_length < 1:
             raise InvalidLadder(tier.name, "context_length", tier.context_length, "at least 1")
         if tier.region is not None and (problem := region_problem(tier.region)):
@@ -63,6 +68,7 @@ def _prices(tier: Tier) -> tuple[tuple[str, Decimal], ...]:
     return (
         ("price_per_request_usd", tier.price_per_request_usd),
         ("price_per_input_token_usd", tier.price_per_input_token_usd),
+        ("price_per_cached_token_usd", tier.price_per_cached_token_usd or Decimal(0)),
         ("price_per_output_token_usd", tier.price_per_output_token_usd),
         ("price_per_compute_hour_usd", tier.price_per_compute_hour_usd),
     )

@@ -69,8 +69,8 @@ class Policy:
     max_novelty : a prompt more foreign than this to the router goes to the highest permitted tier, 0..1; None means
         derived with the router, and no limit without one
     sticky : what a conversation's last tier counts for
-    switch_cost_per_cached_token_usd : price of a cached token lost by leaving the conversation's tier, on top of the
-        new tier's own price per input token
+    switch_cost_per_cached_token_usd : price of a cached token lost by leaving the conversation's tier, on top of
+        what that tier takes less for one
     wait_cost_per_s_usd : price of a second of expected waiting
     max_wait_s : a tier expected to wait longer counts as unavailable while another that may stand in for it is free;
         None for no limit

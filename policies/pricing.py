@@ -11,13 +11,25 @@ NANO_USD_PER_USD = 1_000_000_000
 SECONDS_PER_HOUR = 3600
 
 
-def price_usd(tier: Tier, num_input_tokens: int, num_output_tokens: int) -> Decimal:
-    """Return price of one answer by the tier's table: per request, per input token and per output token."""
-    return (
+def price_usd(tier: Tier, num_input_tokens: int, num_output_tokens: int, num_cached_tokens: int = 0) -> Decimal:
+    """Return price of one answer by the tier's table: per request, per fresh, cached and output token.
+
+    ``num_cached_tokens`` are those of the input that came from a cache; no more of it can have.
+    """
+    price = (
         tier.price_per_request_usd
         + tier.price_per_input_token_usd * num_input_tokens
         + tier.price_per_output_token_usd * num_output_tokens
     )
+    if num_cached_tokens and tier.price_per_cached_token_usd is not None:
+        saved = tier.price_per_input_token_usd - tier.price_per_cached_token_usd
+        price -= saved * min(num_cached_tokens, num_input_tokens)
+    return price
+
+
+def embedding_price_usd(tier: Tier, num_tokens: int) -> Decimal:
+    """Return price of reading texts for their vectors: the tokens are paid for, the price of an answer is not."""
+    return tier.price_per_input_token_usd * num_tokens
 
 
 def measured_cost_usd(tier: Tier, compute_s: float) -> Decimal:
@@ -62,5 +74,9 @@ def _expected_price_usd(tier: Tier, facts: RequestFacts, policy: Policy) -> Deci
 
 
 def switch_cost_usd(holder: Tier, cached_tokens: int, policy: Policy) -> Decimal:
-    """Return the cost of leaving the tier whose KV cache holds a conversation: its tokens, at that tier's prices."""
-    return cached_tokens * (policy.switch_cost_per_cached_token_usd + holder.price_per_input_token_usd)
+    """Return the cost of leaving the tier whose KV cache holds a conversation: what its tokens are cheaper there.
+
+    A tier without a price for cached tokens is taken to read them for nothing.
+    """
+    saved_usd = holder.price_per_input_token_usd - (holder.price_per_cached_token_usd or 0)
+    return cached_tokens * (policy.switch_cost_per_cached_token_usd + saved_usd)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from policies.escalation import EscalationMode
 from policies.escalation_path import escalation_path
 from policies.exploration import Uniform, draw_tier, propensities
@@ -19,7 +21,10 @@ from policies.limits import (
 from policies.policy import FallbackMode, Policy, StickyMode
 from policies.stand_ins import candidate_tiers, stand_ins
 from policies.tier_choice import TierChoice, choose, exploration_tiers, usable_estimates
+from policies.turn_lock import TurnLock
 from policies.types import ReasonCode, RequestFacts, RoutingDecision
+
+_SAID_OTHERWISE = frozenset({ReasonCode.PINNED, ReasonCode.KILL_SWITCH})
 
 
 def decide(facts: RequestFacts, policy: Policy, ladder: Ladder, rng: Uniform) -> RoutingDecision:
@@ -50,8 +55,10 @@ def decide(facts: RequestFacts, policy: Policy, ladder: Ladder, rng: Uniform) ->
     fitting = fitting_tiers(facts, permitted)
     able = able_tiers(facts, fitting)
     available = available_tiers(facts, able)
+    if facts.lock is not None and _keeps_lock(facts.lock, available, facts):
+        return _locked(facts.lock, available, facts, policy, ladder)
     candidates = candidate_tiers(able, available, facts, policy, ladder)
-    best = _choose_and_say_why(permitted, fitting, candidates, facts, policy, ladder)
+    best = _left_lock(_choose_and_say_why(permitted, fitting, candidates, facts, policy, ladder), facts)
     tiers = indexes(candidates)
     share = policy.exploration_share if _may_explore(facts, policy, tiers) else 0.0
     parts = exploration_tiers(best, candidates, facts, policy) if share > 0.0 else tiers
@@ -118,4 +125,35 @@ def _may_explore(facts: RequestFacts, policy: Policy, tiers: tuple[int, ...]) ->
         and facts.overrides.tier is None
         and not facts.kill_switch
         and not stays
+        and facts.lock is None
     )
+
+
+def _keeps_lock(lock: TurnLock, available: Ladder, facts: RequestFacts) -> bool:
+    """Whether the model that began the turn goes on: unless it cannot, may not, or somebody said otherwise."""
+    return not facts.kill_switch and facts.overrides.tier is None and lock.tier in indexes(available)
+
+
+def _locked(lock: TurnLock, available: Ladder, facts: RequestFacts, policy: Policy, ladder: Ladder) -> RoutingDecision:
+    """Return the turn's own decision: nothing is drawn or weighed again, so its probability is 1."""
+    path = () if policy.escalation.mode is EscalationMode.OFF else escalation_path(available, facts, policy)
+    return RoutingDecision(
+        tier=lock.tier,
+        ladder=_fallbacks(lock.tier, lock.tier, available, facts, policy, ladder),
+        propensity=1.0,
+        propensities={lock.tier: 1.0},
+        reason=ReasonCode.LOCKED,
+        explored=False,
+        confidence=lock.confidence,
+        detail=f"the turn began at tier {lock.tier}",
+        # A doubt does not end a turn; what is wrong for certain does.
+        escalation_path=tuple([replace(rung, least_confidence=0.0) for rung in path]),
+        barred=barred_tiers(facts, policy, ladder),
+    )
+
+
+def _left_lock(best: TierChoice, facts: RequestFacts) -> TierChoice:
+    """Say of a choice that the tier which began the turn could not go on."""
+    if facts.lock is None or best.tier == facts.lock.tier or best.reason in _SAID_OTHERWISE:
+        return best
+    return TierChoice(best.tier, ReasonCode.UNLOCKED, f"tier {facts.lock.tier} began the turn; {best.detail}")

@@ -26,6 +26,9 @@ Direction = Literal["up", "down"]
 UNKNOWN = "unknown"
 """The stratum of answers without an estimate."""
 
+FAULTY = "faulty"
+"""The stratum of answers known to be of no use without a check: all of them are in the sample."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
@@ -116,6 +119,25 @@ class InclusionProbabilities:
     @property
     def total(self) -> float:
         return self.up + self.total_down
+
+    def of_faulty(self) -> InclusionProbabilities:
+        """Return what holds once an answer that could be drawn turns out to be faulty.
+
+        Every faulty answer counts as checked, with probability 1, and the others as they are drawn: two strata, each
+        with its own known probability, whose weights bring both back to all answers.
+        """
+        return InclusionProbabilities(FAULTY, 1.0, self.up_against) if self.up > 0.0 else self
+
+    def certain(self) -> DrawnCheck:
+        """Return the upward check of an answer that is not left to a draw."""
+        assert self.up_against is not None, "a check needs a tier"
+        return DrawnCheck("up", self.up_against, self.up, self.stratum)
+
+    def permits(self, drawn: DrawnCheck) -> bool:
+        """Return whether an earlier draw may be followed here too: whoever is asked may read this prompt."""
+        if drawn.direction == "up":
+            return self.up > 0.0 and self.up_against == drawn.against_tier
+        return any(tier == drawn.against_tier for tier, _ in self.down)
 
     @property
     def logged(self) -> float:

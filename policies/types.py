@@ -8,6 +8,7 @@ from decimal import Decimal
 from enum import StrEnum
 
 from policies.escalation import Rung
+from policies.turn_lock import TurnLock
 
 
 class ThresholdMode(StrEnum):
@@ -22,6 +23,8 @@ class ReasonCode(StrEnum):
 
     PINNED = "pinned"
     ONLY_ALLOWED = "only_allowed"
+    LOCKED = "locked"
+    UNLOCKED = "unlocked"
     STICKY = "sticky"
     EXPLORED = "explored"
     SUFFICIENT = "sufficient"
@@ -48,6 +51,8 @@ class Tier:
     model : the served model behind it, a name under `[models]`
     price_per_request_usd : price of an answer, however long
     price_per_input_token_usd : price of a prompt token, on top
+    price_per_cached_token_usd : price of a prompt token that its model had in its cache, at most that of any other; by
+        default the same
     price_per_output_token_usd : price of a token of the answer, on top
     price_per_compute_hour_usd : price of an hour of the device, for the cost by measured seconds
     context_length : most tokens of prompt and answer; by default the model's own
@@ -59,6 +64,7 @@ class Tier:
     model: str
     price_per_request_usd: Decimal = Decimal(0)
     price_per_input_token_usd: Decimal = Decimal(0)
+    price_per_cached_token_usd: Decimal | None = None
     price_per_output_token_usd: Decimal = Decimal(0)
     price_per_compute_hour_usd: Decimal = Decimal(0)
     context_length: int | None = None
@@ -133,6 +139,7 @@ class RequestFacts:
     the router, 0 familiar to 1 foreign. ``quarantine`` are quarantined tiers, with the P(as good) they
     must reach until it is shown again; above 1 for none. ``guessed_prompt_tokens`` stand for the count in prices where
     there is none. ``num_answers`` is how many answers are asked for, each to a prompt of that length at most.
+    ``lock`` is the turn that a step of a tool loop belongs to.
     ``is_prompt_counted`` is False where the prompt has ``num_prompt_tokens`` at least.
     """
 
@@ -150,6 +157,7 @@ class RequestFacts:
     guessed_prompt_tokens: int = 0
     num_answers: int = 1
     is_prompt_counted: bool = True
+    lock: TurnLock | None = None
 
 
 class BarReason(StrEnum):

@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 from gateway.answering.phases import AdmittedRequest, Answer
+from gateway.edge.error_format import error_format
 from gateway.store.records import RequestRecord
 from policies.ladder import Ladder
 from policies.pricing import from_nano_usd, price_usd
@@ -35,9 +36,7 @@ def answer_note(answer: Answer, tier: Tier) -> dict[str, Any]:
 
 def answer_headers(admitted: AdmittedRequest, answer: Answer | None, *, with_cost: bool) -> list[tuple[bytes, bytes]]:
     """Return the ``x-suffice-*`` response headers; the cost of a stream is known only at its end."""
-    request_id = admitted.request_id.encode()
-    # OpenAI's clients read the second name and show it with every error.
-    found: list[tuple[bytes, bytes]] = [(b"x-suffice-request-id", request_id), (b"x-request-id", request_id)]
+    found = error_format(admitted.endpoint).id_headers(admitted.request_id)
     overhead_s = max(0.0, admitted.clock() - admitted.accepted_s - admitted.waited_s)
     if answer is not None:
         basis, confidence, overhead_s = answer.routed.basis, answer.routed.decision.confidence, answer.overhead_s
@@ -50,6 +49,8 @@ def answer_headers(admitted: AdmittedRequest, answer: Answer | None, *, with_cos
         found.append((b"x-suffice-policy-version", _latin(f"{basis.policy.name}@{basis.policy.version}")))
         if with_cost:
             found.append((b"x-suffice-cost", format(answer.bill().cost_usd, "f").encode()))
+    if (conversation := admitted.conversation.keyed_digest) is not None:
+        found.append((b"x-suffice-affinity", conversation[:16].encode()))
     if admitted.reservation is not None:
         found += admitted.reservation.headers
     found.append((b"x-suffice-overhead-ms", b"%.3f" % (overhead_s * 1e3)))
@@ -73,6 +74,13 @@ def explain(record: RequestRecord, ladder: Ladder) -> dict[str, Any]:
         "model_served": record.model_served,
         "stream": record.stream,
         "session_id": record.session_id,
+        "conversation": {
+            "id": record.conversation,
+            "turn": record.turn,
+            "step": record.step,
+            "locked": record.turn_id is not None,
+            "turn_id": record.turn_id,
+        },
         "decision": _decision(record),
         "tiers": [_tier(record, tier) for tier in ladder],
         "attempts": [
@@ -123,7 +131,7 @@ def _decision(record: RequestRecord) -> dict[str, Any]:
 
 def _tier(record: RequestRecord, tier: Tier) -> dict[str, Any]:
     estimate = next((each for each in record.sufficiency if each.tier == tier.index), None)
-    cost_usd = price_usd(tier, record.prompt_tokens, record.completion_tokens)
+    cost_usd = price_usd(tier, record.prompt_tokens, record.completion_tokens, record.cached_tokens)
     cost_usd += tier.price_per_request_usd * (record.num_choices - 1)
     return {
         "tier": tier.index,

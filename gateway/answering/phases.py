@@ -21,6 +21,7 @@ from gateway.access.authenticator import Caller
 from gateway.access.rate_limiter import Reservation
 from gateway.access.spending_lease import SpendingHold
 from gateway.api.answer_encoder import AnswerChoice
+from gateway.api.conversation import Conversation
 from gateway.api.request import InferenceRequest
 from gateway.store.records import Attempt
 from policies.policy import Policy
@@ -59,7 +60,7 @@ def make_single_bill(tier: Tier, ending: Finished) -> Bill:
     return Bill(
         usage,
         usage,
-        _whole_nano(price_usd(tier, usage.prompt_tokens, usage.completion_tokens)),
+        _whole_nano(price_usd(tier, usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)),
         compute_s,
         None if compute_s is None else _whole_nano(measured_cost_usd(tier, compute_s)),
         ending.timings.queue_s,
@@ -76,11 +77,12 @@ def make_bill(tier: Tier, endings: Sequence[Finished], answers_per_prompt: int) 
     answers_per_prompt : the request's ``n``
     """
     compute_s = sum(each.compute_s for each in endings) if all(each.compute_measured for each in endings) else None
-    usage = _sum([each.usage for each in endings])
-    prices = [price_usd(tier, each.usage.prompt_tokens, each.usage.completion_tokens) for each in endings]
+    usages = [each.usage for each in endings]
+    usage = _sum(usages)
+    prices = [price_usd(tier, each.prompt_tokens, each.completion_tokens, each.cached_tokens) for each in usages]
     return Bill(
         usage=usage,
-        shown_usage=_shown(usage, [each.usage for each in endings[::answers_per_prompt]]),
+        shown_usage=_shown(usage, usages[::answers_per_prompt]),
         cost_usd=_whole_nano(sum(prices, Decimal(0))),
         compute_s=compute_s,
         measured_cost_usd=None if compute_s is None else _whole_nano(measured_cost_usd(tier, compute_s)),
@@ -141,13 +143,17 @@ UNCALIBRATED = AnswerConfidence()
 
 @dataclass(slots=True, eq=False)
 class RoutingBasis:
-    """Holds what a decision rests on besides the state of the tiers; known even where no tier could be chosen."""
+    """Holds what a decision rests on besides the state of the tiers; known even where no tier could be chosen.
+
+    ``turns`` and ``tools`` are what the router read: see :class:`classifier.types.RouterRequest`.
+    """
 
     policy: Policy
     router_version: str
     turns: tuple[tuple[str, str], ...]
     estimate: Sufficiency | None
     domain: str
+    tools: tuple[float, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -172,6 +178,7 @@ class AdmittedRequest:
     reservation: Reservation | None = None
     basis: RoutingBasis | None = None
     is_settled: bool = False
+    conversation: Conversation = field(default_factory=Conversation)
 
 
 @dataclass(slots=True, eq=False)

@@ -22,13 +22,19 @@ from gateway.edge.error_table import code_of, row_of
 from gateway.models.catalog import Catalog
 from gateway.observe.metrics import Metrics
 from gateway.observe.request_log import RequestLog
+from gateway.outcomes.answer_validator import AnswerRules, Fault
 from gateway.store.errors import StoreError
 from gateway.store.records import RequestRecord, VerificationJob
 from gateway.verify.check_sampler import CheckSampler
+from policies.sampling import DrawnCheck, InclusionProbabilities
+from policies.turn_lock import TurnLock
+from policies.types import ReasonCode
 
 _log = logging.getLogger("suffice.service")
 
 _NO_BILL = Bill()
+# An answer cut off at its caller's own limit is not its tier's fault.
+_BY_ITSELF = frozenset({FinishReason.STOP, FinishReason.TOOL_CALLS})
 
 
 class RowWriter(Protocol):
@@ -91,6 +97,10 @@ class AnswerRecorder:
         assert not admitted.is_settled, "a request ends once"
         admitted.is_settled = True
         assert tier is not None, "an answer has a tier"
+        fault = _fault(answer)
+        if fault is not None:
+            self._metrics.faulty_answers[str(tier.index), fault.value] += 1
+        lock = _kept_lock(answer)
         chances = self.sampler.inclusion_probabilities(
             admitted.request,
             basis.policy,
@@ -100,13 +110,16 @@ class AnswerRecorder:
             reason,
             factor=self._routers.check_factor(basis.router_version),
             downward_share=self._routers.downward_sampling_share(basis.router_version, admitted.created_at),
+            unable=routed.facts.unable,
         )
         record = self._row(admitted, answer, reason, 200, None)
+        turn = lock or self._new_turn(record, chances)
+        record.turn_id = None if lock is None else lock.turn_id
+        if calls := first.tool_calls:
+            record.call_digest = self._sessions.call_digest(admitted.conversation, calls[0].call_id)
         job = None
-        if chances is not None:
-            record.verify_probability = chances.logged
-            if (drawn := self.sampler.draw_check(chances)) is not None:
-                job = self.sampler.job(admitted.request, basis.policy, first.text, record, drawn)
+        if chances is not None and (check := _check(record, turn, chances, fault)) is not None:
+            job = self.sampler.job(admitted.request, basis.policy, (first.text, calls), record, check, fault)
         started_s = time.perf_counter()
         await self._rows.record(record, job)
         if answer.hold is not None:
@@ -115,6 +128,7 @@ class AnswerRecorder:
         self._catalog.answered_s[tier.model] = time.monotonic()
         if self.shadow is not None and self.shadow.version not in (None, basis.router_version):
             self._show(self.shadow, answer, is_drawn=job is not None)
+        await self._sessions.note(admitted.conversation, record, turn)
         self._note(record)
 
     async def settle_failure(
@@ -171,7 +185,7 @@ class AnswerRecorder:
         self, admitted: AdmittedRequest, answer: Answer | None, reason: FinishReason, status: int, code: str | None
     ) -> RequestRecord:
         """Make the row of a request that has ended, as far as it came."""
-        request, caller = admitted.request, admitted.caller
+        request, caller, conversation = admitted.request, admitted.caller, admitted.conversation
         ended_s = admitted.clock()
         record = RequestRecord(
             request_id=admitted.request_id,
@@ -183,7 +197,10 @@ class AnswerRecorder:
             error_code=code,
             tenant=caller.tenant,
             key_id=caller.key_id,
-            session_id=request.preferences.overrides.session_id,
+            session_id=conversation.name,
+            is_side_request=conversation.is_side_request,
+            turn=None if conversation.is_side_request else conversation.shape.user_turns,
+            step=None if conversation.is_side_request else conversation.shape.steps_in_turn,
             stream=request.stream,
             num_choices=request.num_choices,
             config_hash=self._config_hash,
@@ -201,10 +218,20 @@ class AnswerRecorder:
                 record.novelty, record.domain = estimate.novelty, basis.domain
         if answer is not None:
             _add_answer(record, answer)
+        if self._retention != "none" or conversation.name is not None:
+            # Of a conversation without a name it is a digest of the prompt.
+            record.conversation = conversation.keyed_digest
         if self._retention != "none":
             prompt = "\n".join([prompt_text(each) for each in request.prompts])
             self._keep(record, prompt, "\n".join([choice.shown for choice in answer.choices]) if answer else "")
         return record
+
+    def _new_turn(self, record: RequestRecord, chances: InclusionProbabilities | None) -> TurnLock:
+        """Draw for a turn, once: the steps that follow its decision share the draw."""
+        assert record.final_tier is not None, "an answer has a tier"
+        probability = None if chances is None else chances.logged
+        drawn = self.sampler.draw_check(chances)
+        return TurnLock(record.final_tier, record.request_id, record.confidence, probability, drawn)
 
     def _keep(self, record: RequestRecord, prompt: str, answer: str | None) -> None:
         """Keep digests and texts, as far as retention allows."""
@@ -214,10 +241,10 @@ class AnswerRecorder:
             record.prompt_text, record.answer_text = prompt, answer
 
     def _show(self, shadow: ShadowRouter, answer: Answer, *, is_drawn: bool) -> None:
-        """Hand an answered request to the shadow router; pinned and explored ones say nothing new of it."""
+        """Hand an answered request to the shadow router; pinned and explored ones and locked steps say nothing new."""
         routed = answer.routed
         admitted, basis, decision = routed.admitted, routed.basis, routed.decision
-        if decision.explored or routed.facts.overrides.tier is not None:
+        if decision.explored or routed.facts.overrides.tier is not None or routed.facts.lock is not None:
             return
         text = ShadowRequest(
             admitted.request_id,
@@ -227,6 +254,7 @@ class AnswerRecorder:
             basis.turns,
             routed.facts,
             decision.tier,
+            basis.tools,
         )
         shadow.observe(text, is_drawn=is_drawn)
 
@@ -248,9 +276,34 @@ class AnswerRecorder:
 
     def _note(self, record: RequestRecord) -> None:
         self._metrics.observe(record)
-        if record.session_id is not None:
-            self._sessions.note(record)
         self._request_log.write(record)
+
+
+def _fault(answer: Answer) -> Fault | None:
+    """Return what is wrong for certain with an answer that ended by itself; with the first such of several choices."""
+    rules = AnswerRules.of(answer.request, answer.request.num_choices)
+    if rules is None:
+        return None
+    whole = [each for each in answer.choices if each.finish_reason in _BY_ITSELF]
+    return next((found for each in whole if (found := rules.fault(each.text, each.tool_calls)) is not None), None)
+
+
+def _check(
+    record: RequestRecord, turn: TurnLock, chances: InclusionProbabilities, fault: Fault | None
+) -> DrawnCheck | None:
+    """Return the check of one answer of a turn; note the probability of it in the row."""
+    record.verify_probability = turn.probability
+    if fault is not None and (known := chances.of_faulty()) is not chances:
+        record.verify_probability = known.logged
+        return known.certain()
+    return turn.drawn if turn.drawn is not None and chances.permits(turn.drawn) else None
+
+
+def _kept_lock(answer: Answer) -> TurnLock | None:
+    """Return the turn that an answer belongs to; None where its tier was decided, or came about, by this request."""
+    lock, decision = answer.routed.facts.lock, answer.routed.decision
+    is_kept = decision.reason is ReasonCode.LOCKED and answer.tier is not None and answer.tier.index == decision.tier
+    return lock if is_kept else None
 
 
 def _add_answer(record: RequestRecord, answer: Answer) -> None:

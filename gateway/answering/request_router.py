@@ -9,10 +9,12 @@ from typing import Any
 
 from backends.errors import ContextLengthExceeded
 from backends.protocol import PLAIN_TEXT, Backend, GenerateRequest, ToolCall
+from classifier.log_view import tool_entries
 from classifier.types import Sufficiency
 from gateway.answering.phases import UNCALIBRATED, AdmittedRequest, RoutedRequest, RoutingBasis
 from gateway.answering.sessions import Sessions
 from gateway.api.request import InferenceRequest, Prompt, ToolResultPart, Turn, has_images, messages_of, prompt_size
+from gateway.api.tool_use import read_tool_features
 from gateway.control.control_state import groups_of
 from gateway.control.router_set import RouterSet, sticky_key
 from gateway.errors import InvalidRequest, UnsupportedOption
@@ -75,7 +77,7 @@ class RequestRouter:
         """
         request, caller = admitted.request, admitted.caller
         policy, overrides = self._rule(request)
-        key = sticky_key(caller.tenant, overrides.session_id, caller.key_id, admitted.request_id)
+        key = sticky_key(self._sessions.conversation_digest(admitted.conversation), caller.key_id, admitted.request_id)
         slot = self.routers.pick(key)
         # Thresholds belong to the router they were derived with; nothing is awaited between the two readings.
         policy = slot.policies.get(policy.name, policy)
@@ -87,18 +89,21 @@ class RequestRouter:
         unable = self._unable(request, overrides)
         # Before the estimate: a prompt that fits nowhere need not be looked at.
         num_tokens, is_counted = await self._num_prompt_tokens(admitted, len(turns), policy, overrides, size, unable)
-        estimate = await slot.predictor.predict(turns)
+        tools = read_tool_features(request, turns) if request.tools else ()
+        estimate = await slot.predictor.predict(turns, tools)
+        if tools and estimate is not None:
+            # Whether this router reads them or not: the next one may learn from them.
+            estimate = replace(estimate, features={**estimate.features, **tool_entries(tools)})
         domain = domain_of(estimate.features) if estimate is not None else ""
-        basis = admitted.basis = RoutingBasis(policy, version, turns, estimate, domain)
-        session = None
-        if overrides.session_id is not None:
-            session = await self._sessions.get(caller.tenant, overrides.session_id)
+        basis = admitted.basis = RoutingBasis(policy, version, turns, estimate, domain, tools)
+        standing = await self._sessions.find(admitted.conversation)
         facts = RequestFacts(
             num_prompt_tokens=num_tokens,
             max_tokens=request.sampling.max_tokens,
             estimates=_tier_estimates(estimate),
             overrides=overrides,
-            session=session,
+            session=standing.session,
+            lock=standing.lock,
             unavailable=self.unavailable,
             unable=unable,
             expected_wait_s=self._waits(policy),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from policies.certificate import CheckedSample, FloorStatus, certify, certify_threshold
+from policies.certificate import CheckedSample, FloorStatus, certify, certify_threshold, loss_lower, loss_upper
+from policies.intervals import binomial_lower, binomial_upper
 from policies.judge_correction import GoldCounts
 
 GOLD = GoldCounts(360, 400, 40, 400)
@@ -104,7 +105,14 @@ def test_an_erring_judge_costs_evidence() -> None:
 
 @pytest.mark.parametrize(
     ("losses", "inclusion", "num_requests"),
-    [([0.5], [0.0], 1), ([0.5], [1.5], 1), ([2.0], [1.0], 1), ([0.5], [1.0], 0), ([0.5], [1.0, 1.0], 2)],
+    [
+        ([0.5], [0.0], 1),
+        ([0.5], [1.5], 1),
+        ([2.0], [1.0], 1),
+        ([-0.5], [1.0], 1),
+        ([0.5], [1.0], 0),
+        ([0.5], [1.0, 1.0], 2),
+    ],
 )
 def test_malformed_samples_are_refused(losses: list[float], inclusion: list[float], num_requests: int) -> None:
     with pytest.raises(ValueError, match=r"losses|inclusion|checked"):
@@ -114,3 +122,13 @@ def test_malformed_samples_are_refused(losses: list[float], inclusion: list[floa
 def test_a_wrong_least_inclusion_is_refused() -> None:
     with pytest.raises(ValueError, match="least_inclusion"):
         CheckedSample(np.array([0.0]), np.array([0.1]), 5, least_inclusion=0.2)
+
+
+@pytest.mark.parametrize(("num_lost", "num"), [(0, 50), (3, 50), (50, 50)])
+def test_where_every_request_was_checked_the_bounds_are_the_exact_binomial_ones(num_lost: int, num: int) -> None:
+    losses = np.array([1.0] * num_lost + [0.0] * (num - num_lost))
+    sample = CheckedSample(losses, np.ones(num), num)
+    assert loss_upper(sample, 0.95) == binomial_upper(num_lost, num, 0.95)
+    assert loss_lower(sample, 0.95) == binomial_lower(num_lost, num, 0.95)
+    one_unchecked = CheckedSample(losses, np.ones(num), num + 1)
+    assert loss_upper(one_unchecked, 0.95) != binomial_upper(num_lost, num + 1, 0.95)

@@ -13,8 +13,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from policies.errors import ConflictingLimits, NoTierAvailable, NoTierFits, PolicyError, UnknownTier
+from policies.escalation import Escalation, EscalationMode
 from policies.policy import Policy, StickyMode
 from policies.routing_decision import decide
+from policies.turn_lock import TurnLock
 from policies.types import (
     Overrides,
     ReasonCode,
@@ -250,3 +252,48 @@ def test_refusals_carry_their_numbers() -> None:
         decided(request(), ladder=short)
     with pytest.raises(NoTierAvailable, match="1, 2, 3, 4"):
         decided(request(unavailable=frozenset(TIERS)))
+
+
+LOCK = TurnLock(2, "r-1", 0.4)
+
+
+def test_a_step_of_a_turn_stays_where_it_began_and_nothing_is_drawn() -> None:
+    policy = Policy(exploration_share=1.0, sticky=StickyMode.OFF)
+    decision = decide(request(lock=LOCK), policy, LADDER, _NeverAsked())
+    assert (decision.tier, decision.reason, decision.propensity) == (2, ReasonCode.LOCKED, 1.0)
+    assert decision.propensities == {2: 1.0}
+    assert decision.confidence == 0.4
+    assert 2 not in decision.ladder
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"unavailable": frozenset({2})}, ReasonCode.UNLOCKED),
+        ({"unable": frozenset({2})}, ReasonCode.UNLOCKED),
+        ({"overrides": Overrides(min_tier=3)}, ReasonCode.UNLOCKED),
+        ({"overrides": Overrides(tier=1)}, ReasonCode.PINNED),
+        ({"kill_switch": True}, ReasonCode.KILL_SWITCH),
+    ],
+)
+def test_only_what_cannot_be_helped_ends_a_turn(changes: dict[str, object], reason: ReasonCode) -> None:
+    decision = decide(request(lock=LOCK, **changes), Policy(exploration_share=1.0), LADDER, _NeverAsked())
+    assert decision.tier != 2
+    assert (decision.reason, decision.propensity) == (reason, 1.0)
+
+
+def test_a_quarantine_waits_for_the_next_turn() -> None:
+    decision = decide(request(lock=LOCK, quarantine={2: 2.0}), Policy(), LADDER, _NeverAsked())
+    assert (decision.tier, decision.reason) == (2, ReasonCode.LOCKED)
+
+
+def test_under_a_lock_a_doubt_sends_nothing_up() -> None:
+    policy = Policy(escalation=Escalation(mode=EscalationMode.NEXT, least_confidence={2: 0.9}))
+    path = decide(request(lock=LOCK), policy, LADDER, _NeverAsked()).escalation_path
+    assert path
+    assert {rung.least_confidence for rung in path} == {0.0}
+
+
+class _NeverAsked:
+    def random(self) -> float:
+        raise AssertionError("a step is not drawn for")

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from policies.errors import InvalidPolicy
 from policies.policy import Policy
 from policies.sampling import (
+    FAULTY,
     UNKNOWN,
     InclusionProbabilities,
     SampledAnswer,
@@ -196,3 +197,29 @@ def test_weighted_totals_are_unbiased() -> None:
     mean = sum(totals) / len(totals)
     error = math.sqrt(sum((each - mean) ** 2 for each in totals) / (len(totals) - 1) / len(totals))
     assert abs(mean - true_total) < 4 * error
+
+
+@pytest.mark.slow
+def test_totals_are_unbiased_where_faults_are_known_without_a_draw() -> None:
+    """Some losses show for nothing, some only in a check; known ones count with certainty, the others as drawn."""
+    rng = random.Random(8)
+    traffic = [rng.choice(("sound", "sound", "sound", "hidden", "known")) for _ in range(5_000)]
+    chosen = inclusion_probabilities(Sampling(), 0.1, SampledAnswer(1, 0.95), PRICES)
+    totals = []
+    for seed in range(60):
+        dice = random.Random(seed)
+        drawn = [draw_check(chosen.of_faulty() if kind == "known" else chosen, dice) for kind in traffic]
+        pairs = list(zip(drawn, traffic, strict=True))
+        lost = [each for each, kind in pairs if each and each.direction == "up" and kind != "sound"]
+        totals.append(sum(1 / each.probability for each in lost))
+        assert all(each and each.stratum == FAULTY for each, kind in pairs if kind == "known")
+    mean = sum(totals) / len(totals)
+    error = math.sqrt(sum((each - mean) ** 2 for each in totals) / (len(totals) - 1) / len(totals))
+    assert abs(mean - sum(kind != "sound" for kind in traffic)) < 4 * error
+
+
+def test_what_cannot_be_drawn_is_not_in_the_sample_for_being_faulty() -> None:
+    """Else all that is known of such traffic would be its faults."""
+    for share, tier in ((0.0, 1), (0.5, 4)):
+        chosen = inclusion_probabilities(Sampling(), share, SampledAnswer(tier, 0.95), PRICES)
+        assert chosen.of_faulty() is chosen

@@ -11,7 +11,7 @@ from gateway.store.tables import request_texts, requests, shadow_decisions
 from tests.gateway.control.ladder import make_router, serving
 
 # Where a column's value comes from. A new one must be put on a side: what is made of a text goes with ``none``.
-MADE_OF_THE_TEXT = {"features", "sufficiency", "novelty", "domain", "prompt_digest", "answer_digest"}
+MADE_OF_THE_TEXT = {"features", "sufficiency", "novelty", "domain", "prompt_digest", "answer_digest", "conversation"}
 NAMED_BY_THE_CALLER = {
     *("tenant", "key_id", "session_id", "endpoint", "model_requested", "stream", "num_choices", "overrides"),
     *("traceparent",),
@@ -19,12 +19,13 @@ NAMED_BY_THE_CALLER = {
 DECISION = {
     *("policy_name", "policy_version", "router_version", "config_hash", "decided_tier", "final_tier", "model_served"),
     *("ladder", "propensity", "propensities", "reason", "explored", "confidence", "attempts", "verify_probability"),
-    *("barred",),
+    *("barred", "turn_id", "call_digest"),
 }
 FIGURES = {
     *("request_id", "created_at", "prompt_tokens", "completion_tokens", "cached_tokens", "reasoning_tokens"),
     *("draft_tokens", "accepted_draft_tokens", "compute_s", "cost_nano_usd", "measured_cost_nano_usd", "ttft_s"),
     *("itl_s", "queue_s", "total_s", "overhead_s", "finish_reason", "status_code", "error_code"),
+    *("turn", "step"),
 }
 
 

@@ -83,6 +83,8 @@ class CountingProvider:
         if request.method == "GET":
             return JSONResponse({"data": []})
         body = await request.json()
+        if "input" in body:
+            return self._vectors(body["input"])
         prompt = body["messages"][-1]["content"]
         num_prompt, num_output = len(prompt) // 2 + 8, body.get("max_tokens", MAX_TOKENS)
         self.num_calls += 1
@@ -91,6 +93,14 @@ class CountingProvider:
         if prompt == "fail" and self.num_calls == 1:
             return JSONResponse({"error": {"message": "broken"}}, 500)
         return StreamingResponse(self._chunks(prompt, num_prompt, num_output), media_type="text/event-stream")
+
+    def _vectors(self, texts: list[str]) -> Response:
+        num_prompt = sum(map(len, texts))
+        self.num_calls += 1
+        self.billed_nano_usd += 100_000 * num_prompt
+        self.at_call()
+        rows = [{"index": place, "embedding": [1.0, 0.0]} for place in range(len(texts))]
+        return JSONResponse({"data": rows, "usage": {"prompt_tokens": num_prompt}})
 
     async def _chunks(self, prompt: str, num_prompt: int, num_output: int) -> Any:
         def event(delta: dict[str, str], finish: str | None = None, **more: Any) -> bytes:
@@ -180,6 +190,23 @@ async def test_the_database_covers_a_check_when_it_arrives(
         assert counting.num_calls == 3
         assert covers.uncovered == []
         await until(lambda: gateway.parts.lease.held_nano_usd == 0)
+
+
+async def test_the_database_covers_vectors_when_they_are_asked_for(
+    tmp_path: Path, provider: tuple[CountingProvider, str]
+) -> None:
+    counting, url = provider
+    able = 'model = "m"\ncapabilities = ["generate", "embed"]'
+    settings = make_settings(tmp_path, _TOML.format(url=url).replace('model = "m"', able))
+    covers = CoverWatch(counting, settings.database.url.removeprefix("sqlite:///"))
+    async with running(settings, make_backends(settings)) as gateway:
+        asked = {"model": "far", "input": ["x" * 3000, "y"]}
+        response = await gateway.client.post("/v1/embeddings", json=asked)
+        assert response.status_code == 200, response.text
+        assert (counting.num_calls, covers.uncovered) == (1, [])
+        assert gateway.parts.lease.held_nano_usd == 0
+        (row,) = await gateway.rows()
+        assert to_nano_usd(row.cost_usd) == counting.billed_nano_usd
 
 
 async def test_local_tiers_cost_no_write(tmp_path: Path, provider: tuple[CountingProvider, str]) -> None:
