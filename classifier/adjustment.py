@@ -22,6 +22,7 @@ from classifier.encoder import MAX_STANDARD_SCORE
 from classifier.heads import MAX_LOGIT, ForestHead, bounded_logit, sigmoid
 from classifier.log_view import LogViews
 from classifier.rows import Floats
+from classifier.tool_features import TOOL_FEATURES
 
 FAMILIAR_SUPPORT = 3.0
 """Checked neighbours (weighed by nearness) beyond which a prompt counts as less foreign than its words say."""
@@ -32,20 +33,29 @@ _BLOCK = 512
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """Places requests where an adjustment works: standardised features, sketch, base log-odds, novelty.
+    """Places requests where an adjustment works: standardised features, sketch, tools, base log-odds, novelty.
 
     Attributes
     ----------
     mean, scale : float32 (num_features,), the base encoder's moments
+    reads_tools : tools' features are coordinates too, as they are: the base reads none
     """
 
     mean: NDArray[np.float32]
     scale: NDArray[np.float32]
+    reads_tools: bool = False
+
+    @property
+    def num_tool_features(self) -> int:
+        return len(TOOL_FEATURES) if self.reads_tools else 0
 
     def place(self, views: LogViews) -> Floats:
-        """Return the coordinates, float64 (n, num_features + num_components + num_tiers)."""
-        standard = (views.dense - self.mean) * self.scale
-        near = np.clip(np.hstack([standard, views.sketch]), -MAX_STANDARD_SCORE, MAX_STANDARD_SCORE)
+        """Return the coordinates, float64 (n, num_features + num_components + num_tool_features + num_tiers)."""
+        parts = [(views.dense - self.mean) * self.scale, views.sketch]
+        if self.reads_tools:
+            none = np.zeros((len(views), self.num_tool_features), dtype=np.float32)
+            parts.append(none if views.tools is None else views.tools)
+        near = np.clip(np.hstack(parts), -MAX_STANDARD_SCORE, MAX_STANDARD_SCORE)
         return np.hstack([near.astype(np.float64), bounded_logit(views.good[:, :-1]), views.novelty[:, None]])
 
 
@@ -181,7 +191,9 @@ class Adjustment:
         return found
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], space: Space, num_outputs: int) -> Adjustment | None:
+    def from_arrays(
+        cls, arrays: Mapping[str, NDArray[Any]], space: Space, num_components: int, num_outputs: int
+    ) -> Adjustment | None:
         """Read what :meth:`arrays` kept; None where an artifact has no adjustment.
 
         Raises
@@ -193,7 +205,8 @@ class Adjustment:
         if linear is None:
             return None
         width = linear.shape[0] - 1
-        if linear.ndim != 2 or linear.shape[1] != num_outputs or width < len(space.mean) + num_outputs + 1:
+        num_near = len(space.mean) + num_components + space.num_tool_features
+        if linear.ndim != 2 or linear.shape[1] != num_outputs or width != num_near + num_outputs + 1:
             raise ValueError(f"{_PREFIX}linear has shape {linear.shape}")
         boosted = _boosted(arrays, width, num_outputs) if f"{_PREFIX}tree_roots" in arrays else None
         near_width = width - num_outputs - 1

@@ -15,6 +15,7 @@ from classifier.features import history_features, text_features
 from classifier.hashing import HashConfig, SparseRows, WordRuns, hash_texts, lengths_of, run_sums
 from classifier.rows import Rows
 from classifier.text import clip, own_text, words
+from classifier.tool_features import TOOL_FEATURES
 from classifier.types import RouterRequest
 
 MAX_STANDARD_SCORE = 6.0
@@ -53,8 +54,13 @@ class EncodedRequests:
         return len(self.dense)
 
 
-def read_requests(requests: Sequence[RouterRequest], num_tiers: int, config: HashConfig) -> RawRows:
-    """Read all that is read off the requests' texts, in one pass over the words of each."""
+_NO_TOOLS = [0.0] * len(TOOL_FEATURES)
+
+
+def read_requests(
+    requests: Sequence[RouterRequest], num_tiers: int, config: HashConfig, *, reads_tools: bool = False
+) -> RawRows:
+    """Read all that is read off the requests' texts, in one pass over the words of each, and of tools if wanted."""
     whole = [own_text(request.turns) for request in requests]
     texts = [clip(text) for text in whole]
     tokens = list(map(words, texts))
@@ -62,6 +68,8 @@ def read_requests(requests: Sequence[RouterRequest], num_tiers: int, config: Has
         text_features(request, len(own), text, each) + history_features(request.history, num_tiers)
         for request, own, text, each in zip(requests, whole, texts, tokens, strict=True)
     ]
+    if reads_tools:
+        dense = [row + (list(request.tools) or _NO_TOOLS) for row, request in zip(dense, requests, strict=True)]
     hashed = WordRuns.of(tokens)
     counts = hash_texts(texts, hashed, config)
     return RawRows(dense=np.array(dense, dtype=np.float32), counts=counts, words=hashed)

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 
 from classifier.lexicon import GROUP_NAMES, WORD_GROUPS
 from classifier.text import has_digit
+from classifier.tool_features import TOOL_FEATURES
 from classifier.types import RouterRequest
 
 HISTORY_PRIOR = 8.0
@@ -204,6 +205,7 @@ def history_features(history: Mapping[int, tuple[float, float]], num_tiers: int)
     return odds
 
 
-def feature_names(num_tiers: int) -> tuple[str, ...]:
-    """Return the names of all dense features: of the text, then of the history."""
-    return TEXT_FEATURES + tuple(f"history_tier_{tier}" for tier in range(1, num_tiers + 1))
+def feature_names(num_tiers: int, *, reads_tools: bool = False) -> tuple[str, ...]:
+    """Return the names of all dense features: of the text, then of the history, then of tools where these are read."""
+    plain = TEXT_FEATURES + tuple(f"history_tier_{tier}" for tier in range(1, num_tiers + 1))
+    return plain + TOOL_FEATURES if reads_tools else plain

@@ -26,7 +26,7 @@ def report_pair(table: GradedTable, found: RouterEstimates, *, seed: int, num_re
 
     ``strong_share_95`` and ``_99`` are the least shares of strong calls that hold 95 and 99 % of the strong model's
     quality; for chance that is also the best fixed mix without a router. ``cost_usd_95`` and ``_99`` are what a request
-    costs there, where every answer's cost is known.
+    costs there, where every answer's cost is known. ``apgr_by_fold`` is the router's on each fold by itself.
     """
     weak, strong = table.scores.T
     gains = found.gains(0)
@@ -52,6 +52,8 @@ def report_pair(table: GradedTable, found: RouterEstimates, *, seed: int, num_re
         num_resamples=num_resamples,
     )
     figures["router"]["apgr_interval"] = [interval.low, interval.high]
+    parts = [table.folds == fold for fold in np.unique(table.folds)]
+    figures["router"]["apgr_by_fold"] = [pair_curve(gains[rows], weak[rows], strong[rows]).apgr for rows in parts]
     return {
         "num_prompts": len(table),
         "weak_quality": float(weak.mean()),

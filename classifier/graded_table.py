@@ -19,6 +19,7 @@ import numpy as np
 from classifier.errors import TrainingError
 from classifier.rows import Floats, Ints, Rows
 from classifier.table import TrainingTable
+from classifier.tool_features import chat_request
 from classifier.types import RouterRequest
 
 CHARS_PER_TOKEN = 4
@@ -26,7 +27,7 @@ Prices = Mapping[str, tuple[float, float]]
 """Model -> USD per million tokens in and out."""
 
 _COLUMNS = {
-    "prompts.parquet": ("prompt_id", "benchmark", "prompt", "group_id", "fold"),
+    "prompts.parquet": ("prompt_id", "benchmark", "prompt", "group_id", "fold", "messages", "tools"),
     "scores.parquet": ("prompt_id", "model", "score", "cost_usd", "cost_usd_est", "out_chars"),
 }
 _NEEDED = frozenset({"prompt_id", "benchmark", "prompt", "model", "score"})
@@ -39,6 +40,7 @@ class GradedTable(Rows):
     Attributes
     ----------
     prompts : n texts
+    requests : n requests, as a router is asked about them: one user turn each, or a conversation with its tools
     scores : float64 (n, num_models), 0..1
     costs_usd : float64 (n, num_models), NaN where unknown
     folds : int64 (n,), group-safe; -1 where the folder has none
@@ -47,6 +49,7 @@ class GradedTable(Rows):
     """
 
     prompts: tuple[str, ...]
+    requests: tuple[RouterRequest, ...]
     scores: Floats
     costs_usd: Floats
     folds: Ints
@@ -58,11 +61,6 @@ class GradedTable(Rows):
     def groups(self) -> Ints:
         """Return the numbers of the groups, int64 (n,): near-duplicates share one."""
         return np.unique(self.group_names, return_inverse=True)[1].astype(np.int64)
-
-    @property
-    def requests(self) -> tuple[RouterRequest, ...]:
-        """Return the prompts as a router is asked about them: one user turn each."""
-        return tuple(RouterRequest(turns=(("user", prompt),)) for prompt in self.prompts)
 
     @property
     def lengths(self) -> Floats:
@@ -120,6 +118,7 @@ def read_graded(
     ]
     return GradedTable(
         prompts=tuple(str(row["prompt"]) for row in known),
+        requests=tuple(_request(folder, row) for row in known),
         scores=np.array([[float(answer["score"]) for answer in of_prompt] for of_prompt in graded]),
         costs_usd=np.array(costs, dtype=np.float64),
         folds=np.array([-1 if row.get("fold") is None else row["fold"] for row in known], dtype=np.int64),
@@ -127,6 +126,19 @@ def read_graded(
         group_names=tuple(str(row.get("group_id") or row["prompt_id"]) for row in known),
         prompt_ids=tuple(str(row["prompt_id"]) for row in known),
     )
+
+
+def _request(folder: Path, row: Mapping[str, Any]) -> RouterRequest:
+    """Return one row's request; ``messages`` and ``tools`` are JSON text, as in a chat completion's body."""
+    if row.get("messages") is None:
+        return RouterRequest(turns=(("user", str(row["prompt"])),))
+    try:
+        messages, tools = json.loads(row["messages"]), json.loads(row.get("tools") or "[]")
+        if not isinstance(messages, list) or not messages or not isinstance(tools, list):
+            raise TypeError("not lists")
+        return chat_request(messages, tools)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise TrainingError(f"{folder}: messages or tools of {row['prompt_id']!r} are not a chat ({error}).") from error
 
 
 def _read_columns(path: Path) -> list[dict[str, Any]]:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from classifier.features import feature_names
 from classifier.rows import Floats, Rows
+from classifier.tool_features import TOOL_FEATURES
 
 SKETCH_DECIMALS = 3
 _SKETCH = "sketch_"
@@ -36,6 +37,7 @@ class LogViews(Rows):
     sketch : float32 (n, num_components)
     right, good : float64 (n, num_tiers), calibrated P(right) and P(as good as the top tier)
     novelty : float64 (n,)
+    tools : float32 (n, num_tool_features), what requests say of tools, 0 for one without any; None where none has any
     """
 
     dense: NDArray[np.float32]
@@ -43,12 +45,13 @@ class LogViews(Rows):
     right: Floats
     good: Floats
     novelty: Floats
+    tools: NDArray[np.float32] | None = None
 
     @classmethod
-    def empty(cls, num_tiers: int, num_components: int) -> LogViews:
+    def empty(cls, num_tiers: int, num_components: int, *, reads_tools: bool = False) -> LogViews:
         """Make a table without rows, of the right widths."""
         return cls(
-            dense=np.empty((0, len(feature_names(num_tiers))), dtype=np.float32),
+            dense=np.empty((0, len(feature_names(num_tiers, reads_tools=reads_tools))), dtype=np.float32),
             sketch=np.empty((0, num_components), dtype=np.float32),
             right=np.empty((0, num_tiers)),
             good=np.empty((0, num_tiers)),
@@ -59,6 +62,25 @@ class LogViews(Rows):
 def sketch_names(num_components: int) -> tuple[str, ...]:
     """Return names under which a sketch stands among a row's features."""
     return tuple(f"{_SKETCH}{component}" for component in range(num_components))
+
+
+def tool_entries(values: Sequence[float]) -> dict[str, float]:
+    """Return features that keep what a request says of tools: those that are not 0, for most requests none."""
+    return {name: value for name, value in zip(TOOL_FEATURES, values, strict=True) if value}
+
+
+def tool_values(features: Mapping[str, float]) -> tuple[float, ...]:
+    """Return what :func:`tool_entries` kept, in the order of ``TOOL_FEATURES``; none for a request without tools."""
+    found = tuple([float(features.get(name, 0.0)) for name in TOOL_FEATURES])
+    return found if any(found) else ()
+
+
+def tool_matrix(rows: Sequence[Sequence[float]]) -> NDArray[np.float32] | None:
+    """Return tools' features of some requests, of which those without tools have none; None where none has any."""
+    if not any(rows):
+        return None
+    none = (0.0,) * len(TOOL_FEATURES)
+    return np.array([row or none for row in rows], dtype=np.float32)
 
 
 def base_entries(right: Sequence[float], good: Sequence[float], novelty: float) -> dict[str, float]:
@@ -75,10 +97,12 @@ class ViewReader:
     Parameters
     ----------
     num_tiers, num_components : widths
+    reads_tools : the router reads tools' features, of which a row keeps those that are not 0
     """
 
-    def __init__(self, num_tiers: int, num_components: int) -> None:
+    def __init__(self, num_tiers: int, num_components: int, *, reads_tools: bool = False) -> None:
         self._num_tiers = num_tiers
+        self._reads_tools = reads_tools
         self._names = feature_names(num_tiers)
         self._sketch = sketch_names(num_components)
         self._right = tuple(f"{_BASE_RIGHT}{tier}" for tier in range(1, num_tiers + 1))
@@ -96,7 +120,10 @@ class ViewReader:
         novelty : likewise
         """
         try:
-            values = [features[name] for name in (*self._names, *self._sketch)]
+            values = [features[name] for name in self._names]
+            if self._reads_tools:
+                values += [features.get(name, 0.0) for name in TOOL_FEATURES]
+            values += [features[name] for name in self._sketch]
             if _BASE_NOVELTY in features:
                 values += [features[name] for name in (*self._right, *self._good)]
                 values.append(features[_BASE_NOVELTY])
@@ -113,9 +140,10 @@ class ViewReader:
     def stack(self, rows: Sequence[NDArray[np.float64]]) -> LogViews:
         """Stack rows that :meth:`read` made."""
         if not rows:
-            return LogViews.empty(self._num_tiers, len(self._sketch))
+            return LogViews.empty(self._num_tiers, len(self._sketch), reads_tools=self._reads_tools)
         matrix = np.stack(rows)
-        ends = np.cumsum([len(self._names), len(self._sketch), self._num_tiers, self._num_tiers])
+        num_dense = len(self._names) + (len(TOOL_FEATURES) if self._reads_tools else 0)
+        ends = np.cumsum([num_dense, len(self._sketch), self._num_tiers, self._num_tiers])
         dense, sketch, right, good, novelty = np.split(matrix, ends, axis=1)
         return LogViews(
             dense=dense.astype(np.float32),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from classifier.errors import ArtifactCorrupt, ArtifactUnsupported, EmbeddingErr
 from classifier.features import feature_names
 from classifier.hashing import HashConfig
 from classifier.heads import CalibratorBank, ForestHead, LinearHead
-from classifier.log_view import SKETCH_DECIMALS, LogViews, base_entries, sketch_names
+from classifier.log_view import SKETCH_DECIMALS, LogViews, base_entries, sketch_names, tool_entries, tool_matrix
 from classifier.novelty import NoveltyScale, SeenWords, readings
 from classifier.rows import Floats
 from classifier.types import RouterRequest, Sufficiency, TierSufficiency
@@ -33,6 +33,8 @@ _TOGETHER = 256
 # Routers that earlier versions fitted may name it.
 _REMOVED_SOURCE = "prefill"
 MAX_TIERS = 64
+ADJUSTS_BY_TOOLS = "adjusts_by_tools"
+"""Entry of an artifact's metadata: its adjustment reads what requests say of tools, which its base does not."""
 BUILTIN = Path(__file__).parent / "builtin" / "router.npz"
 
 
@@ -102,17 +104,22 @@ class ArtifactRouter:
             _check(artifact, self._estimator, self._calibrators, self._seen)
             self._scale.check()
             _check_source(artifact, path)
-            self._adjustment = Adjustment.from_arrays(artifact.arrays, self.space, artifact.num_tiers - 1)
+            space = replace(self.space, reads_tools=bool(artifact.metadata.get(ADJUSTS_BY_TOOLS, False)))
+            self.num_components = len(self._estimator.component_scale)
+            self._adjustment = Adjustment.from_arrays(
+                artifact.arrays, space, self.num_components, artifact.num_tiers - 1
+            )
             self.confidence = AnswerConfidence.from_json(artifact.metadata.get("confidence", {}))
+            self.reads_tools = reads_tools(artifact)
             self._is_binary = bool(artifact.metadata["is_binary"])
             described = artifact.metadata["embedding"]
             source, model, self._embedding_dim = described["source"], described["model"], int(described["dim"])
         except (KeyError, ValueError, IndexError, TypeError, AttributeError, OverflowError) as error:
             raise ArtifactCorrupt(path, f"arrays are missing or do not fit together ({error}).") from error
         self._hash_config = self._estimator.encoder.config
-        self.num_components = len(self._estimator.component_scale)
         # Side by side: what is looked up for one is looked up for the other.
         self._columns = np.hstack([self._estimator.projection, self._estimator.linear.sparse])
+        self._num_plain = len(feature_names(self.num_tiers))
         self._names = (*feature_names(self.num_tiers), *sketch_names(self.num_components))
         self._embedder = embedder or embedder_for(source, model, artifact.arrays, encoders)
 
@@ -174,8 +181,10 @@ class ArtifactRouter:
     def _predict(self, requests: Sequence[RouterRequest]) -> list[Sufficiency]:
         """Estimate all at once: on the few hundred numbers of one text numpy takes longer to begin than to work."""
         started = time.perf_counter()
-        raw = read_requests(requests, self.num_tiers, self._hash_config)
-        estimates = self._estimates(raw, None if self._embedder is None else self._embed(requests))
+        raw = read_requests(requests, self.num_tiers, self._hash_config, reads_tools=self.reads_tools)
+        adjusts_by_tools = self._adjustment is not None and self._adjustment.space.reads_tools
+        tools = tool_matrix([request.tools for request in requests]) if adjusts_by_tools else None
+        estimates = self._estimates(raw, None if self._embedder is None else self._embed(requests), tools)
         latency_s = (time.perf_counter() - started) / len(requests)
         return [
             Sufficiency(
@@ -198,7 +207,9 @@ class ArtifactRouter:
             raise EmbeddingError(f"The embedding source gave shape {vectors.shape}; the router expects {expected}.")
         return vectors
 
-    def _estimates(self, raw: RawRows, vectors: NDArray[np.float32] | None) -> Iterator[_Estimate]:
+    def _estimates(
+        self, raw: RawRows, vectors: NDArray[np.float32] | None, tools: NDArray[np.float32] | None
+    ) -> Iterator[_Estimate]:
         part = self._estimator
         encoded = part.encoder.encode(raw)
         dense = encoded.dense if vectors is None else append_embedding(encoded.dense, vectors)
@@ -212,10 +223,12 @@ class ArtifactRouter:
         novelty = self._novelty(raw, encoded, projected)
         # As it is stored: what training reads is what serving used.
         sketches: Floats = places.astype(np.float64).round(SKETCH_DECIMALS)
-        values = np.hstack([raw.dense, sketches]).tolist()
+        values = np.hstack([raw.dense[:, : self._num_plain], sketches]).tolist()
         rows = zip(right.tolist(), good.tolist(), novelty, values, strict=True)
         for row, (p_right, p_good, foreign, numbers) in enumerate(rows):
             features = dict(zip(self._names, numbers, strict=True))
+            if self.reads_tools:
+                features |= tool_entries(raw.dense[row, self._num_plain :].tolist())
             if self._adjustment is None:
                 yield p_right, p_good, foreign, features
                 continue
@@ -228,6 +241,7 @@ class ArtifactRouter:
                 right=right[one],
                 good=good[one],
                 novelty=np.array([foreign]),
+                tools=None if tools is None else tools[one],
             )
             revised_right, revised_good, revised_novelty = self._adjustment(view)
             yield revised_right[0].tolist(), revised_good[0].tolist(), float(revised_novelty[0]), features
@@ -254,11 +268,18 @@ def cohere(right: Floats, good: Floats) -> Floats:
     return np.minimum(np.maximum(good, np.maximum(right, top_wrong)), np.minimum(right + top_wrong, 1.0))
 
 
+def reads_tools(artifact: RouterArtifact) -> bool:
+    """Return whether a router reads what requests say of tools, beside their texts."""
+    names: list[str] = artifact.metadata["features"]
+    return names == list(feature_names(artifact.num_tiers, reads_tools=True))
+
+
 def _check_schema(artifact: RouterArtifact, path: Path | str) -> None:
     # Before names are made of a number that anybody could have written.
     if not 2 <= artifact.num_tiers <= MAX_TIERS:
         raise ArtifactUnsupported(path, f"it is for {artifact.num_tiers} tiers; 2 to {MAX_TIERS} are read.")
-    if artifact.metadata.get("features") != list(feature_names(artifact.num_tiers)):
+    known = [list(feature_names(artifact.num_tiers, reads_tools=each)) for each in (False, True)]
+    if artifact.metadata.get("features") not in known:
         raise ArtifactUnsupported(
             path, "it was fitted on other features than this version computes; fit it again with `suffice bootstrap`."
         )
@@ -309,7 +330,7 @@ def _check(artifact: RouterArtifact, estimator: Estimator, calibrators: Calibrat
     """Raise ValueError where arrays do not fit together, so that no request finds out."""
     a, described = artifact.arrays, artifact.metadata
     estimator.encoder.config.check()
-    outputs, num_features = 2 * artifact.num_tiers - 1, len(feature_names(artifact.num_tiers))
+    outputs, num_features = 2 * artifact.num_tiers - 1, len(described["features"])
     buckets, num_dense = estimator.encoder.config.num_buckets, num_features + int(described["embedding"]["dim"])
     components = a["component_scale"].shape[0]
     expected = {

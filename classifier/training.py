@@ -7,7 +7,7 @@ final fit sees all rows. Same table, same options, same seed: same artifact, bit
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -81,9 +81,13 @@ def fit_router(
     options = options or FitOptions()
     folds = group_folds(table.groups, options.num_folds, seed) if folds is None else folds
     vectors = None if embedder is None else embedder.embed(table.requests)
+    # Of tools nothing is learnt where no request has any, and no request then pays for reading them.
+    has_tools = any(request.tools for request in table.requests)
     raw = RawRows.join(
         [
-            read_requests(table.requests[start : start + _READ_TOGETHER], table.num_tiers, options.hashing)
+            read_requests(
+                table.requests[start : start + _READ_TOGETHER], table.num_tiers, options.hashing, reads_tools=has_tools
+            )
             for start in range(0, len(table.requests), _READ_TOGETHER)
         ]
     )
@@ -99,7 +103,8 @@ def fit_router(
     # On rows left out: to itself every row is familiar.
     scale = NoveltyScale.fit(held_out_readings if table.typical is None else held_out_readings[table.typical])
     arrays = _arrays(estimator, calibrators, SeenWords.fit(raw), scale) | dict(embedder.arrays if embedder else {})
-    described = _metadata(table, options, estimator, calibrators, scale, embedder, vectors, seed, c)
+    names = feature_names(table.num_tiers, reads_tools=has_tools)
+    described = _metadata(table, names, options, estimator, calibrators, scale, embedder, vectors, seed, c)
     return FittedRouter(RouterArtifact.create(arrays, {**described, **(metadata or {})}), right, good, folds)
 
 
@@ -185,6 +190,7 @@ def _arrays(
 
 def _metadata(
     table: TrainingTable,
+    names: Sequence[str],
     options: FitOptions,
     estimator: Estimator,
     calibrators: list[Calibrator],
@@ -197,7 +203,7 @@ def _metadata(
     return {
         "num_tiers": table.num_tiers,
         "is_binary": table.is_binary,
-        "features": list(feature_names(table.num_tiers)),
+        "features": list(names),
         "hashing": asdict(options.hashing),
         "embedding": {
             "source": embedder.source if embedder else "none",

@@ -13,11 +13,13 @@ from classifier.text import own_text
 class RouterRequest:
     """Holds what the router reads: the conversation as (role, text) turns.
 
-    ``history`` is per-tier success history for the tenant or session: tier -> (number right, number seen).
+    ``history`` is per-tier success history for the tenant or session: tier -> (number right, number seen). ``tools``
+    are the values of :data:`classifier.tool_features.TOOL_FEATURES`; empty for a request without tools.
     """
 
     turns: tuple[tuple[str, str], ...]
     history: Mapping[int, tuple[float, float]] = field(default_factory=dict)
+    tools: tuple[float, ...] = ()
 
     @property
     def text(self) -> str:

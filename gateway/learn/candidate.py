@@ -9,7 +9,7 @@ seen is the candidate.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from classifier.adjustment_fitter import FittedAdjustment, fit_adjustment
 from classifier.artifact import RouterArtifact
 from classifier.embedding import Embedder
 from classifier.metrics import log_loss, roc_auc
-from classifier.router import ArtifactRouter
+from classifier.router import ADJUSTS_BY_TOOLS, ArtifactRouter
 from gateway.learn.decision_replay import Estimates
 from gateway.learn.feature_sources import SourceFactory
 from gateway.learn.learning_table import LearningTable
@@ -89,7 +89,8 @@ def fit_candidate(
         Too few checked answers.
     """
     step("fit", 0.4)
-    adjusted = fit_adjustment(table.checked(), serving.space, seed=seed)
+    by_tools = table.views.tools is not None and not serving.reads_tools
+    adjusted = fit_adjustment(table.checked(), replace(serving.space, reads_tools=by_tools), seed=seed)
     described, refits = _summary(table, adjusted, seed, window), list[Refit]()
     if can_refit(table, judge):
         step("refit", 0.45)
@@ -138,6 +139,8 @@ def _adjusted_candidate(
 ) -> Candidate:
     kept = {name: value for name, value in serving.artifact.metadata.items() if name not in _REPLACED}
     metadata = {**kept, "base": serving.base_version, "parent": serving.version, "adjustment": described}
+    if adjusted.adjustment.space.reads_tools:
+        metadata[ADJUSTS_BY_TOOLS] = True
     plain = RouterArtifact.create({**base_arrays(serving.artifact), **adjusted.adjustment.arrays()}, metadata)
     right, good, _ = ArtifactRouter(plain).revise(table.views)
     good[np.flatnonzero(table.is_checked), :-1] = adjusted.left_out
@@ -177,7 +180,7 @@ def _decision(
 
 
 # With the decision goes the caution it was made with, and the drift that was the reason for it.
-_REPLACED = ("decision", "prices", "caution", "drift_at", "note")
+_REPLACED = ("decision", "prices", "caution", "drift_at", "note", ADJUSTS_BY_TOOLS)
 
 
 def base_arrays(artifact: RouterArtifact) -> dict[str, NDArray[Any]]:

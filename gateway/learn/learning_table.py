@@ -32,6 +32,7 @@ _ARRAYS = (
     "cost_usd",
     "prompt_tokens",
     "completion_tokens",
+    "num_steps",
     "groups",
 )
 """Columns of a table that are arrays with one row a request."""
@@ -53,7 +54,7 @@ class LabelOrigin(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class LearningTable:
-    """Answered requests of one base router, oldest first.
+    """Answered turns of one base router, oldest first; nearly all of one request.
 
     Attributes
     ----------
@@ -67,11 +68,13 @@ class LearningTable:
     label_origins : int8 (n, T - 1), :class:`LabelOrigin`
     sampling_weight : float64 (n,), requests of the log that a row stands for; 0 for rows that only carry labels: from
         outside the draw, or from before what is to be judged
-    cost_usd : float64 (n,)
-    prompt_tokens, completion_tokens : int64 (n,)
+    cost_usd : float64 (n,), of all steps of the turn
+    prompt_tokens, completion_tokens : int64 (n,), likewise
+    num_steps : int64 (n,), answers of the turn
     groups : int64 (n,), equal digests of the prompt share one
     policies : n names of policies
     overrides : n mappings, what the request asked for
+    tools : n tuples, what the request said of tools, see :class:`classifier.types.RouterRequest`
     num_requests : requests of the log that the frame stands for
     num_other : checked requests left out, since a router of another base, or none, had estimated them
     num_unread : requests left out, since their rows have no features that can be read
@@ -90,9 +93,11 @@ class LearningTable:
     cost_usd: Floats
     prompt_tokens: Ints
     completion_tokens: Ints
+    num_steps: Ints
     groups: Ints
     policies: tuple[str, ...]
     overrides: tuple[Mapping[str, Any], ...]
+    tools: tuple[tuple[float, ...], ...]
     num_requests: int
     num_other: int
     num_unread: int = 0
@@ -143,6 +148,7 @@ class LearningTable:
             views=self.views.take(rows),
             policies=tuple(self.policies[i] for i in rows),
             overrides=tuple(self.overrides[i] for i in rows),
+            tools=tuple(self.tools[i] for i in rows),
             requests=None if self.requests is None else tuple(self.requests[i] for i in rows),
             **arrays,
         )

@@ -22,12 +22,15 @@ MAX_TEXTS = 20_000
 """Texts beyond the newest so many are left out: what they hold in memory is then bounded by some 100 MB."""
 
 _ROLE = re.compile(r"^(system|developer|user|assistant|tool): ", re.MULTILINE)
+# What a model called stands on lines of its own, which are no part of the turn's text.
+_CALLS = re.compile(r"^assistant calls [A-Za-z0-9_.-]+: .*\n?", re.MULTILINE)
 _NUM_CHARS, _NUM_TURNS = TEXT_FEATURES.index("num_chars"), TEXT_FEATURES.index("num_turns")
 _TOLERANCE = 1e-5
 
 
 def request_of(text: str) -> RouterRequest:
     """Return a stored prompt as turns; a text that begins with no role is one user turn."""
+    text = _CALLS.sub("", text)
     starts = list(_ROLE.finditer(text))
     if not starts or starts[0].start():
         return RouterRequest((("user", text),))
@@ -49,7 +52,7 @@ async def with_requests(store: Store, table: LearningTable) -> LearningTable:
         text = texts.get(table.request_ids[row])
         request = None if text is None else request_of(text)
         if request is not None and _agrees(request, table.views.dense[row]):
-            found[row] = request
+            found[row] = replace(request, tools=table.tools[row])
     return replace(table, requests=tuple(found))
 
 

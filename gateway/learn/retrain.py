@@ -202,6 +202,7 @@ async def _work(
         now,
         config.max_checked_rows,
         config.max_unchecked_rows,
+        scene.serving.reads_tools,
     )
     report("read the log", 0.0)
     table = await read_table(store, spec, lambda done: report("read the log", 0.35 * done))

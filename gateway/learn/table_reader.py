@@ -7,8 +7,9 @@ pass. Rows travel through a server-side cursor; what is not wanted never leaves 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -17,11 +18,12 @@ import orjson
 from sqlalchemy import ColumnElement, Select, Text, and_, cast, func, literal_column, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from classifier.log_view import ViewReader
+from classifier.log_view import ViewReader, tool_matrix, tool_values
 from gateway.learn.learning_table import LEAST_CHANCE, Ints, LabelOrigin, LearningTable
 from gateway.store.rows import from_nano_usd
 from gateway.store.store import Store
 from gateway.store.tables import gold_labels, request_texts, requests, verifications
+from policies.sampling import FAULTY
 
 BATCH_ROWS = 1000
 _RANDOM_FROM = 25
@@ -42,6 +44,7 @@ class TableSpec:
     versions : routers of this base, whose rows can be read
     since, until : of requests, aware
     max_checked, max_unchecked : rows beyond this are sampled
+    reads_tools : the base router reads what requests say of tools
     """
 
     num_tiers: int
@@ -51,6 +54,7 @@ class TableSpec:
     until: datetime
     max_checked: int = 100_000
     max_unchecked: int = 30_000
+    reads_tools: bool = False
 
 
 @dataclass(slots=True)
@@ -69,9 +73,12 @@ class _Columns:
     sampling_weight: list[float] = field(default_factory=list)
     cost_usd: list[float] = field(default_factory=list)
     tokens: list[tuple[int, int]] = field(default_factory=list)
+    num_steps: list[int] = field(default_factory=list)
+    num_labels: Counter[tuple[int, int]] = field(default_factory=Counter)
     digests: list[str] = field(default_factory=list)
     policies: list[str] = field(default_factory=list)
     overrides: list[Mapping[str, Any]] = field(default_factory=list)
+    tools: list[tuple[float, ...]] = field(default_factory=list)
     # Rows without features: ``log.prompts`` was ``none``.
     unread: set[str] = field(default_factory=set)
 
@@ -81,7 +88,8 @@ class _Columns:
         propensity = [float(chances.get(str(tier), 0.0)) for tier in range(1, self.spec.num_tiers + 1)]
         if not 1 <= served <= self.spec.num_tiers or propensity[served - 1] <= 0.0:
             return False  # a fallback answered, with a chance nobody drew from
-        view = reader.read(orjson.loads(row.features), orjson.loads(row.sufficiency), row.novelty)
+        features = orjson.loads(row.features)
+        view = reader.read(features, orjson.loads(row.sufficiency), row.novelty)
         if view is None:
             self.unread.add(row.request_id)
             return False
@@ -97,9 +105,11 @@ class _Columns:
         self.sampling_weight.append(sampling_weight)
         self.cost_usd.append(float(from_nano_usd(row.cost_nano_usd)))
         self.tokens.append((row.prompt_tokens, row.completion_tokens))
+        self.num_steps.append(1)
         self.digests.append(row.prompt_digest or row.request_id)
         self.policies.append(row.policy_name)
         self.overrides.append(orjson.loads(row.overrides))
+        self.tools.append(tool_values(features))
         return True
 
     def label(self, place: int, tier: int, value: float, chance: float, origin: LabelOrigin) -> None:
@@ -109,6 +119,15 @@ class _Columns:
             self.chance[place][tier - 1] = max(chance, LEAST_CHANCE)
             self.label_origins[place][tier - 1] = origin
 
+    def label_step(self, place: int, tier: int, value: float, origin: LabelOrigin) -> None:
+        """Take in what is known of a further step of a turn: its label is the mean over them, drawn as the turn was."""
+        num = self.num_labels[place, tier]
+        if not num or self.label_origins[place][tier - 1] != origin:
+            return
+        mean = self.labels[place][tier - 1]
+        self.labels[place][tier - 1] = mean + (min(max(value, 0.0), 1.0) - mean) / (num + 1)
+        self.num_labels[place, tier] = num + 1
+
 
 async def read_table(store: Store, spec: TableSpec, progress: Progress = lambda done: None) -> LearningTable:
     """Return the table, oldest request first.
@@ -117,7 +136,7 @@ async def read_table(store: Store, spec: TableSpec, progress: Progress = lambda 
     ------
     StoreUnavailable and its kinds
     """
-    reader = ViewReader(spec.num_tiers, spec.num_components)
+    reader = ViewReader(spec.num_tiers, spec.num_components, reads_tools=spec.reads_tools)
     columns = _Columns(spec)
     async with store.transaction() as connection:
         num_checked, num_unchecked, num_other = await _counts(connection, spec)
@@ -135,6 +154,7 @@ async def read_table(store: Store, spec: TableSpec, progress: Progress = lambda 
             if not len(columns.request_ids) % BATCH_ROWS:
                 progress(len(columns.request_ids) / total)
         _weigh_unchecked(columns, rows_checked, num_unchecked)
+        await _add_steps(connection, spec, columns)
         await _add_gold(connection, spec, columns, reader)
     progress(1.0)
     return _table(columns, reader, num_checked + num_unchecked, num_other)
@@ -182,6 +202,8 @@ def _usable(spec: TableSpec) -> ColumnElement[bool]:
         r.final_tier == r.decided_tier,
         r.router_version.in_(spec.versions),
         r.reason != "pinned",
+        # A step of a tool loop follows the decision of its turn: the turn is the unit.
+        r.turn_id.is_(None),
     )
 
 
@@ -204,7 +226,7 @@ def _threshold(found: int, wanted: int) -> str | None:
 def _checked(spec: TableSpec, kept: str | None) -> Select[Any]:
     v = verifications.c
     joined = requests.join(verifications, v.request_id == requests.c.request_id)
-    columns = (*_KEPT, v.tier, v.against_tier, v.inclusion_probability, v.p_good)
+    columns = (*_KEPT, v.tier, v.against_tier, v.inclusion_probability, v.stratum, v.p_good)
     statement = select(*columns).select_from(joined).where(_usable(spec), _DONE)
     if kept is not None:
         statement = statement.where(_random_digits() < kept)
@@ -252,6 +274,8 @@ def _take_checked(columns: _Columns, row: Any, reader: ViewReader, weight: float
     if dear == top:
         origin = LabelOrigin.UP if row.final_tier == cheap else LabelOrigin.DOWN
         columns.label(place, cheap, row.p_good, row.inclusion_probability, origin)
+        # A turn that began with a fault is known without its draw, and what the draw finds later adds nothing.
+        columns.num_labels[place, cheap] = int(row.stratum != FAULTY)
         return
     # Compared with a tier between: as good as the top tier where that one is, too.
     between = _p_good(columns.views[place], dear, top)
@@ -262,6 +286,28 @@ def _weigh_unchecked(columns: _Columns, first: int, num_unchecked: int) -> None:
     """Set the sampling weights of unchecked rows: each stands for as many of the requests that were not checked."""
     drawn = len(columns.request_ids) - first
     columns.sampling_weight[first:] = [num_unchecked / drawn] * drawn if drawn else []
+
+
+async def _add_steps(connection: AsyncConnection, spec: TableSpec, columns: _Columns) -> None:
+    """Add to each turn what its further steps took, and what was found of them."""
+    places = {name: place for place, name in enumerate(columns.request_ids)}
+    r, v = requests.c, verifications.c
+    mine = and_(r.turn_id.is_not(None), r.created_at >= spec.since)
+    sums = (func.sum(r.prompt_tokens), func.sum(r.completion_tokens), func.sum(r.cost_nano_usd), func.count())
+    async for row in _stream(connection, select(r.turn_id, *sums).where(mine).group_by(r.turn_id)):
+        if (place := places.get(row[0])) is None:
+            continue
+        num_in, num_out = columns.tokens[place]
+        columns.tokens[place] = (num_in + int(row[1]), num_out + int(row[2]))
+        columns.cost_usd[place] += float(from_nano_usd(int(row[3])))
+        columns.num_steps[place] += int(row[4])
+    joined = requests.join(verifications, v.request_id == r.request_id)
+    # What is known without a draw is no part of what the turn was drawn for.
+    checked = select(r.turn_id, v.tier, v.against_tier, v.direction, v.p_good).select_from(joined)
+    async for row in _stream(connection, checked.where(mine, _DONE, v.stratum != FAULTY)):
+        cheap, dear = sorted((int(row.tier), int(row.against_tier)))
+        if (place := places.get(row.turn_id)) is not None and dear == columns.spec.num_tiers and cheap < dear:
+            columns.label_step(place, cheap, row.p_good, LabelOrigin.UP if row.direction == "up" else LabelOrigin.DOWN)
 
 
 async def _add_gold(connection: AsyncConnection, spec: TableSpec, columns: _Columns, reader: ViewReader) -> None:
@@ -294,7 +340,7 @@ def _table(columns: _Columns, reader: ViewReader, num_requests: int, num_other: 
     table = LearningTable(
         request_ids=tuple(columns.request_ids),
         created_s=created_s,
-        views=reader.stack(columns.views),
+        views=replace(reader.stack(columns.views), tools=tool_matrix(columns.tools)),
         served=np.array(columns.served, dtype=np.int64),
         propensity=np.array(columns.propensity).reshape(num, tiers),
         labels=np.array(columns.labels).reshape(num, tiers - 1),
@@ -304,9 +350,11 @@ def _table(columns: _Columns, reader: ViewReader, num_requests: int, num_other: 
         cost_usd=np.array(columns.cost_usd),
         prompt_tokens=tokens[:, 0],
         completion_tokens=tokens[:, 1],
+        num_steps=np.array(columns.num_steps, dtype=np.int64),
         groups=_groups(columns.digests, oldest_first),
         policies=tuple(columns.policies),
         overrides=tuple(columns.overrides),
+        tools=tuple(columns.tools),
         num_requests=num_requests,
         num_other=num_other,
         num_unread=len(columns.unread),

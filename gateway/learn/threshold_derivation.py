@@ -25,11 +25,13 @@ MAX_ROWS = 6000
 
 
 def tier_costs_usd(table: LearningTable, ladder: Ladder) -> Floats:
-    """Return each request's cost at every tier for the same tokens, float64 (n, T)."""
+    """Return each turn's cost at every tier for the same tokens and steps, float64 (n, T)."""
     found = np.empty((len(table), len(ladder)))
     tokens = zip(table.prompt_tokens.tolist(), table.completion_tokens.tolist(), strict=True)
     for row, (num_in, num_out) in enumerate(tokens):
         found[row] = [float(price_usd(tier, num_in, num_out)) for tier in ladder]
+    per_request_usd = np.array([float(tier.price_per_request_usd) for tier in ladder])
+    found += (table.num_steps[:, None] - 1) * per_request_usd
     return found
 
 

@@ -8,7 +8,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from backends.errors import BackendError, BackendOverloaded, ContextLengthExceeded, RequestRejected
-from backends.protocol import Backend, Finished, FinishReason, GenerateRequest, Priority, SamplingParams, TokenDelta
+from backends.protocol import (
+    Backend,
+    Finished,
+    FinishReason,
+    GenerateRequest,
+    Priority,
+    SamplingParams,
+    TokenDelta,
+    ToolCallDelta,
+    join_calls,
+)
 from classifier.confidence import AnswerSignals
 from gateway.outcomes.answer_log import AnswerLog, RecordedAnswer
 from gateway.outcomes.errors import CollectionError
@@ -101,14 +111,16 @@ class _TierRun:
             raise failures.exceptions[0] from failures
 
     async def _answer(self, row: PromptRow) -> None:
+        if row.needs_tools and "tools" not in self._backend.capabilities:
+            self._settle(_refused(row, self._tier, "the model calls no tools"))
+            return
         wait_s = _FIRST_WAIT_S
         problem: BackendError | str = ""
         for _ in range(_MAX_ATTEMPTS):
             try:
                 answer = await self._ask(row)
             except (ContextLengthExceeded, RequestRejected) as error:
-                # The tier cannot take this prompt at all: that is an answer about it, and a wrong one.
-                answer = RecordedAnswer(row.key, self._tier, f"[refused: {error}]", FinishReason.ERROR.value)
+                answer = _refused(row, self._tier, error)
             except BackendError as error:
                 problem = error
                 if not error.retryable:
@@ -136,13 +148,17 @@ class _TierRun:
                 logprobs=0 if "logprobs" in self._backend.capabilities else None,
             ),
             priority=Priority.BACKGROUND,
+            tools=row.tools,
+            tool_choice=row.tool_choice,
         )
         text: list[str] = []
+        calls: list[ToolCallDelta] = []
         logprobs: list[float] = []
         ending: Finished | None = None
         async for event in self._backend.generate(request):
             if isinstance(event, TokenDelta):
                 text.append(event.text)
+                calls += event.tool_calls
                 logprobs += [each.logprob for each in event.logprobs]
             else:
                 ending = event
@@ -161,6 +177,7 @@ class _TierRun:
             signals.num_tokens,
             signals.total_logprob,
             signals.least_logprob,
+            tuple([(each.call_id, each.name, each.arguments) for each in join_calls(calls)]),
         )
 
     def _settle(self, answer: RecordedAnswer) -> None:
@@ -178,3 +195,8 @@ class _TierRun:
                 f"Tier {self._tier} ({self._backend.model_id}) failed {self._failed_in_row} prompts in a row, the last "
                 f"with: {problem}. What was answered is kept; run the same command again to go on."
             )
+
+
+def _refused(row: PromptRow, tier: int, why: object) -> RecordedAnswer:
+    """Return that the tier cannot take this prompt at all: that is an answer about it, and a wrong one."""
+    return RecordedAnswer(row.key, tier, f"[refused: {why}]", FinishReason.ERROR.value)

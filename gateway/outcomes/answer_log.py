@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+from backends.protocol import ToolCall
 from gateway.outcomes.errors import CollectionError
 
 _FORMAT = "suffice-outcomes-1"
@@ -32,6 +33,7 @@ class RecordedAnswer:
     compute_s : device seconds, None where the backend cannot know
     total_s : wall seconds from asking to the ending
     num_scored, total_logprob, least_logprob : of the answer's own tokens; 0 of them where the backend does not say
+    calls : of tools, each with its id, name and arguments
     """
 
     key: str
@@ -45,6 +47,12 @@ class RecordedAnswer:
     num_scored: int = 0
     total_logprob: float = 0.0
     least_logprob: float = 0.0
+    calls: Sequence[Sequence[str]] = ()
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """Return the calls."""
+        return tuple([ToolCall(*each) for each in self.calls])
 
 
 class AnswerLog:

@@ -9,15 +9,19 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from backends.protocol import PLAIN_TEXT, FinishReason
 from classifier.confidence import AnswerSignals
 from classifier.table import TrainingTable
 from gateway.outcomes.answer_grading import CHECKERS, agreement
 from gateway.outcomes.answer_log import RecordedAnswer
+from gateway.outcomes.answer_validator import AnswerRules
+from gateway.outcomes.call_grading import compare_calls
 from gateway.outcomes.prompt_file import PromptRow
 from policies.ladder import Ladder
 from policies.pricing import measured_cost_usd, price_usd
 
 Floats = NDArray[np.float64]
+_REFUSED = FinishReason.ERROR.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +64,8 @@ def grade(
     scores = np.array(
         [_grades(row, [answers[row.key, tier] for tier in tiers], methods) for row in complete], dtype=np.float64
     ).reshape(len(complete), len(tiers))
-    source = "reference" if all(row.reference is not None for row in complete) else "reference or agreement"
-    if not any(row.reference is not None for row in complete):
+    source = "reference" if all(row.has_reference for row in complete) else "reference or agreement"
+    if not any(row.has_reference for row in complete):
         source = "agreement with the top tier"
     judged = np.array([row.is_judged for row in complete], dtype=np.bool_)
     table = TrainingTable.build(
@@ -81,6 +85,8 @@ def grade(
 
 
 def _grades(row: PromptRow, answers: Sequence[RecordedAnswer], methods: Counter[str]) -> list[float]:
+    if row.needs_tools:
+        return _call_grades(row, answers, methods)
     if row.reference is not None:
         methods[f"reference ({row.checker})"] += len(answers)
         check = CHECKERS[row.checker]
@@ -91,6 +97,34 @@ def _grades(row: PromptRow, answers: Sequence[RecordedAnswer], methods: Counter[
         methods[f"agreement ({method})"] += 1
         grades.append(score)
     return [*grades, 1.0]
+
+
+def _call_grades(row: PromptRow, answers: Sequence[RecordedAnswer], methods: Counter[str]) -> list[float]:
+    """Grade answers that may call tools: by their form, by the calls that are known to be right, else by the top's."""
+    rules = AnswerRules(row.tools, row.tool_choice, PLAIN_TEXT)
+    is_sound = [each.finish_reason != _REFUSED and not rules.fault(each.text, each.tool_calls) for each in answers]
+    top = answers[-1]
+    grades = []
+    for answer, sound in zip(answers, is_sound, strict=True):
+        if not sound:
+            grade, method = 0.0, "form of calls"
+        elif row.reference_calls is not None:
+            same = compare_calls(answer.tool_calls, row.reference_calls)
+            grade, method = float(same is None or same.normalised), "reference (calls)"
+        elif row.reference is not None:
+            check = CHECKERS[row.checker]
+            is_right = not answer.calls and check(row.prompt, row.reference, answer.text)
+            grade, method = float(is_right), f"reference ({row.checker})"
+        elif answer is top or not is_sound[-1]:
+            grade, method = 1.0, "top tier or sound where it is not"
+        elif (same := compare_calls(answer.tool_calls, top.tool_calls)) is not None:
+            grade, method = float(same.normalised), "agreement (calls)"
+        else:
+            grade, by = agreement(answer.text, top.text)
+            method = f"agreement ({by})"
+        methods[method] += 1
+        grades.append(grade)
+    return grades
 
 
 def _signals(used: Sequence[Sequence[RecordedAnswer]], ladder: Ladder) -> dict[int, tuple[AnswerSignals, ...]]:

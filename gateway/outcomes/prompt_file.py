@@ -9,12 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from backends.protocol import Message
+from backends.protocol import FREE_CHOICE, Message, Tool, ToolCall, ToolChoice
 from classifier.types import RouterRequest
+from gateway.api.chat_codec import ChatDecoder
+from gateway.api.generation_body import BodyLimits
+from gateway.api.request import Turn, messages_of
+from gateway.api.tool_use import read_tool_features
+from gateway.config.sections import ServerConfig
+from gateway.errors import InvalidRequest
 from gateway.outcomes.answer_grading import CHECKERS
 from gateway.outcomes.errors import PromptFileError
 
-_FIELDS = ("prompt", "messages", "reference", "checker", "id")
+_TOOL_FIELDS = ("tools", "tool_choice", "reference_calls")
+_FIELDS = ("prompt", "messages", "reference", "checker", "id", *_TOOL_FIELDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +35,9 @@ class PromptRow:
     reference : the right answer, None where nobody knows it
     checker : name in :data:`gateway.outcomes.answer_grading.CHECKERS`
     is_judged : False for rows a router is fitted on but that count for no metric and no threshold
+    tools, tool_choice : what may be called, and whether it must
+    tool_features : what the router reads of them, see :class:`classifier.types.RouterRequest`
+    reference_calls : the right calls, empty where none is; None where nobody knows them
     """
 
     key: str
@@ -35,11 +45,25 @@ class PromptRow:
     reference: str | None = None
     checker: str = "final_answer"
     is_judged: bool = True
+    tools: tuple[Tool, ...] = ()
+    tool_choice: ToolChoice = FREE_CHOICE
+    tool_features: tuple[float, ...] = ()
+    reference_calls: tuple[ToolCall, ...] | None = None
+
+    @property
+    def needs_tools(self) -> bool:
+        """Return whether a tier must be able to call tools to answer it."""
+        return bool(self.tools) or any(each.tool_calls or each.tool_call_id for each in self.messages)
+
+    @property
+    def has_reference(self) -> bool:
+        return self.reference is not None or self.reference_calls is not None
 
     @property
     def request(self) -> RouterRequest:
         """Return the prompt as the router sees it when it is served."""
-        return RouterRequest(turns=tuple((message.role, message.content) for message in self.messages))
+        turns = tuple((message.role, message.content) for message in self.messages)
+        return RouterRequest(turns=turns, tools=self.tool_features)
 
     @property
     def prompt(self) -> str:
@@ -50,15 +74,19 @@ class PromptRow:
 def make_row(messages: tuple[Message, ...], reference: str | None = None, checker: str = "final_answer") -> PromptRow:
     """Return a row under its content's key."""
     content = json.dumps([[(m.role, m.content) for m in messages], reference, checker], sort_keys=True)
-    digest = hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()[:24]
-    return PromptRow(digest, messages, reference, checker)
+    return PromptRow(_digest(content), messages, reference, checker)
+
+
+def _digest(content: str) -> str:
+    return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()[:24]
 
 
 def read_prompts(path: Path) -> list[PromptRow]:
     """Return rows of a file with one JSON object a line; repeated rows are kept once.
 
     A line holds ``prompt`` (text) or ``messages`` (role and content), and may hold ``reference`` (the right answer),
-    ``checker`` (how to compare with it) and ``id`` (ignored).
+    ``checker`` (how to compare with it) and ``id`` (ignored). Messages may be those of a chat completion, with calls of
+    tools, their results and content parts; then ``tools``, ``tool_choice`` and ``reference_calls`` may stand beside.
 
     Raises
     ------
@@ -97,8 +125,58 @@ def _read_line(path: Path, number: int, line: str) -> PromptRow:
     checker = value.get("checker", "final_answer")
     if checker not in CHECKERS:
         raise PromptFileError(path, number, f"has an unknown checker {checker!r}; expected one of {sorted(CHECKERS)}.")
-    messages = _messages(path, number, value)
-    return make_row(messages, None if reference is None else str(reference), checker)
+    reference = None if reference is None else str(reference)
+    if _has_tools(value):
+        return _read_tool_line(path, number, value, reference, checker)
+    return make_row(_messages(path, number, value), reference, checker)
+
+
+def _has_tools(value: dict[str, Any]) -> bool:
+    messages = value.get("messages")
+    return bool(value.keys() & set(_TOOL_FIELDS)) or (
+        isinstance(messages, list)
+        and any(isinstance(each, dict) and each.keys() & {"tool_calls", "tool_call_id"} for each in messages)
+    )
+
+
+def _read_tool_line(path: Path, number: int, value: dict[str, Any], reference: str | None, checker: str) -> PromptRow:
+    """Read a conversation with tools as the server reads it: the same refusals, the same features."""
+    body: dict[str, Any] = {name: value[name] for name in ("messages", "tools", "tool_choice") if name in value}
+    if "prompt" in value:
+        body["messages"] = [{"role": "user", "content": value["prompt"]}]
+    try:
+        asked = _DECODER({"model": "auto", **body}, {})
+    except InvalidRequest as error:
+        raise PromptFileError(path, number, f"is no chat with tools: {error}") from error
+    (turns,) = asked.prompts
+    calls = _reference_calls(path, number, value.get("reference_calls"))
+    content = json.dumps([body, value.get("reference_calls"), reference, checker], sort_keys=True)
+    return PromptRow(
+        _digest(content),
+        messages_of(tuple([each for each in turns if isinstance(each, Turn)])),
+        reference,
+        checker,
+        tools=asked.tools,
+        tool_choice=asked.tool_choice,
+        tool_features=read_tool_features(asked, asked.turns) if asked.tools else (),
+        reference_calls=calls,
+    )
+
+
+def _reference_calls(path: Path, number: int, given: Any) -> tuple[ToolCall, ...] | None:
+    """Return the calls that are right, ``[{"name": …, "arguments": {…}}]``."""
+    if given is None:
+        return None
+    calls = []
+    for each in given if isinstance(given, list) else [None]:
+        name, arguments = (each.get("name"), each.get("arguments")) if isinstance(each, dict) else (None, None)
+        if not isinstance(name, str) or not isinstance(arguments, dict):
+            raise PromptFileError(path, number, '"reference_calls" must be a list of {"name": "...", "arguments": {}}.')
+        calls.append(ToolCall("", name, json.dumps(arguments)))
+    return tuple(calls)
+
+
+_DECODER = ChatDecoder(BodyLimits(ServerConfig(), {"any": 1}))
 
 
 def _messages(path: Path, number: int, value: dict[str, Any]) -> tuple[Message, ...]:

@@ -8,11 +8,12 @@ from dataclasses import replace
 from typing import Any, Literal, cast
 
 from backends.errors import BackendFailure
-from backends.protocol import Finished, FinishReason, GenerateRequest, TokenDelta
+from backends.protocol import Finished, FinishReason, GenerateRequest, TokenDelta, ToolCallDelta, join_calls
 from gateway.access.spending_lease import SpendingHold
 from gateway.config.sections import GraderName
 from gateway.models.catalog import Catalog
-from gateway.store.records import VerificationJob
+from gateway.outcomes.answer_validator import AnswerRules
+from gateway.store.records import CALLS_MARK, VALIDATOR, VALIDATOR_VERSION, VerificationJob
 from gateway.store.verifications import NOTHING, CheckResult, Spent
 from gateway.verify.answer_pair import AnswerPair, Grade, Grader, Spend, TierParty
 from gateway.verify.check_costs import priced_ending
@@ -24,7 +25,8 @@ from gateway.verify.graders.final_answer import FinalAnswerGrader
 from gateway.verify.graders.judge import JudgeGrader
 from gateway.verify.graders.likelihood import LikelihoodGrader
 from gateway.verify.graders.overlap import OverlapGrader
-from gateway.verify.request_codec import unpack_request
+from gateway.verify.graders.tool_calls import ToolCallGrader
+from gateway.verify.request_codec import pack_answer, unpack_answer, unpack_request
 from policies.errors import OutsideRegions
 from policies.ladder import is_in_regions
 from policies.types import Tier
@@ -62,6 +64,8 @@ class AnswerChecker:
         """Whether a verdict is possible without a second answer: the top tier can score, and that is calibrated."""
         if job.direction == "down" or not self._is_on_ladder(job.against_tier):
             return False
+        if job.answer.startswith(CALLS_MARK):
+            return False  # what a model reads is text
         able = {each.name for each in self._graders if not each.needs_top_answer}
         if "score" not in self._party(job.against_tier).backend.capabilities:
             able.discard("likelihood")
@@ -93,9 +97,12 @@ class AnswerChecker:
             What a call may cost could not be made durable, so it was not made.
         """
         pair, written = await self._pair(job, how, spend, hold)
+        known = _known_by_form(pair, written)
+        if known is not None:
+            return known
         grades: dict[str, Grade] = {}
         for grader in self._graders:
-            if pair.top_answer is None and grader.needs_top_answer:
+            if grader.reads_calls is not pair.has_calls or (pair.top_answer is None and grader.needs_top_answer):
                 continue
             grade = await grader.grade(pair, spend)
             if grade is not None:
@@ -120,16 +127,17 @@ class AnswerChecker:
         request = replace(request, extra={"cache_salt": self._catalog.cache_salt(job.tenant)})
         served, other = self._party(job.tier, hold), self._party(job.against_tier, hold)
         self._check_regions(job, (served.tier, other.tier))
-        if job.direction == "down":
-            written = await self._write(request, other, spend)
-            return AnswerPair(request, written, other, served, job.answer), written
-        if how == "score":
-            return AnswerPair(request, job.answer, served, other), None
+        text, calls = unpack_answer(job.answer)
+        if how == "score" and job.direction == "up":
+            return AnswerPair(request, text, served, other, cheap_calls=calls), None
         written = await self._write(request, other, spend)
-        return AnswerPair(request, job.answer, served, other, written), written
+        other_text, other_calls = unpack_answer(written)
+        if job.direction == "down":
+            return AnswerPair(request, other_text, other, served, text, other_calls, calls), written
+        return AnswerPair(request, text, served, other, other_text, calls, other_calls), written
 
     async def _write(self, request: GenerateRequest, party: TierParty, spend: Spend) -> str:
-        """Return the other tier's answer to the same request, at background priority."""
+        """Return the other tier's packed answer to the same request, at background priority."""
         backend = party.backend
         thinking = request.thinking if "thinking" in backend.capabilities else None
 
@@ -138,15 +146,17 @@ class AnswerChecker:
 
         asked = replace(request, thinking=thinking, on_abandoned=bill)
         texts: list[str] = []
+        calls: list[ToolCallDelta] = []
         async with aclosing(cast("Any", backend.generate(asked))) as events:
             async for event in events:
                 if isinstance(event, TokenDelta):
                     texts.append(event.text)
+                    calls += event.tool_calls
                     continue
                 bill(event)
                 if event.reason in (FinishReason.ERROR, FinishReason.CANCELLED):
                     raise BackendFailure(event.error or f"Model {party.tier.model!r} broke off.")
-        return "".join(texts)
+        return pack_answer("".join(texts), join_calls(calls))
 
     def _check_regions(self, job: VerificationJob, tiers: Sequence[Tier]) -> None:
         """Refuse to send a prompt beyond the regions it was drawn in, or those that its policy permits by now.
@@ -181,9 +191,28 @@ class AnswerChecker:
         return TierParty(tier, backend)
 
 
+def _known_by_form(pair: AnswerPair, written: str | None) -> CheckResult | None:
+    """Return the verdict where the form of an answer says it: of the two only one is of any use to its caller."""
+    rules = AnswerRules.of(pair.request)
+    if rules is None or pair.top_answer is None:
+        return None
+    cheap = rules.fault(pair.cheap_answer, pair.cheap_calls)
+    top = rules.fault(pair.top_answer, pair.top_calls)
+    if (cheap is None) == (top is None):
+        return None
+    good = float(cheap is None)
+    return CheckResult(
+        p_good=good,
+        grader=VALIDATOR,
+        grader_version=VALIDATOR_VERSION,
+        scores={VALIDATOR: good, f"{VALIDATOR}.{cheap or top}": 1.0},
+        other_answer=written,
+    )
+
+
 def make_graders(names: Sequence[GraderName]) -> tuple[Grader, ...]:
-    """Return the graders that the settings name."""
-    return tuple(_GRADERS[name]() for name in names)
+    """Return the graders that the settings name, and the one that compares calls of tools, which costs nothing."""
+    return (ToolCallGrader(), *(_GRADERS[name]() for name in names))
 
 
 _GRADERS: Mapping[GraderName, Callable[[], Grader]] = {

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from backends.protocol import Backend, GenerateRequest
+from backends.protocol import Backend, GenerateRequest, ToolCall
 from gateway.store.verifications import Spent
 from policies.types import Tier
 
@@ -31,6 +31,7 @@ class AnswerPair:
     request : what both were asked, at background priority
     cheap_answer, cheap : the answer in question and whose it is
     top_answer, top : the dearer tier, and its answer; None where it was not asked to write one
+    cheap_calls, top_calls : the calls of tools beside the texts
     """
 
     request: GenerateRequest
@@ -38,6 +39,13 @@ class AnswerPair:
     cheap: TierParty
     top: TierParty
     top_answer: str | None = None
+    cheap_calls: tuple[ToolCall, ...] = ()
+    top_calls: tuple[ToolCall, ...] = ()
+
+    @property
+    def has_calls(self) -> bool:
+        """Return whether either answer calls a tool; the texts beside calls say little then."""
+        return bool(self.cheap_calls or self.top_calls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +70,11 @@ class Grader(Protocol):
 
     @property
     def needs_top_answer(self) -> bool:
-        """Return whether it compares two texts; otherwise the cheap one is enough."""
+        """Return whether it compares two answers; otherwise the cheap one is enough."""
+
+    @property
+    def reads_calls(self) -> bool:
+        """Return whether it looks at calls of tools; the others look at texts, and at no pair that has calls."""
 
     async def grade(self, pair: AnswerPair, spend: Spend) -> Grade | None:
         """Return an opinion, or None where this grader cannot have one about this pair.

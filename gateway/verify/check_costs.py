@@ -16,7 +16,7 @@ def priced(tier: Tier, usage: Usage, compute_s: float) -> Spent:
     """
     if compute_s > 0.0 and tier.price_per_compute_hour_usd > 0:
         return Spent(measured_cost_usd(tier, compute_s), compute_s)
-    return Spent(price_usd(tier, usage.prompt_tokens, usage.completion_tokens), compute_s)
+    return Spent(price_usd(tier, usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens), compute_s)
 
 
 def priced_ending(tier: Tier, ending: Finished) -> Spent:

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from datetime import timedelta
 
-from backends.protocol import PLAIN_TEXT, FinishReason
+from backends.protocol import FinishReason, ToolCall
 from classifier.types import Sufficiency
-from gateway.api.request import InferenceRequest, is_text
+from gateway.api.request import InferenceRequest, has_images, is_text
 from gateway.config.sections import Retention
 from gateway.ids import uuid7
+from gateway.outcomes.answer_validator import Fault
 from gateway.store.records import RequestRecord, VerificationJob
-from gateway.verify.request_codec import pack_prompt, pack_sampling
+from gateway.verify.request_codec import pack_answer, pack_prompt, pack_sampling
 from policies.ladder import Ladder, is_in_regions
 from policies.policy import Policy
 from policies.pricing import price_usd
-from policies.sampling import DrawnCheck, InclusionProbabilities, SampledAnswer, draw_check, inclusion_probabilities
+from policies.sampling import (
+    FAULTY,
+    DrawnCheck,
+    InclusionProbabilities,
+    SampledAnswer,
+    draw_check,
+    inclusion_probabilities,
+)
 from policies.types import EVERYTHING, Overrides, ReasonCode, RoutingDecision, Tier
 
-_WHOLE = frozenset({FinishReason.STOP, FinishReason.LENGTH})
+_WHOLE = frozenset({FinishReason.STOP, FinishReason.LENGTH, FinishReason.TOOL_CALLS})
 # Of a prompt and of an answer, for prices that only say which tier is how much dearer.
 _TYPICAL_TOKENS = 256
 _NONE_BARRED: frozenset[int] = frozenset()
@@ -44,6 +54,7 @@ class CheckSampler:
         self._ladder = ladder
         self._prices = {tier.index: float(price_usd(tier, _TYPICAL_TOKENS, _TYPICAL_TOKENS)) for tier in ladder}
         self._is_on = enabled and retention != "none" and len(ladder) > 1
+        self._keeps_images = retention == "full"
         self._rng = rng
         self.throttle = 1.0
 
@@ -58,19 +69,21 @@ class CheckSampler:
         *,
         factor: float = 1.0,
         downward_share: float = 0.0,
+        unable: frozenset[int] = _NONE_BARRED,
     ) -> InclusionProbabilities | None:
         """Return how likely an answer is to be drawn; None where it cannot be checked or says nothing of the routing.
 
         ``tier`` is the one that answered, ``reason`` how the answer ended. ``factor`` multiplies the upward
         probability; ``downward_share`` is the share of top-tier answers that are also sent below (downward sampling).
+        ``unable`` are the tiers that cannot take the request.
 
-        Checked are whole single answers to a text. An answer of a tier that the request itself named is
-        left out: its quality was the caller's choice.
+        Checked are whole single answers, with their calls of tools. An answer of a tier that the request itself named
+        is left out: its quality was the caller's choice. So is a prompt with images where texts are not kept.
         """
         if not self._is_on or reason not in _WHOLE or request.num_choices != 1:
             return None
-        # What a check would compare is a text.
-        if request.tools or request.output_format is not PLAIN_TEXT or request.other_parts:
+        others = request.other_parts
+        if others and not self._keeps_images and has_images(others):
             return None
         why = decision.reason
         if why is ReasonCode.PINNED or request.echo or not is_text(request.prompts[0]):
@@ -91,7 +104,7 @@ class CheckSampler:
             prices,
             factor=factor,
             throttle=self.throttle,
-            barred=self._barred(request.preferences.overrides),
+            barred=self._barred(request.preferences.overrides) | unable,
         )
 
     def draw_check(self, chosen: InclusionProbabilities | None) -> DrawnCheck | None:
@@ -99,10 +112,17 @@ class CheckSampler:
         return None if chosen is None else draw_check(chosen, self._rng)
 
     def job(
-        self, request: InferenceRequest, policy: Policy, answer: str, record: RequestRecord, drawn: DrawnCheck
+        self,
+        request: InferenceRequest,
+        policy: Policy,
+        answer: tuple[str, Sequence[ToolCall]],
+        record: RequestRecord,
+        drawn: DrawnCheck,
+        fault: Fault | None = None,
     ) -> VerificationJob:
-        """Return the work to be done for a drawn answer."""
+        """Return the work to be done for a drawn answer (its text and calls); none is left where its fault is known."""
         assert record.final_tier is not None, "only answers are drawn"
+        is_known = fault is not None and drawn.stratum == FAULTY
         return VerificationJob(
             verification_id=uuid7(),
             request_id=record.request_id,
@@ -112,15 +132,18 @@ class CheckSampler:
             against_tier=drawn.against_tier,
             inclusion_probability=drawn.probability,
             stratum=drawn.stratum,
-            prompt=pack_prompt(request.prompts[0]),
-            answer=answer,
-            sampling=pack_sampling(request.sampling, request.thinking),
+            prompt="" if is_known else pack_prompt(request),
+            answer="" if is_known else pack_answer(*answer),
+            sampling={} if is_known else pack_sampling(request.sampling, request.thinking),
             tenant=record.tenant,
             domain=record.domain,
             policy_name=record.policy_name,
             policy_version=record.policy_version,
             router_version=record.router_version,
             regions=_regions(policy, request),
+            known_fault=str(fault) if is_known else "",
+            turn_id=record.turn_id,
+            ended_at=record.created_at + timedelta(seconds=record.total_s),
         )
 
     def _barred(self, overrides: Overrides) -> frozenset[int]:

@@ -23,7 +23,7 @@ from gateway.config.sections import VerificationConfig
 from gateway.outcomes.answer_grading import matches_reference
 from gateway.store.errors import StoreError
 from gateway.store.feedback import FeedbackBook, GoldLabel
-from gateway.store.records import VerificationJob
+from gateway.store.records import CALLS_MARK, VerificationJob
 from gateway.store.verifications import NOTHING, CheckResult, Claim, QueueState, Spent, VerificationQueue
 from gateway.verify.answer_checker import AnswerChecker, CheckMethod, SpendMeter
 from gateway.verify.check_budget import CheckBudget, CheckLedger
@@ -348,6 +348,7 @@ class VerificationWorker:
                 note="compared when checked",
             )
             for tier, text in answers.items()
+            if not text.startswith(CALLS_MARK)
         )
 
     def _learn_cost(self, kind: tuple[CheckMethod, int], spent: Spent) -> None:

@@ -63,7 +63,7 @@ def test_every_kind_gives_probabilities_and_survives_its_arrays(kind: str) -> No
     rng = np.random.default_rng(3)
     rows, _ = make_checked(rng, 500, share_moved=0.4, p_moved=0.2)
     made = every_kind(rows)[kind]
-    back = Adjustment.from_arrays(made.arrays(), SPACE, NUM_TIERS - 1)
+    back = Adjustment.from_arrays(made.arrays(), SPACE, NUM_COMPONENTS, NUM_TIERS - 1)
     assert back is not None
     fresh = make_views(rng, 100, moved=rng.random(100) < 0.5)
     for ours, theirs in zip(made(fresh), back(fresh), strict=True):
@@ -165,7 +165,7 @@ def test_arrays_that_do_not_fit_are_refused(name: str, value: np.ndarray) -> Non
     rows, _ = make_checked(rng, 500, share_moved=0.4, p_moved=0.2)
     arrays = every_kind(rows)["boosted and neighbours"].arrays()
     with pytest.raises((ValueError, KeyError)):
-        Adjustment.from_arrays(arrays | {name: value}, SPACE, NUM_TIERS - 1)
+        Adjustment.from_arrays(arrays | {name: value}, SPACE, NUM_COMPONENTS, NUM_TIERS - 1)
 
 
 def test_a_damaged_adjustment_is_refused_by_name(tmp_path: Path) -> None:
@@ -174,3 +174,13 @@ def test_a_damaged_adjustment_is_refused_by_name(tmp_path: Path) -> None:
     path = RouterArtifact.create(arrays, base.artifact.metadata).save(tmp_path / "bad.npz")
     with pytest.raises(ArtifactCorrupt, match="adjust_linear"):
         ArtifactRouter.load(path)
+
+
+def test_an_adjustment_by_tools_is_not_taken_for_one_without() -> None:
+    rng = np.random.default_rng(7)
+    rows, _ = make_checked(rng, 200, share_moved=0.4, p_moved=0.2)
+    wide = replace(SPACE, reads_tools=True)
+    arrays = fit_adjustment(rows, wide, seed=0).adjustment.arrays()
+    assert Adjustment.from_arrays(arrays, wide, NUM_COMPONENTS, NUM_TIERS - 1) is not None
+    with pytest.raises(ValueError):
+        Adjustment.from_arrays(arrays, SPACE, NUM_COMPONENTS, NUM_TIERS - 1)

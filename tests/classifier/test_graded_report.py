@@ -13,14 +13,17 @@ from classifier.graded_report import PriceSweep, report_ladder, report_pair
 from classifier.graded_table import GradedTable
 from classifier.router_estimates import RouterEstimates
 from classifier.rows import Floats
+from classifier.types import RouterRequest
 
 COUNT = 300
 
 
 def graded(scores: Floats, costs: Floats) -> GradedTable:
     names = tuple(f"p{number}" for number in range(len(scores)))
+    prompts = tuple("x" * (number % 7 + 1) for number in range(len(scores)))
     return GradedTable(
-        prompts=tuple("x" * (number % 7 + 1) for number in range(len(scores))),
+        prompts=prompts,
+        requests=tuple(RouterRequest((("user", prompt),)) for prompt in prompts),
         scores=scores,
         costs_usd=np.broadcast_to(costs, scores.shape),
         folds=np.arange(len(scores)) % 5,

@@ -9,6 +9,7 @@ from backends.errors import UnsupportedByBackend
 from gateway.outcomes.answer_grading import visible_text
 from gateway.store.verifications import Spent
 from gateway.verify.answer_pair import AnswerPair, Grade, Spend
+from policies.pricing import embedding_price_usd
 
 THRESHOLD = 0.85
 
@@ -21,6 +22,7 @@ class EmbeddingGrader:
 
     name = "embedding"
     needs_top_answer = True
+    reads_calls = False
 
     async def grade(self, pair: AnswerPair, spend: Spend) -> Grade | None:
         party = next((each for each in (pair.cheap, pair.top) if "embed" in each.backend.capabilities), None)
@@ -33,8 +35,7 @@ class EmbeddingGrader:
             embedded = await party.backend.embed(texts)
         except UnsupportedByBackend:
             return None
-        # Reading a few words is not an answer: the tokens are paid for, the price per request is not.
-        spend(Spent(party.tier.price_per_input_token_usd * embedded.usage.prompt_tokens))
+        spend(Spent(embedding_price_usd(party.tier, embedded.usage.prompt_tokens)))
         one, other = embedded.vectors
         cosine = sum(a * b for a, b in zip(one, other, strict=True))
         return Grade(cosine, {"above_threshold": float(cosine >= THRESHOLD)})

@@ -26,6 +26,7 @@ class FinalAnswerGrader:
 
     name = "final_answer"
     needs_top_answer = True
+    reads_calls = False
 
     async def grade(self, pair: AnswerPair, spend: Spend) -> Grade | None:
         return None if pair.top_answer is None else compare(pair.cheap_answer, pair.top_answer)

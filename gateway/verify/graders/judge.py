@@ -62,6 +62,7 @@ class JudgeGrader:
 
     name = "judge"
     needs_top_answer = False
+    reads_calls = False
 
     async def grade(self, pair: AnswerPair, spend: Spend) -> Grade | None:
         if "logprobs" not in pair.top.backend.capabilities:

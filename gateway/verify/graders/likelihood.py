@@ -26,6 +26,7 @@ class LikelihoodGrader:
 
     name = "likelihood"
     needs_top_answer = False
+    reads_calls = False
 
     async def grade(self, pair: AnswerPair, spend: Spend) -> Grade | None:
         answer = visible_text(pair.cheap_answer)

@@ -24,6 +24,7 @@ class OverlapGrader:
 
     name = "overlap"
     needs_top_answer = True
+    reads_calls = False
 
     async def grade(self, pair: AnswerPair, spend: Spend) -> Grade | None:
         return None if pair.top_answer is None else compare(pair.cheap_answer, pair.top_answer)

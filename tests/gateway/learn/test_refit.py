@@ -6,6 +6,7 @@ import dataclasses
 import random
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -14,9 +15,11 @@ import pytest
 from numpy.typing import NDArray
 from sqlalchemy import update
 
+from classifier.adjustment_fitter import fit_adjustment
 from classifier.embedding import Embedder, unit_rows
 from classifier.errors import EmbeddingError
 from classifier.metrics import roc_auc
+from classifier.router import ArtifactRouter
 from classifier.types import RouterRequest
 from gateway.api.request import TextPart, Turn, prompt_text
 from gateway.config.settings import Settings
@@ -100,6 +103,68 @@ async def test_words_that_the_base_cannot_tell_apart_are_learnt_from_texts(world
     assert means["oaks"] > 0.85
     assert means["owls"] < 0.3
     assert np.mean([each.novelty < 0.995 for each in said["oaks"]]) > 0.9
+
+
+@pytest.mark.slow
+async def test_what_requests_say_of_tools_is_learnt_too(world_settings: MakeSettings) -> None:
+    """From rows that a router logged which reads none; rows of the router that does are read with them."""
+    settings, families = world_settings(), ("few tools", "many tools")
+    async with Store(settings.database) as store:
+        prompts = draw_prompts(random.Random(2), 1000, families)
+        await write_log(store, settings, base_router(), prompts, keep_text=True)
+        table = await with_requests(store, await read_table(store, spec_of()))
+        parts = split_rows(table, 0.3, is_urgent=False)
+        found = fit_candidate(
+            table.take(parts.train),
+            table.take(parts.judge),
+            base_router(),
+            settings.ladder,
+            seed=0,
+            window="",
+            step=lambda stage, done: None,
+        )
+        learnt = ArtifactRouter(found.artifact)
+        said = [learnt.predict([each.request for each in draw_prompts(random.Random(9), 60, (f,))]) for f in families]
+        await write_log(store, settings, learnt, draw_prompts(random.Random(3), 400, families))
+        spec = spec_of(versions=(learnt.version,), num_components=learnt.num_components, reads_tools=True)
+        own = await read_table(store, spec)
+    few, many = (np.mean([each.tiers[0].p_as_good for each in part]) for part in said)
+    assert (found.kind, learnt.reads_tools) == ("refit", True)
+    assert few > 0.85 > 0.3 > many
+    assert own.views.dense.shape == (400, len(learnt.artifact.metadata["features"]))
+    adjusted = fit_adjustment(own.checked(), learnt.space, seed=0)
+    assert np.isfinite(adjusted.left_out).all()
+
+
+@pytest.mark.slow
+async def test_an_adjustment_learns_from_tools_without_texts(world_settings: MakeSettings, tmp_path: Path) -> None:
+    """Of a base that reads none; requests without tools keep what the checks say of them."""
+    settings, families = world_settings(), ("easy", "few tools", "many tools")
+    async with Store(settings.database) as store:
+        await write_log(store, settings, base_router(), draw_prompts(random.Random(2), 1200, families))
+        table = await read_table(store, spec_of())
+    parts = split_rows(table, 0.3, is_urgent=False)
+    train, judge = table.take(parts.train), table.take(parts.judge)
+    found = fit_candidate(
+        train, judge, base_router(), settings.ladder, seed=0, window="", step=lambda stage, done: None
+    )
+    assert not found.reads_text
+    learnt = ArtifactRouter.load(found.artifact.save(tmp_path / "router.npz"))
+    assert not learnt.reads_tools
+    good = []
+    for family in families:
+        said = learnt.predict([each.request for each in draw_prompts(random.Random(9), 60, (family,))])
+        good.append(np.mean([each.tiers[0].p_as_good for each in said]))
+    assert min(good[:2]) > 0.85 > 0.35 > good[2]
+    # What the log's rows say of it is what it would have said.
+    judged = found.estimates(judge).good[:, 0]
+    many = np.array([len(each) > 0 and each[0] > 3.0 for each in judge.tools])
+    assert judged[many].mean() < 0.35 < 0.85 < judged[~many].mean()
+    # The next retrain begins anew, and again without tools' features where the log has none.
+    assert not learnt.space.reads_tools
+    plain = dataclasses.replace(train, views=dataclasses.replace(train.views, tools=None))
+    again = fit_candidate(plain, judge, learnt, settings.ladder, seed=0, window="", step=lambda stage, done: None)
+    assert "adjusts_by_tools" not in again.artifact.metadata
 
 
 @pytest.mark.slow

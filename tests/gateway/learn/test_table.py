@@ -17,6 +17,7 @@ from gateway.ids import uuid7
 from gateway.learn.holdout_split import split_rows
 from gateway.learn.learning_table import LabelOrigin, LearningTable
 from gateway.learn.table_reader import TableSpec, read_table, read_texts
+from gateway.learn.threshold_derivation import tier_costs_usd
 from gateway.store.store import Store
 from gateway.store.tables import gold_labels, requests, verifications
 from tests.gateway.harness import running
@@ -208,3 +209,31 @@ async def test_nothing_in_force_means_nothing_read(world_settings: MakeSettings)
         table = await read_table(store, spec_of())
     assert len(table) == 0
     assert table.num_requests == 0
+
+
+async def test_a_turn_is_one_row_with_what_all_its_steps_took(world_settings: MakeSettings) -> None:
+    settings = world_settings()
+    async with Store(settings.database) as store:
+        rows = await write_log(store, settings, base_router(), draw_prompts(random.Random(1), 200, ALL), keep_text=True)
+        before = await read_table(store, spec_of())
+        async with store.transaction() as connection:
+            checks = {row.request_id: row for row in await connection.execute(select(verifications))}
+        first = next(row for row in rows if row.request_id in checks)
+        for _ in range(3):
+            step = dataclasses.replace(first, request_id=uuid7(), turn_id=first.request_id, reason="locked")
+            await store.record(step)
+            async with store.transaction() as connection:
+                check = dict(checks[first.request_id]._mapping) | {"verification_id": uuid7(), "p_good": 0.5}
+                check |= {"request_id": step.request_id, "turn_id": first.request_id}
+                await connection.execute(insert(verifications).values(**check))
+        after = await read_table(store, spec_of())
+    place = after.request_ids.index(first.request_id)
+    assert after.request_ids == before.request_ids
+    assert after.num_requests == before.num_requests
+    assert after.num_steps.tolist() == [4 if here == place else 1 for here in range(len(after))]
+    assert after.cost_usd[place] == pytest.approx(4 * before.cost_usd[place])
+    assert after.prompt_tokens[place] == 4 * before.prompt_tokens[place]
+    assert after.labels[place, 0] == pytest.approx((before.labels[place, 0] + 3 * 0.5) / 4)
+    assert after.chance[place, 0] == before.chance[place, 0]
+    costs = [tier_costs_usd(table, settings.ladder)[place] for table in (before, after)]
+    assert costs[1] == pytest.approx(4 * costs[0])

@@ -182,7 +182,7 @@ def rows_of(groups: np.ndarray) -> LearningTable:
     numbers = np.zeros(count, dtype=np.int64)
     return LearningTable(
         *(("",) * count, np.arange(count) * 1.0, views, numbers, two, one, one, one.astype(np.int8), one[:, 0]),
-        *(one[:, 0], numbers, numbers, groups, ("",) * count, ({},) * count, count, 0),
+        *(one[:, 0], numbers, numbers, numbers + 1, groups, ("",) * count, ({},) * count, ((),) * count, count, 0),
     )
 
 

@@ -16,9 +16,11 @@ from sqlalchemy import insert
 
 from backends.protocol import FinishReason
 from classifier.artifact import RouterArtifact
+from classifier.log_view import tool_entries
 from classifier.options import FitOptions
 from classifier.router import ArtifactRouter
 from classifier.table import TrainingTable
+from classifier.tool_features import TOOL_FEATURES, OfferedTool, ToolUse, tool_features
 from classifier.training import fit_router
 from classifier.types import RouterRequest
 from gateway.config.settings import Settings
@@ -43,8 +45,13 @@ FAMILIES = {
     # Never seen either, and alike in everything but their words.
     "oaks": ("oak", "elm", "fir", "yew", "bay", "ivy"),
     "owls": ("owl", "emu", "fox", "yak", "bat", "imp"),
+    # Alike in their words; they differ in the tools they offer.
+    "few tools": ("hello", "weather", "colour", "name", "today", "friend"),
+    "many tools": ("hello", "weather", "colour", "name", "today", "friend"),
 }
-P_CHEAP_GOOD = {"easy": 0.97, "hard": 0.1, "new": 0.97, "oaks": 0.97, "owls": 0.1}
+P_CHEAP_GOOD = {"easy": 0.97, "hard": 0.1, "new": 0.97, "oaks": 0.97, "owls": 0.1, "few tools": 0.97, "many tools": 0.1}
+NUM_TOOLS = {"few tools": 1, "many tools": 40}
+NO_TOOLS = (0.0,) * len(TOOL_FEATURES)
 UP_CHANCE, DOWN_CHANCE = 0.5, 0.5
 
 # A policy's own threshold between the families, and a floor between what that holds (0.95) and what the cheap tier does
@@ -59,6 +66,11 @@ ON_SQLITE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 class Prompt:
     family: str
     text: str
+
+    @property
+    def request(self) -> RouterRequest:
+        offered = [OfferedTool(f"tool_{number}", "", {}) for number in range(NUM_TOOLS.get(self.family, 0))]
+        return RouterRequest((("user", self.text),), tools=tool_features(ToolUse(offered), self.text))
 
 
 def draw_prompts(rng: random.Random, count: int, families: Sequence[str]) -> list[Prompt]:
@@ -105,7 +117,7 @@ async def write_log(
     """Traffic of a minute a request up to now, decided by the router as a server does, and checked by the truth."""
     rng = random.Random(seed)
     policy = complete_policies(settings.policies, router)[settings.policy.name]
-    said = router.predict([RouterRequest((("user", each.text),)) for each in prompts])
+    said = router.predict([each.request for each in prompts])
     started = (ends or datetime.now(UTC)) - timedelta(minutes=len(prompts) + 1)
     rows, checks = [], []
     for number, (prompt, estimate) in enumerate(zip(prompts, said, strict=True)):
@@ -126,7 +138,7 @@ async def write_log(
             policy_name=policy.name,
             policy_version=policy.version,
             router_version=router.version,
-            features=estimate.features,
+            features=estimate.features | tool_entries(prompt.request.tools or NO_TOOLS),
             sufficiency=estimate.tiers,
             novelty=estimate.novelty,
             decided_tier=decision.tier,

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from backends.protocol import Finished, FinishReason, GenerateRequest, Message, Priority, SamplingParams
 from backends.testing import EchoBackend, Script
 from gateway.answering.request_router import domain_of
-from gateway.api.request import TextPart, Turn, is_text
+from gateway.api.request import InferenceRequest, Prompt, TextPart, Turn, is_text
 from gateway.store.verifications import NOTHING, Spent
 from gateway.verify.answer_checker import SpendMeter
 from gateway.verify.answer_pair import AnswerPair, Grade, TierParty
@@ -35,6 +35,11 @@ ASKED = Message("user", "How many legs has a spider?")
 QUESTION = GenerateRequest("q", messages=(ASKED,), priority=Priority.BACKGROUND)
 SMALL = Tier(1, "simple", "small", price_per_input_token_usd=Decimal("0.001"), price_per_compute_hour_usd=Decimal(36))
 LARGE = Tier(2, "expert", "large", price_per_request_usd=Decimal("0.5"))
+
+
+def request_of(prompt: Prompt) -> InferenceRequest:
+    return InferenceRequest(model="auto", prompts=(prompt,), sampling=SamplingParams())
+
 
 words = st.lists(st.sampled_from(["a", "b", "c", "d"]), max_size=12)
 texts = st.text(max_size=60)
@@ -300,7 +305,7 @@ def test_a_request_comes_back_as_another_tier_can_take_it(
 ) -> None:
     messages = tuple(Message(role, content) for role, content in turns)
     conversation = tuple(Turn(role, (TextPart(content),)) for role, content in turns)
-    found = unpack_request("v", pack_prompt(conversation), pack_sampling(sampling, thinking))
+    found = unpack_request("v", pack_prompt(request_of(conversation)), pack_sampling(sampling, thinking))
     assert (found.messages, found.thinking, found.priority) == (messages, thinking, Priority.BACKGROUND)
     assert (found.sampling.temperature, found.sampling.stop) == (sampling.temperature, sampling.stop)
     assert (found.sampling.seed, found.sampling.max_tokens) == (sampling.seed, sampling.max_tokens)
@@ -308,7 +313,7 @@ def test_a_request_comes_back_as_another_tier_can_take_it(
 
 
 def test_texts_of_every_form() -> None:
-    plain = unpack_request("v", pack_prompt("Once upon\ud800"), {})
+    plain = unpack_request("v", pack_prompt(request_of("Once upon\ud800")), {})
     assert plain.prompt == "Once upon\N{REPLACEMENT CHARACTER}"
     assert question_of(plain) == plain.prompt
     assert question_of(QUESTION) == ASKED.content
