@@ -37,6 +37,17 @@ def free_port() -> int:
         return port
 
 
+def command_line() -> list[str]:
+    """Return how ``suffice`` of the checkout in ``PYTHONPATH`` is called, whatever lies in the working directory."""
+    return [sys.executable, "-P", "-m", "gateway.cli"]
+
+
+def environment(home: Path, tree: Path) -> dict[str, str]:
+    """Return the environment of a process of a checkout: no settings of ours, and a home of its own."""
+    ours = {name: value for name, value in os.environ.items() if not name.startswith(("SUFFICE_", "HF_"))}
+    return ours | {"OMP_NUM_THREADS": "1", "HOME": str(home), "PYTHONPATH": str(tree)}
+
+
 @dataclass
 class Server:
     """A gateway in a process of its own, with its own folder.
@@ -47,12 +58,16 @@ class Server:
     toml : its configuration
     max_file_bytes : no file of the process may grow beyond it, as on a full disk
     environ : added to the process's environment
+    tree : the checkout whose server it is
+    cwd : where it runs, by default in its checkout; nothing is imported from there
     """
 
     folder: Path
     toml: str
     max_file_bytes: int | None = None
     environ: dict[str, str] = field(default_factory=dict)
+    tree: Path = ROOT
+    cwd: Path | None = None
     port: int = field(default_factory=free_port)
     process: asyncio.subprocess.Process | None = None
 
@@ -72,13 +87,12 @@ class Server:
         """Start it and wait until it answers."""
         config = self.folder / "suffice.toml"
         config.write_text(self.toml)
-        environ = {name: value for name, value in os.environ.items() if not name.startswith("SUFFICE_")}
-        command = [sys.executable, "-m", "gateway.cli", "serve", "--config", str(config), "--port", str(self.port)]
         with (self.folder / "log").open("ab") as output:
             self.process = await asyncio.create_subprocess_exec(
-                *command,
-                cwd=ROOT,
-                env=environ | {"OMP_NUM_THREADS": "1", "HOME": str(self.folder)} | self.environ,
+                *command_line(),
+                *("serve", "--config", str(config), "--port", str(self.port)),
+                cwd=self.cwd or self.tree,
+                env=environment(self.folder, self.tree) | self.environ,
                 stdout=output,
                 stderr=output,
             )

@@ -15,8 +15,8 @@ from pathlib import Path
 TESTS = Path(__file__).resolve().parents[1]
 _NAMED = re.compile(r"review ((?:[HMLS]\d+(?:, | and )?)+)")
 _NUMBER = re.compile(r"[HMLS]\d+")
-# H4 and H5 belong to the certificate, M10 to conversations, M16 to prices of embeddings.
-_ELSEWHERE = {"H4", "H5", "M10", "M16"}
+# H4 and H5 belong to the certificate, M10 to conversations.
+_ELSEWHERE = {"H4", "H5", "M10"}
 FINDINGS = [
     name
     for letter, count in (("H", 8), ("M", 16), ("L", 13), ("S", 9))

@@ -1,0 +1,1 @@
+"""Performs the reproductions of two reviews against the server of any checkout."""
