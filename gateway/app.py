@@ -29,17 +29,23 @@ from gateway.access.spending_lease import LEASE_RENEWALS, SpendingLease, make_sp
 from gateway.admin.api import admin_routes
 from gateway.admin.openapi import document
 from gateway.answering.recorder import AnswerRecorder
+from gateway.answering.redis_steps import RedisSteps
 from gateway.answering.request_router import RequestRouter
 from gateway.answering.sessions import Sessions
 from gateway.api.chat_codec import ChatDecoder, ChatEncoder
 from gateway.api.completion_codec import CompletionDecoder, CompletionEncoder
 from gateway.api.generation_body import BodyLimits
+from gateway.api.messages_decoder import MessagesDecoder
+from gateway.api.messages_encoder import MessagesEncoder
+from gateway.api.responses_decoder import ResponsesDecoder
+from gateway.api.responses_encoder import ResponsesEncoder
 from gateway.control.control_plane import ControlPlane
 from gateway.control.leader_jobs import assign_leader_jobs
 from gateway.control.metrics import ControlMetrics, SpendingMetrics
 from gateway.control.quality_monitor import QualityMonitor
 from gateway.control.router_set import RouterSet
 from gateway.control.spending_watch import SpendingWatch
+from gateway.edge.error_format import request_format
 from gateway.edge.gate import RequestGate
 from gateway.edge.refusal_watch import RefusalWatch
 from gateway.endpoints.embeddings import EmbeddingEndpoint
@@ -146,7 +152,7 @@ class _Application(Starlette):
             # The server gives up waiting, at the end of a drain, and has nothing to learn from the task: it would log
             # an error with a traceback for each. Whoever has heard nothing yet hears that.
             with suppress(RuntimeError):
-                await error_response(Draining(), uuid7())(scope, receive, send)
+                await error_response(Draining(), uuid7(), request_format(scope))(scope, receive, send)
 
 
 class _Parts:
@@ -172,6 +178,7 @@ class _Parts:
         self.rates = make_rate_limiter(settings, self.store)
         self.verifier: VerificationWorker | None = None
         self.lease: SpendingLease | None = None
+        self.steps: RedisSteps | None = None
         self.spending = SpendingWatch(self.store, LEASE_RENEWALS * settings.control.lease_s)
         self.metrics = Metrics()
         self.refusals = RefusalLog(settings.log, self.metrics.reject)
@@ -210,6 +217,7 @@ class _Parts:
             policies,
             self.backends,
             shares_prefix_cache=settings.server.share_prefix_cache,
+            embedding_prices_usd={name: each.price_per_token_usd for name, each in settings.embeddings.items()},
         )
         self.lease = make_spending_lease(settings, ladder, self.store, "server")
         sampler = CheckSampler(ladder, settings.log.prompts, self._rng, enabled=settings.verification.enabled)
@@ -218,7 +226,12 @@ class _Parts:
             timeout_s=settings.router.timeout_s,
             canary_checks=settings.control.rollout_checks,
         )
-        sessions = Sessions(self.store)
+        ttl_s = settings.server.conversation_ttl_s
+        if settings.redis.url is not None:
+            self.steps = RedisSteps(settings.redis.url, ttl_s)
+        sessions = Sessions(
+            self.store, self.store.digest, ttl_s, is_alone=self.store.dialect == "sqlite", shared=self.steps
+        )
         request_log = RequestLog(settings.log)
         self.request_router = RequestRouter(self.catalog, routers, sessions, self._rng)
         self.recorder = AnswerRecorder(
@@ -270,7 +283,11 @@ class _Parts:
         )
         chat = GenerationEndpoint("/v1/chat/completions", ChatDecoder(body_limits), ChatEncoder, *parts)
         completions = GenerationEndpoint("/v1/completions", CompletionDecoder(body_limits), CompletionEncoder, *parts)
-        embeddings = EmbeddingEndpoint(gate, self.catalog, self.recorder, self.metrics, self.store.committer)
+        responses = GenerationEndpoint("/v1/responses", ResponsesDecoder(body_limits), ResponsesEncoder, *parts)
+        messages = GenerationEndpoint("/v1/messages", MessagesDecoder(body_limits), MessagesEncoder, *parts)
+        embeddings = EmbeddingEndpoint(
+            gate, self.catalog, self.recorder, self.metrics, self.store.committer, self.lease
+        )
         readiness = Readiness(self.catalog, settings.metrics.readiness_ttl_s, self.store.committer)
         book = FeedbackBook(self.store)
         feedback = FeedbackEndpoint(gate, self.store, book, len(self.catalog.ladder))
@@ -283,6 +300,8 @@ class _Parts:
         routes = [
             Route("/v1/chat/completions", chat, methods=["POST"]),
             Route("/v1/completions", completions, methods=["POST"]),
+            Route("/v1/responses", responses, methods=["POST"]),
+            Route("/v1/messages", messages, methods=["POST"]),
             Route("/v1/embeddings", embeddings, methods=["POST"]),
             Route("/v1/feedback", guarded(feedback), methods=["POST"]),
             Route("/v1/models", guarded(pages.models)),
@@ -308,6 +327,8 @@ class _Parts:
         if self.lease is not None:
             await self.lease.close()
         await self.rates.close()
+        if self.steps is not None:
+            await self.steps.close()
         if self.control is not None:
             await self.control.close()
         if self.retraining is not None:
@@ -336,17 +357,17 @@ def _middleware(cors_origins: tuple[str, ...]) -> list[Middleware]:
 async def _http_error(request: Request, error: Exception) -> Response:
     """Starlette's own refusals in the shape of all others."""
     assert isinstance(error, HTTPException), "registered for nothing else"
-    path = request.url.path
+    path, shape = request.url.path, request_format(request.scope)
     if error.status_code == 405:
-        allowed = (error.headers or {}).get("Allow", "")
-        response = error_response(MethodNotAllowed(f"{request.method} is not allowed on {path[:200]}."), uuid7())
-        response.headers["allow"] = allowed
+        problem = MethodNotAllowed(f"{request.method} is not allowed on {path[:200]}.")
+        response = error_response(problem, uuid7(), shape)
+        response.headers["allow"] = (error.headers or {}).get("Allow", "")
         return response
-    return error_response(RouteNotFound(f"There is no {request.method} {path[:200]}."), uuid7())
+    return error_response(RouteNotFound(f"There is no {request.method} {path[:200]}."), uuid7(), shape)
 
 
 async def _unexpected(request: Request, error: Exception) -> Response:
-    return error_response(error, uuid7())
+    return error_response(error, uuid7(), request_format(request.scope))
 
 
 def _log_progress(model: str, state: str) -> None:

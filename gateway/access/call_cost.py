@@ -1,7 +1,7 @@
 """Bounds what one call to a model can cost, before it is made; and covers generations by that bound.
 
-A prompt has no more tokens than bytes, with some for the template of each message. An answer has no more than
-``max_tokens``, or than the model's context.
+A prompt has no more tokens than bytes, with some for the template of each message, tool and call. An answer has no more
+than ``max_tokens``, or than the model's context.
 """
 
 from __future__ import annotations
@@ -10,13 +10,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from backends.protocol import GenerateRequest
+import msgspec
+
+from backends.protocol import GenerateRequest, Image, Message
 from gateway.access.spending_lease import SpendingHold
 from policies.pricing import price_usd, to_nano_usd
 from policies.types import Tier
 
 _TEMPLATE_TOKENS = 64
 _TOKENS_PER_MESSAGE = 16
+_TOKENS_PER_TOOL = 64
+# More than the largest image costs at today's providers, whatever its address weighs.
+_TOKENS_PER_IMAGE = 16_384
 # Where neither request nor configuration says more: no answer of today's models is longer.
 _UNKNOWN_CONTEXT = 131_072
 # Of no use as a bound beyond this: a million dollars, which the sums in the database hold many times.
@@ -70,8 +75,21 @@ def _prompt_tokens(request: GenerateRequest) -> int:
         return len(request.prompt_token_ids) + _TEMPLATE_TOKENS
     if request.messages is None:
         return _num_bytes(request.prompt or "") + _TEMPLATE_TOKENS
-    parts = [text for each in request.messages for text in (each.role, each.content, each.name or "")]
-    return sum(map(_num_bytes, parts)) + _TOKENS_PER_MESSAGE * len(request.messages) + _TEMPLATE_TOKENS
+    num_asked = sum(map(_message_tokens, request.messages)) + _TEMPLATE_TOKENS
+    if request.tools:
+        num_asked += _TOKENS_PER_TOOL * len(request.tools) + len(msgspec.json.encode(request.tools))
+    if request.output_format.spec is not None:
+        # Some servers tell the model of the schema.
+        num_asked += len(msgspec.json.encode(request.output_format.spec))
+    return num_asked
+
+
+def _message_tokens(message: Message) -> int:
+    num_bytes = sum(map(_num_bytes, (message.role, message.content, message.name or "", message.reasoning)))
+    for call in message.tool_calls:
+        num_bytes += _num_bytes(call.call_id) + _num_bytes(call.name) + _num_bytes(call.arguments) + _TOKENS_PER_TOOL
+    num_images = sum(isinstance(part, Image) for part in message.parts)
+    return num_bytes + _num_bytes(message.tool_call_id or "") + _TOKENS_PER_IMAGE * num_images + _TOKENS_PER_MESSAGE
 
 
 def _num_bytes(text: str) -> int:

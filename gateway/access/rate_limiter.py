@@ -116,8 +116,8 @@ class RateLimiter:
                 )
         return reservation
 
-    async def afford(self, reservation: Reservation, policy: Policy, cost_nano_usd: int) -> None:
-        """Reserve what the request is expected to cost, of the key's budgets and then of its policy's.
+    async def afford(self, reservation: Reservation, policy: Policy | None, cost_nano_usd: int) -> None:
+        """Reserve what the request is expected to cost, of the key's budgets and then of its policy's, if it has one.
 
         Raises
         ------
@@ -129,6 +129,8 @@ class RateLimiter:
             await self._spend(
                 reservation, list(budget_wants(caller.key_id, caller.limits, now, cost_nano_usd)), "this key"
             )
+        if policy is None:
+            return
         # One after the other: in a cluster the books of a key and of a policy need not lie on one machine.
         await self._spend(reservation, list(policy_wants(policy, now, cost_nano_usd)), f"policy {policy.name!r}")
 

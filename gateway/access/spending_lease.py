@@ -10,7 +10,7 @@ blocks, by a write that all who wait share. So a process that is killed leaves a
 what its calls under way cost, and whoever starts next reports it.
 
 What this does not bound: a provider that bills more than the prompt's bytes and the answer asked for; calls of commands
-that write no log (``suffice evaluate``); vectors, which the log has no price for.
+that write no log (``suffice evaluate``).
 """
 
 from __future__ import annotations
@@ -254,8 +254,9 @@ class SpendingHold:
 
 
 def make_spending_lease(settings: Settings, ladder: Ladder, store: Store, process: ProcessKind) -> SpendingLease | None:
-    """Return the lease of a process, not yet started; None where no tier is both remote and priced."""
+    """Return the lease of a process, not yet started; None where no model is both remote and priced."""
     priced = {tier.model for tier in ladder if _is_priced(tier)}
+    priced |= {name for name, each in settings.embeddings.items() if each.price_per_token_usd}
     max_attempts = {
         name: config.retry.max_attempts
         for name, config in settings.models.items()

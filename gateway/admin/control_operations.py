@@ -35,6 +35,7 @@ class TierView(RecordView, kw_only=True):
     model: str
     price_per_request_usd: Usd
     price_per_input_token_usd: Usd
+    price_per_cached_token_usd: Usd | None
     price_per_output_token_usd: Usd
     price_per_compute_hour_usd: Usd | None
     context_length: int | None

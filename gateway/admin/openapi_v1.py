@@ -16,6 +16,8 @@ from gateway.api.completion_codec import CompletionDecoder
 from gateway.api.declaration import schema_of
 from gateway.api.embedding_decoder import EmbeddingBody
 from gateway.api.generation_body import BodyLimits
+from gateway.api.messages_decoder import MessagesDecoder
+from gateway.api.responses_decoder import ResponsesDecoder
 from gateway.endpoints.feedback import FeedbackBody
 from gateway.errors import (
     AnswerFailed,
@@ -61,7 +63,7 @@ GENERATION_ERRORS = (
 )
 READING_ERRORS = _CALLER
 _JSON = "application/json"
-_STREAM = {"type": "string", "description": "Events of OpenAI's stream; the last is `data: [DONE]`."}
+_STREAM = {"type": "string", "description": "Events of OpenAI's stream."}
 _TEXT = {"type": "string"}
 
 
@@ -75,6 +77,8 @@ _SPENT = defstruct("PromptUsage", [("prompt_tokens", int), ("total_tokens", int)
 _NOTE = defstruct("AnswerNote", [("request_id", str), ("tier", int), ("reason", str), ("cost_usd", Usd)])
 _MODEL = defstruct("ModelEntry", [("id", str), ("object", str), ("created", int), ("owned_by", str)])
 _GENERATED = _answer(id=str, object=str, created=int, model=str, choices=list[Json], usage=_USAGE, suffice=_NOTE)
+_RESPONSE = _answer(id=str, object=str, created_at=int, status=str, output=list[Json], usage=Json, suffice=_NOTE)
+_MESSAGE = _answer(id=str, type=str, role=str, content=list[Json], stop_reason=str, usage=Json, suffice=_NOTE)
 _VECTORS = _answer(object=str, data=list[Json], model=str, usage=_SPENT)
 _FEEDBACK = _answer(id=str, object=str, request_id=str, kind=str)
 _EXPLAINED = _answer(id=str, decision=Json, tiers=list[Json])
@@ -83,13 +87,15 @@ _EXPLAINED = _answer(id=str, decision=Json, tiers=list[Json])
 def v1_paths(limits: BodyLimits, error_responses: ErrorResponses, *, with_metrics: bool) -> dict[str, Any]:
     """Return path -> method -> operation."""
 
-    def generation(name: str, summary: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+    def generation(
+        name: str, summary: str, schema: Mapping[str, Any], answer: Mapping[str, Any] = _GENERATED
+    ) -> dict[str, Any]:
         return {
             "post": _use(name, summary)
             | {
                 "parameters": _headers(limits),
                 "requestBody": {"required": True, "content": {_JSON: {"schema": schema}}},
-                "responses": _success(_GENERATED, _STREAM) | error_responses(GENERATION_ERRORS),
+                "responses": _success(answer, _STREAM) | error_responses(GENERATION_ERRORS),
             }
         }
 
@@ -106,6 +112,12 @@ def v1_paths(limits: BodyLimits, error_responses: ErrorResponses, *, with_metric
         "requestBody": {"required": True, "content": {_JSON: {"schema": schema_of(EmbeddingBody)}}},
         "responses": _success(_VECTORS) | error_responses(EMBEDDING_ERRORS),
     }
+    # Its errors are worded as Anthropic's, which the schema of the others does not describe.
+    messages = _use("create_message", "Answer a conversation of blocks.") | {
+        "parameters": _headers(limits),
+        "requestBody": {"required": True, "content": {_JSON: {"schema": MessagesDecoder(limits).schema()}}},
+        "responses": _success(_MESSAGE, {"type": "string", "description": "Events of Anthropic's stream."}),
+    }
     feedback = _use("create_feedback", "Report what you know of an answer.") | {
         "parameters": [{"name": "Idempotency-Key", "in": "header", "required": False, "schema": _TEXT}],
         "requestBody": {
@@ -120,6 +132,10 @@ def v1_paths(limits: BodyLimits, error_responses: ErrorResponses, *, with_metric
             "create_chat_completion", "Answer a conversation, whole or as a stream.", ChatDecoder(limits).schema()
         ),
         "/v1/completions": generation("create_completion", "Continue a text.", CompletionDecoder(limits).schema()),
+        "/v1/responses": generation(
+            "create_response", "Answer a conversation of items.", ResponsesDecoder(limits).schema(), _RESPONSE
+        ),
+        "/v1/messages": {"post": messages},
         "/v1/embeddings": {"post": embeddings},
         "/v1/feedback": {"post": feedback},
         "/v1/models": reading(

@@ -63,8 +63,19 @@ class GradedRow:
     weight: float
 
 
+@dataclass(slots=True)
+class FollowingSteps:
+    """Holds what the further steps of a turn took, at each tier, and what was found of them."""
+
+    costs_usd: Counter[int] = field(default_factory=Counter)
+    logged_usd: float = 0.0
+    verdicts: list[tuple[float, float]] = field(default_factory=list)
+
+
 class PolicyReplay:
-    """Replays logged requests by one policy and sums up what came of it.
+    """Replays logged turns by one policy and sums up what came of it; nearly all are of one request.
+
+    Further steps of a turn follow its decision, whatever it is. They come before it: the newest rows come first.
 
     Parameters
     ----------
@@ -81,6 +92,7 @@ class PolicyReplay:
         self._until_s = until_s
         self._clock = clock
         self.tally = ReplayTally()
+        self._steps: dict[str, FollowingSteps] = {}
 
     def is_over(self) -> bool:
         """Whether the time is up."""
@@ -91,11 +103,20 @@ class PolicyReplay:
         for place, record in enumerate(records):
             if place % _LOOK_EVERY == 0 and self.is_over():
                 return False
-            if not has_its_estimates(record):
+            if record.turn_id is not None:
+                self._add_step(record, record.turn_id, verdicts.get(record.request_id))
+            elif not has_its_estimates(record):
                 self.tally.num_without_estimates += 1
             elif record.decided_tier is not None and record.final_tier is not None and record.error_code is None:
                 self._add(record, verdicts.get(record.request_id))
         return True
+
+    def _add_step(self, record: RequestRecord, turn_id: str, verdict: tuple[float, float] | None) -> None:
+        steps = self._steps.setdefault(turn_id, FollowingSteps())
+        steps.costs_usd.update(self._prices(record))
+        steps.logged_usd += float(record.cost_usd)
+        if verdict is not None:
+            steps.verdicts.append(verdict)
 
     def _add(self, record: RequestRecord, verdict: tuple[float, float] | None) -> None:
         tally, ladder = self.tally, self._catalog.ladder
@@ -117,19 +138,29 @@ class PolicyReplay:
             tally.moves[logged, chosen] += 1
             if len(tally.examples[logged, chosen]) < _EXAMPLES:
                 tally.examples[logged, chosen].append(record.request_id)
-        self._add_cost(record, again.propensities)
+        steps = self._steps.pop(record.request_id, None)
+        self._add_cost(record, again.propensities, steps)
+        if steps is not None:
+            verdict = _verdict_of_turn([*steps.verdicts, *([] if verdict is None else [verdict])])
         self._add_quality(record, again.propensities, verdict)
 
-    def _add_cost(self, record: RequestRecord, target: Mapping[int, float]) -> None:
-        prices = {
+    def _prices(self, record: RequestRecord) -> dict[int, float]:
+        """Return what the same tokens cost at each tier."""
+        return {
             tier.index: float(
-                price_usd(tier, record.prompt_tokens, record.completion_tokens)
+                price_usd(tier, record.prompt_tokens, record.completion_tokens, record.cached_tokens)
                 + tier.price_per_request_usd * (record.num_choices - 1)
             )
             for tier in self._catalog.ladder
         }
+
+    def _add_cost(self, record: RequestRecord, target: Mapping[int, float], steps: FollowingSteps | None) -> None:
+        prices, logged_usd = self._prices(record), float(record.cost_usd)
+        if steps is not None:
+            prices = {tier: price + steps.costs_usd[tier] for tier, price in prices.items()}
+            logged_usd += steps.logged_usd
         self.tally.costs_usd.append(sum(chance * prices[tier] for tier, chance in target.items()))
-        self.tally.logged_costs_usd.append(float(record.cost_usd))
+        self.tally.logged_costs_usd.append(logged_usd)
 
     def _add_quality(
         self, record: RequestRecord, target: Mapping[int, float], verdict: tuple[float, float] | None
@@ -230,6 +261,17 @@ class PolicyReplay:
                 "log never tries. The estimate is for the others."
             )
         return found
+
+
+def _verdict_of_turn(verdicts: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
+    """Return the mean of what was drawn of a turn, with its one probability; None where nothing was checked.
+
+    What is known without a draw (probability 1) counts only where nothing was drawn.
+    """
+    if not verdicts:
+        return None
+    inclusion = min(chance for _, chance in verdicts)
+    return float(np.mean([p_good for p_good, chance in verdicts if chance == inclusion])), inclusion
 
 
 def _logged_rows(graded: Sequence[GradedRow]) -> tuple[LoggedRows, Any]:

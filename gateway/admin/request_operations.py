@@ -23,7 +23,7 @@ from gateway.admin.operation import AdminRequest, AdminResponse, AdminShape, Ope
 from gateway.admin.record_views import Json, RequestView, row_view
 from gateway.answering.explanation import explain
 from gateway.errors import NotFound
-from gateway.ids import is_uuid
+from gateway.ids import bare_id, is_uuid
 from gateway.store.records import RequestRecord
 
 # Columns of feedback that hold what people wrote.
@@ -75,8 +75,8 @@ class RequestOperations(OperationGroup):
         """Show why a request went where it went, what other tiers would have cost, what its checks said, and whether it
         would be decided otherwise today.
         """
-        bare_id = request_id.removeprefix("chatcmpl-").removeprefix("cmpl-")
-        record = await self._context.store.get_request(bare_id) if is_uuid(bare_id) else None
+        bare = bare_id(request_id)
+        record = await self._context.store.get_request(bare) if is_uuid(bare) else None
         if record is None:
             raise NotFound("request", request_id)
         checks, feedback, gold = await self._context.queries.of_request(record.request_id)

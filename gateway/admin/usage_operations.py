@@ -14,7 +14,7 @@ from gateway.admin.operation import AdminRequest, AdminResponse, AdminShape, Ope
 from gateway.admin.record_views import Usd, usd, usd_of_nano
 from gateway.api.declaration import JsonScalar, Words
 from gateway.errors import InvalidRequest
-from policies.pricing import from_nano_usd
+from policies.pricing import from_nano_usd, price_usd
 from policies.types import Tier
 
 _GROUPS = ("day", "tenant", "key", "tier", "policy", "model")
@@ -60,6 +60,7 @@ class UsageSums(Struct):
     num_failed: int
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int
     compute_s: float
     cost_usd: Usd
     measured_cost_usd: Usd
@@ -102,17 +103,15 @@ def _sums(row: Mapping[str, Any], top: Tier) -> dict[str, Any]:
     Savings count what a tier answered; requests without one (embeddings, failures) cost the same either way.
     """
     cost_usd = from_nano_usd(int(row["cost_nano_usd"]))
-    all_top_usd = (
-        top.price_per_request_usd * int(row["routed_choices"])
-        + top.price_per_input_token_usd * int(row["routed_prompt_tokens"])
-        + top.price_per_output_token_usd * int(row["routed_completion_tokens"])
-    )
+    tokens = [int(row[f"routed_{each}_tokens"]) for each in ("prompt", "completion", "cached")]
+    all_top_usd = price_usd(top, *tokens) + top.price_per_request_usd * (int(row["routed_choices"]) - 1)
     saved_usd = all_top_usd - cost_usd
     sums = UsageSums(
         num_requests=int(row["num_requests"]),
         num_failed=int(row["num_failed"]),
         prompt_tokens=int(row["prompt_tokens"]),
         completion_tokens=int(row["completion_tokens"]),
+        cached_tokens=int(row["cached_tokens"]),
         compute_s=float(row["compute_s"]),
         cost_usd=usd(cost_usd),
         measured_cost_usd=usd_of_nano(row["measured_cost_nano_usd"]),

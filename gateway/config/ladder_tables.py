@@ -1,4 +1,4 @@
-"""Reads the tables whose keys are names: the ladder's tiers, the served models, their devices, the policies."""
+"""Reads the tables whose keys are names: tiers, served models, prices of their vectors, devices, policies."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, Literal
 from backends.config import MODEL_KINDS, DeviceConfig, ModelConfig, device_key
 from gateway.config.policy_body import read_policy
 from gateway.config.raw_config import Leaf, Table
+from gateway.config.sections import EmbeddingConfig
 from gateway.config.table_reader import ConfigReader, join
 from policies.errors import InvalidLadder
 from policies.ladder import Ladder, check_ladder
@@ -68,6 +69,21 @@ def read_devices(reader: ConfigReader, node: Table | Leaf | None) -> dict[str, D
         elif device := reader.read(DeviceConfig, table, path):
             devices[key] = device
     return devices
+
+
+def read_embeddings(
+    reader: ConfigReader, node: Table | Leaf | None, models: Table | Leaf | None
+) -> dict[str, EmbeddingConfig]:
+    """Return ``[embeddings.NAME]`` by served model; each must be described in ``models``, the written ``[models]``."""
+    found: dict[str, EmbeddingConfig] = {}
+    known = models if isinstance(models, dict) else {}
+    for name, table in reader.named_tables(node, "embeddings"):
+        path = f"embeddings.{name}"
+        if name not in known:
+            reader.refuse(path, f"is no served model; known: {', '.join(map(repr, known)) or 'none'}", table)
+        elif embedding := reader.read(EmbeddingConfig, table, path):
+            found[name] = embedding
+    return found
 
 
 def read_policies(

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from backends.config import MODEL_KINDS, DeviceConfig
+from gateway.config.sections import EmbeddingConfig
 from gateway.config.settings import SECTIONS
 from gateway.config.table_reader import declared_fields, join
 from gateway.config.value_reader import expectation
@@ -27,6 +28,7 @@ DECLARED: Mapping[str, type[Any]] = {
     "policy": Policy,
     "tiers": Tier,
     "devices": DeviceConfig,
+    "embeddings": EmbeddingConfig,
     **{f"models-{kind}": cls for kind, cls in MODEL_KINDS.items()},
 }
 

@@ -69,6 +69,9 @@ class ServerConfig:
         "Most requests being answered at once over all models; by default as many as the models take together.",
         at_least=1,
     )
+    conversation_ttl_s: float = option(
+        86_400.0, "What a conversation stands at is forgotten when it rests longer.", at_least=1
+    )
     queue_limit: int = option(1024, "Most requests waiting for a place; more get 429.", at_least=0)
     max_queue_s: float = option(
         5.0,
@@ -81,6 +84,12 @@ class ServerConfig:
     )
     slow_client_timeout_s: float = option(
         30.0, "A client that takes nothing for this many seconds is cut off.", at_least=0.1
+    )
+    sse_ping_s: float = option(
+        15.0,
+        "Seconds of silence after which a stream is sent a comment that clients skip, its head with the first; 0 sends "
+        "none.",
+        at_least=0,
     )
     keep_alive_timeout_s: float = option(
         75.0,
@@ -116,6 +125,15 @@ class AuthConfig:
         "everywhere; `never`: open to whoever can connect.",
     )
     key_cache_s: float = option(10.0, "Seconds a checked key is remembered; a revoked one lives as long.", at_least=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingConfig:
+    """Prices the vectors of one served model."""
+
+    price_per_token_usd: Decimal = option(
+        Decimal(0), "Price of a token that is read for its vector; without the table that of its tier.", at_least=0
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

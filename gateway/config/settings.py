@@ -19,6 +19,7 @@ from gateway.config.ladder_tables import (
     DEFAULT_POLICY,
     check_references,
     read_devices,
+    read_embeddings,
     read_ladder,
     read_models,
     read_policies,
@@ -40,6 +41,7 @@ class Settings:
     ladder : the tiers, cheapest first
     models : served model's name -> how it is served
     devices : device's name -> what its models share
+    embeddings : served model's name -> what its vectors cost
     policy : the policy of requests that name none
     policies : all policies by name, the default one included
     api_keys : model's name -> the secret its ``api_key_env`` named; never shown
@@ -64,6 +66,7 @@ class Settings:
     ladder: Ladder
     models: Mapping[str, ModelConfig]
     devices: Mapping[str, DeviceConfig] = field(default_factory=dict)
+    embeddings: Mapping[str, sections.EmbeddingConfig] = field(default_factory=dict)
     config_file: Path | None = None
     api_keys: Mapping[str, str] = field(default_factory=dict, repr=False)
     values: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -86,7 +89,7 @@ SECTIONS: Mapping[str, type[Any]] = {
 }
 """Name of each section in the file, and the class that declares its keys."""
 
-_TOP_LEVEL_KEYS = ("data_dir", *SECTIONS, "policy", "policies", "tiers", "models", "devices")
+_TOP_LEVEL_KEYS = ("data_dir", *SECTIONS, "policy", "policies", "tiers", "models", "devices", "embeddings")
 
 # Not admin: SUFFICE_ADMIN_KEY is a client's key, and no section with an underscore missing.
 _SECTIONS_IN_VARIABLES = ({*SECTIONS} - {"admin"}) | {"policy"}
@@ -151,6 +154,7 @@ def _settle(table: Table, environ: Mapping[str, str], path: Path | None, need_se
     ladder = read_ladder(reader, table.get("tiers"))
     models = read_models(reader, table.get("models"))
     devices = read_devices(reader, table.get("devices"))
+    embeddings = read_embeddings(reader, table.get("embeddings"), table.get("models"))
     policies = read_policies(reader, table.get("policy"), table.get("policies"), ladder)
     url = Leaf(f"sqlite:///{data_dir.absolute() / 'suffice.db'}", "default: in data_dir")
     table = merge([{"database": {"url": url}}, table])
@@ -168,6 +172,7 @@ def _settle(table: Table, environ: Mapping[str, str], path: Path | None, need_se
         ladder=ladder,
         models=models,
         devices=devices,
+        embeddings=embeddings,
         config_file=path,
         api_keys=api_keys,
         values=reader.values,

@@ -1,7 +1,8 @@
 """Whether a policy holds its floor, tier by tier and as a whole, from what was checked. Pure: rows in, findings out.
 
 Answers whose checks failed or are still to come are taken to be missing at random: the chance of having been checked is
-the chance of having been drawn times the share of drawn ones that are done.
+the chance of having been drawn times the share of drawn ones that are done. Faulty answers, which need no check, are
+all there.
 """
 
 from __future__ import annotations
@@ -161,7 +162,7 @@ def raw_upgrade_rate(rows: Sequence[CheckedRow], num: int = RAW_SAMPLES) -> dict
     Shown because people ask for it; nothing follows from it, since a grader that errs moves it by itself.
     """
     last = sorted((row for row in rows if row.is_up), key=lambda row: (row.finished_at, row.verification_id))[-num:]
-    flagged = sum(1 - row.verdict for row in last)
+    flagged = round(sum(1 - row.verdict for row in last))
     return {
         "value": flagged / len(last) if last else None,
         "low": binomial_lower(flagged, len(last), 0.975) if last else 0.0,
@@ -233,7 +234,8 @@ def _part(key: Key, evidence: FloorEvidence, asked: Quarantine | None) -> _TierS
     count = evidence.drawn.get((key, True), DrawnCount())
     done_share = count.num_done / count.num_drawn if count.num_drawn else 1.0
     rows = tuple(row for row in evidence.rows if row.is_up and (*_key3(row), row.tier) == key)
-    inclusion = np.array([max(row.inclusion * done_share, 1e-6) for row in rows], dtype=np.float64)
+    shares = [row.inclusion if row.is_known else row.inclusion * done_share for row in rows]
+    inclusion = np.array([max(each, 1e-6) for each in shares], dtype=np.float64)
     estimates = np.array([-1.0 if row.p_as_good is None else row.p_as_good for row in rows], dtype=np.float64)
     kept = np.array([evidence.keeps(row) for row in rows], dtype=np.bool_)
     if asked is not None:

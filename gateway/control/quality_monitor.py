@@ -369,6 +369,7 @@ class QualityMonitor:
         if len(rows) == _MAX_ROWS:
             # The traffic must be of the same time as the rows that stand for it.
             since = min(row.created_at for row in rows)
+        rows = await self._reader.by_turn(rows)
         traffic, drawn = await self._reader.traffic(since), await self._reader.drawn(since)
         gold = await self._reader.gold(self._config.min_gold)
         evidence = FloorEvidence(rows, traffic, drawn, gold, self._plane.state.groups)

@@ -98,10 +98,10 @@ class RouterSet:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-def sticky_key(tenant: str, session_id: str | None, key_id: str | None, request_id: str) -> str:
-    """Return what a rollout's share is drawn by: tenant and conversation, else the API key, else the request alone."""
-    if session_id is not None:
-        return f"session\0{tenant}\0{session_id}"
+def sticky_key(conversation: str | None, key_id: str | None, request_id: str) -> str:
+    """Return what a rollout's share is drawn by: the conversation, else the API key, else the request alone."""
+    if conversation is not None:
+        return f"conversation\0{conversation}"
     if key_id is not None:
         return f"key\0{key_id}"
     return f"request\0{request_id}"

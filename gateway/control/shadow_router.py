@@ -52,6 +52,7 @@ class ShadowRequest:
     turns: tuple[tuple[str, str], ...]
     facts: RequestFacts
     tier: int
+    tools: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +175,8 @@ class ShadowRouter:
             return None
         loop = asyncio.get_running_loop()
         try:
-            estimate = await loop.run_in_executor(self._thread, _predict, router, RouterRequest(routed.turns))
+            asked = RouterRequest(routed.turns, tools=routed.tools)
+            estimate = await loop.run_in_executor(self._thread, _predict, router, asked)
             tier = self._would_be(watching, routed, estimate)
         except PolicyError:
             return None

@@ -5,8 +5,10 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from decimal import Decimal
 from hashlib import blake2b
+from types import MappingProxyType
 from typing import Any
 
 from backends.protocol import Backend
@@ -35,6 +37,7 @@ class Catalog:
     several tiers stands for the cheapest of them.
 
     ``shares_prefix_cache``: tenants may read each other's prefixes from the backends' caches.
+    ``embedding_prices_usd``: served model -> price of a token read for its vector, where it is not that of its tier.
     """
 
     def __init__(
@@ -45,7 +48,9 @@ class Catalog:
         backends: Mapping[str, Backend],
         *,
         shares_prefix_cache: bool = False,
+        embedding_prices_usd: Mapping[str, Decimal] = MappingProxyType({}),
     ) -> None:
+        self._embedding_prices_usd = embedding_prices_usd
         # Of this process alone: caches live no longer, and no tenant's salt can be guessed from its name.
         self._salt_key = None if shares_prefix_cache else secrets.token_bytes(16)
         self.ladder = ladder
@@ -164,6 +169,12 @@ class Catalog:
         field = "regions" if regions else "policy"
         raise OutsideRegions(f"No model that makes embeddings for {model!r} is in {said}.", fields=(field,))
 
+    def embedding_tier(self, model: str) -> Tier:
+        """Return what a served model's vectors are priced by: its cheapest tier, or as the configuration says."""
+        tier = next((tier for tier in self.ladder if tier.model == model), Tier(0, "", model))
+        price_usd = self._embedding_prices_usd.get(model)
+        return tier if price_usd is None else replace(tier, price_per_input_token_usd=price_usd)
+
     def listing(self, created_s: int, permissions: Permissions = EVERYTHING) -> list[dict[str, Any]]:
         """The entries of ``GET /v1/models``: what a caller may use."""
         usable = self._usable(permissions)
@@ -219,12 +230,15 @@ class Catalog:
             return _model_entry(name, created_s) | {"suffice": note}
         tier, backend = target.tier, self.backend(target.tier)
         context = tier.context_length or backend.context_length
+        cached = tier.price_per_cached_token_usd
+        cached = tier.price_per_input_token_usd if cached is None else cached
         note |= {
             "tier": tier.index,
             "name": tier.name,
             "model": tier.model,
             "price_per_request_usd": str(tier.price_per_request_usd),
             "price_per_input_token_usd": str(tier.price_per_input_token_usd),
+            "price_per_cached_token_usd": str(cached),
             "price_per_output_token_usd": str(tier.price_per_output_token_usd),
             "region": tier.region,
         }

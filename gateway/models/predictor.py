@@ -72,12 +72,12 @@ class Predictor:
         except Exception:
             _log.exception("the router failed on a sample; requests it fails on are routed without an estimate")
 
-    async def predict(self, turns: tuple[tuple[str, str], ...]) -> Sufficiency | None:
+    async def predict(self, turns: tuple[tuple[str, str], ...], tools: tuple[float, ...] = ()) -> Sufficiency | None:
         """Calibrated estimates for one request, or None: no router, no text, too slow, or it failed."""
         router = self.router
         if router is None or not turns:
             return None
-        request = RouterRequest(turns)
+        request = RouterRequest(turns, tools=tools)
         loop = asyncio.get_running_loop()
         if self._mean_cpu_s < _INLINE_CPU_S and sum([len(text) for _, text in turns]) < _INLINE_CHARS:
             answer: asyncio.Future[Sufficiency | None] = loop.create_future()

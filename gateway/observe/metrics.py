@@ -130,6 +130,7 @@ class Metrics(Collector):
         self.decisions: Counter[tuple[str, str, str, str]] = Counter()
         self.rejected: Counter[tuple[str, str]] = Counter()
         self.failed_attempts: Counter[tuple[str, str]] = Counter()
+        self.faulty_answers: Counter[tuple[str, str]] = Counter()
         self.http: Counter[tuple[str, str]] = Counter()
         self.overhead_s = Distribution(FAST_S)
         self.routing_s = Distribution(FAST_S)
@@ -214,6 +215,12 @@ class Metrics(Collector):
             "Tries whose answer was not sent.",
             ["tier", "error"],
             self.failed_attempts,
+        )
+        yield _counter(
+            "suffice_faulty_answers",
+            "Answers sent that broke what their request asks of calls or form.",
+            ["tier", "fault"],
+            self.faulty_answers,
         )
         yield CounterMetricFamily(
             "suffice_log_lines_dropped", "Log lines that nobody read in time.", value=standard_error().num_dropped

@@ -32,7 +32,7 @@ Row = Mapping[str, Any]
 
 # What a group is called -> the dimension of the sums.
 _DIMENSION = {"key": "key_id", "tier": "final_tier", "policy": "policy_name", "model": "model_served"}
-_ROUTED = ("num_choices", "prompt_tokens", "completion_tokens")
+_ROUTED = ("num_choices", "prompt_tokens", "completion_tokens", "cached_tokens")
 _USAGE = (
     *("num_requests", "num_failed", "cost_nano_usd", "measured_cost_nano_usd", "compute_s"),
     *_ROUTED,

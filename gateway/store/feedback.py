@@ -13,6 +13,7 @@ from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
 from gateway.ids import uuid7
 from gateway.store.errors import FeedbackFull
+from gateway.store.records import CALLS_MARK
 from gateway.store.store import Store
 from gateway.store.tables import feedback, gold_labels, request_texts, requests, verification_texts, verifications
 from policies.judge_correction import GoldCounts
@@ -128,7 +129,10 @@ class FeedbackBook:
                 await connection.execute(insert(gold_labels), rows)
 
     async def kept_answers(self, request_id: str, final_tier: int | None) -> list[KeptAnswer]:
-        """The answers to a request whose texts are still there: as served, and as written for a check."""
+        """The answers to a request whose texts are still there: as served, and as written for a check.
+
+        Answers with calls of tools are left out: no reference text says what they are worth.
+        """
         served = select(request_texts.c.answer).where(request_texts.c.request_id == request_id)
         checked = (
             select(verifications.c.tier, verifications.c.against_tier, verification_texts)
@@ -144,7 +148,7 @@ class FeedbackBook:
                 found[row["tier"]] = row["answer"]
                 if row["other_answer"] is not None:
                     found[row["against_tier"]] = row["other_answer"]
-        return [KeptAnswer(tier, text) for tier, text in found.items()]
+        return [KeptAnswer(tier, text) for tier, text in found.items() if not text.startswith(CALLS_MARK)]
 
     async def gold_mark(self) -> tuple[Any, ...]:
         """Return what differs once labels or finished checks were added or deleted; read from indexes alone."""

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Literal
 
-from sqlalchemy import case, func, literal, select
+from sqlalchemy import case, distinct, func, literal, select
 
 from gateway.store.feedback import FeedbackBook
 from gateway.store.rollups import Span, UsageSums
 from gateway.store.store import Store
 from gateway.store.tables import requests, retrain_runs, shadow_decisions, verifications
 from policies.judge_correction import GoldCounts
+from policies.sampling import FAULTY
+from policies.turn_outcome import turn_outcome
 from policies.types import ReasonCode
 
 _BATCH = 500
@@ -36,9 +38,11 @@ class CheckedRow:
     is_up : the cheap answer was the served one
     inclusion : probability with which it was drawn
     loss : 1 - P(the cheap answer was good enough)
-    verdict : 1 good enough, 0 not
+    verdict : 1 good enough, 0 not; of a turn of several steps, the share
     p_as_good : what the router had estimated for that tier; None without an estimate
     is_quarantine_check : the request had gone up because a tier was in doubt
+    is_known : its answer was faulty for certain, so it is in the sample without a draw
+    turn_id : the request that the tier was decided for, where that is another
     """
 
     verification_id: str
@@ -54,10 +58,12 @@ class CheckedRow:
     policy_version: str
     router_version: str
     loss: float
-    verdict: int
+    verdict: float
     p_as_good: float | None
     is_quarantine_check: bool = False
     dear_tier: int = 0
+    is_known: bool = False
+    turn_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +112,15 @@ class MonitorReader:
         self._gold: tuple[tuple[Any, ...], GoldCounts] | None = None
 
     async def checked(self, *, finished_since: datetime, limit: int) -> AsyncIterator[CheckedRow]:
-        """Finished checks in the order of their ends."""
+        """Finished checks of decisions in the order of their ends; further steps of their turns left out.
+
+        A test that looks at each answer as it comes wants one a turn: what follows is no news of its own.
+        """
         joined = verifications.join(requests, _V.request_id == _R.request_id)
         statement = (
-            select(*(_V[name] for name in _COLUMNS), _R.sufficiency, _R.reason)
+            select(*(_V[name] for name in _COLUMNS), _R.sufficiency, _R.reason, _R.confidence)
             .select_from(joined)
-            .where(_V.status == "done", _V.finished_at >= finished_since)
+            .where(_V.status == "done", _V.finished_at >= finished_since, _V.turn_id.is_(None))
             .order_by(_V.finished_at, _V.verification_id)
             .limit(limit)
         )
@@ -131,9 +140,9 @@ class MonitorReader:
         cheap = case((_V.direction == "up", _V.tier), else_=_V.against_tier)
         is_own = (_V.router_version == version) & (_V.direction == "up")
         statement = (
-            select(*(_V[name] for name in _COLUMNS), _R.sufficiency, _R.reason)
+            select(*(_V[name] for name in _COLUMNS), _R.sufficiency, _R.reason, _R.confidence)
             .select_from(joined)
-            .where(_V.status == "done", _V.finished_at >= finished_since)
+            .where(_V.status == "done", _V.finished_at >= finished_since, _V.turn_id.is_(None))
             .where(is_own | ((_V.router_version != version) & (shadow.shadow_tier == cheap)))
             .order_by(_V.finished_at, _V.verification_id)
             .limit(limit)
@@ -145,7 +154,7 @@ class MonitorReader:
         """The newest finished checks of requests since a moment, oldest first."""
         joined = verifications.join(requests, _V.request_id == _R.request_id)
         statement = (
-            select(*(_V[name] for name in _COLUMNS), _R.sufficiency, _R.reason)
+            select(*(_V[name] for name in _COLUMNS), _R.sufficiency, _R.reason, _R.confidence)
             .select_from(joined)
             .where(_V.status == "done", _V.created_at >= created_since)
             .order_by(_V.finished_at.desc(), _V.verification_id.desc())
@@ -153,8 +162,26 @@ class MonitorReader:
         )
         return [_checked(row) async for row in self._stream(statement)][::-1]
 
+    async def by_turn(self, rows: Sequence[CheckedRow]) -> list[CheckedRow]:
+        """Return checked answers with those of one turn as one row, in their order.
+
+        The row stands for its turn as :func:`policies.turn_outcome.turn_outcome` says; its estimate is the decision's.
+        """
+        ids = list({row.turn_id or row.request_id: None for row in rows})
+        sizes: dict[str, int] = {}
+        has_steps = bool(await self._all(select(_R.request_id).where(_R.turn_id.is_not(None)).limit(1)))
+        for begin in range(0, len(ids) if has_steps else 0, _BATCH):
+            mine = _R.turn_id.in_(ids[begin : begin + _BATCH])
+            counted = select(_R.turn_id, func.count().label("num")).where(mine, _R.verify_probability.is_not(None))
+            sizes |= {row["turn_id"]: row["num"] for row in await self._all(counted.group_by(_R.turn_id))}
+        turns: dict[Any, list[CheckedRow]] = {}
+        for row in rows:
+            key = (row.turn_id or row.request_id, row.is_up, row.tier, row.dear_tier)
+            turns.setdefault(key, []).append(row)
+        return [_turn(found, 1 + sizes.get(key[0], 0)) for key, found in turns.items()]
+
     async def traffic(self, since: datetime) -> dict[Key, Traffic]:
-        """Requests whose answers could be drawn, by what decided them and who answered."""
+        """Turns whose answers could be drawn, by what decided them and who answered."""
         found = await UsageSums(self._store).read(Span(since), _KEY, _DRAWABLE)
         return {key: traffic for key, sums in found.items() if (traffic := _traffic(key, sums)) is not None}
 
@@ -170,11 +197,11 @@ class MonitorReader:
         }
 
     async def drawn(self, since: datetime) -> dict[tuple[Key, bool], DrawnCount]:
-        """Drawn answers by the same key and whether they are checked upward."""
+        """Drawn turns by the same key and whether they are checked upward; those known without a draw left out."""
         key = (_V.policy_name, _V.policy_version, _V.router_version, _V.tier, _V.direction)
         statement = (
-            select(*key, func.count().label("num"), func.count().filter(_V.status == "done").label("done"))
-            .where(_V.created_at >= since)
+            select(*key, _num_turns(True).label("num"), _num_turns(_V.status == "done").label("done"))
+            .where(_V.created_at >= since, _V.stratum != FAULTY)
             .group_by(*key)
         )
         found: dict[tuple[Key, bool], DrawnCount] = {}
@@ -213,7 +240,9 @@ class MonitorReader:
             return None
         is_new = literal(True) if row["ended_at"] is None else _V.finished_at > row["ended_at"]
         counted = select(func.count().label("num"), func.count().filter(is_new).label("num_new"))
-        counted = counted.select_from(verifications).where(_V.status == "done", _V.created_at >= since)
+        counted = counted.select_from(verifications).where(
+            _V.status == "done", _V.created_at >= since, _V.turn_id.is_(None)
+        )
         if is_foreign:
             counted = counted.join(requests, _V.request_id == _R.request_id).where(_R.reason == ReasonCode.NOVEL.value)
         (found,) = await self._all(counted)
@@ -252,6 +281,32 @@ class MonitorReader:
                 yield dict(row)
 
 
+def _num_turns(which: Any) -> Any:
+    turn = func.coalesce(_V.turn_id, _V.request_id)
+    return func.count(distinct(turn if which is True else case((which, turn))))
+
+
+def _turn(rows: Sequence[CheckedRow], num_steps: int) -> CheckedRow:
+    """Return one row for what was checked of a turn; a turn of one step is its own."""
+    first = min(rows, key=lambda row: (row.turn_id is not None, row.request_id))
+    if num_steps == 1 and len(rows) == 1:
+        return first
+    drawn, known = [row for row in rows if not row.is_known], [row for row in rows if row.is_known]
+    inclusion = drawn[0].inclusion if drawn else 1.0
+    loss, weigh_by = turn_outcome([r.loss for r in drawn], [r.loss for r in known], num_steps, inclusion)
+    flag, _ = turn_outcome([1.0 - r.verdict for r in drawn], [1.0 - r.verdict for r in known], num_steps, inclusion)
+    return replace(
+        first,
+        request_id=first.turn_id or first.request_id,
+        finished_at=max(row.finished_at for row in rows),
+        inclusion=weigh_by,
+        loss=loss,
+        verdict=1.0 - flag,
+        is_known=not drawn,
+        turn_id=None,
+    )
+
+
 def _traffic(key: Any, sums: Mapping[str, Any]) -> Traffic | None:
     """None where no answer was ever asked whether to be drawn, or none was given."""
     num, never, least = (sums[name] for name in _DRAWABLE)
@@ -269,6 +324,8 @@ _COLUMNS = (
     "tier",
     "against_tier",
     "inclusion_probability",
+    "stratum",
+    "turn_id",
     "tenant",
     "domain",
     "policy_name",
@@ -300,7 +357,10 @@ def _checked(row: Mapping[str, Any]) -> CheckedRow:
         row["router_version"],
         min(max(1.0 - p_good, 0.0), 1.0),
         int(verdict),
-        estimates.get(tier),
+        # A step stands under its turn's decision, and so under the estimate of that.
+        row["confidence"] if is_up and row["turn_id"] is not None else estimates.get(tier),
         row["reason"] == ReasonCode.QUARANTINED.value,
         row["against_tier"] if is_up else row["tier"],
+        row["stratum"] == FAULTY,
+        row["turn_id"],
     )

@@ -10,7 +10,13 @@ from typing import Any
 
 from backends.protocol import FinishReason
 from classifier.types import TierSufficiency
-from policies.sampling import Direction
+from policies.sampling import Direction, DrawnCheck
+
+VALIDATOR, VALIDATOR_VERSION = "validator", "1"
+"""What says that an answer is of no use without asking anyone: see :mod:`gateway.outcomes.answer_validator`."""
+
+CALLS_MARK = "\x1d"
+"""Begins the kept text of an answer that holds calls of tools: see :func:`gateway.verify.request_codec.pack_answer`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +25,7 @@ class Attempt:
 
     ``doubted`` is the code of a try that answered and whose answer a higher tier's took the place of: ``cost_nano_usd``
     is what it cost by the price table, and is part of the row's cost. ``confidence`` is the tier's own in its answer,
-    where the policy asked for it.
+    where the policy asked for it. ``faulty`` is the same of an answer whose calls or form were wrong for certain.
     """
 
     tier: int
@@ -68,6 +74,11 @@ class RequestRecord:
     traceparent : W3C trace context of the caller
     domain : what the prompt is about, empty when nothing says so
     barred : tiers that a limit kept from the request -> which: ``region``, ``cost`` or ``key``
+    conversation : keyed hash of the conversation and its tenant
+    turn, step : the user's turn in it, from 1, and the model's outputs before this one in that turn; None of requests
+        that are no step of their conversation
+    turn_id : the request whose decision this one followed, inside a loop of tool calls; None where it was decided anew
+    call_digest : keyed hash that the results of its calls will name; None without calls
     """
 
     request_id: str
@@ -127,6 +138,12 @@ class RequestRecord:
     traceparent: str | None = None
     domain: str = ""
     barred: Mapping[int, str] = field(default_factory=dict)
+    is_side_request: bool = False  # not stored
+    conversation: str | None = None
+    turn: int | None = None
+    step: int | None = None
+    turn_id: str | None = None
+    call_digest: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +158,10 @@ class VerificationJob:
     domain : what the prompt is about, empty when nothing says so
     prompt, sampling, answer : see :mod:`gateway.verify.request_codec`
     regions : those that the prompt may be sent to; anywhere when None
+    known_fault : what is wrong with the answer for certain. Such a job is done as it is made, with the verdict 0, and
+        keeps no texts; empty where it is still to be done
+    ended_at : when the answer was complete; needed with ``known_fault``
+    turn_id : as of the request
     """
 
     verification_id: str
@@ -160,6 +181,9 @@ class VerificationJob:
     policy_version: str = ""
     router_version: str = ""
     regions: tuple[str, ...] | None = None
+    known_fault: str = ""
+    ended_at: datetime | None = None
+    turn_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,6 +220,21 @@ class SessionRecord:
     model: str
     cached_tokens: int
     updated_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """An answer with calls as a later step of its turn reads it back: who gave it, and what its turn was drawn for."""
+
+    tier: int
+    turn_id: str
+    prompt_tokens: int
+    completion_tokens: int
+    turn: int | None
+    step: int | None
+    confidence: float | None
+    probability: float | None
+    drawn: DrawnCheck | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,21 +40,25 @@ def _sum(column: Any, default: Any = 0) -> Any:
     return func.coalesce(func.sum(column), default)
 
 
+# A row whose tier was decided; the others followed such a decision, as further steps of its turn.
+_IS_DECIDED = _R.turn_id.is_(None)
+
 MEASURES: Mapping[str, Any] = {
     "num_requests": func.count(),
     "num_failed": func.count().filter(_R.error_code.is_not(None)),
     "num_choices": _sum(_R.num_choices),
     "prompt_tokens": _sum(_R.prompt_tokens),
     "completion_tokens": _sum(_R.completion_tokens),
+    "cached_tokens": _sum(_R.cached_tokens),
     "cost_nano_usd": _sum(_R.cost_nano_usd),
     "measured_cost_nano_usd": _sum(_R.measured_cost_nano_usd),
     # By device seconds where measured, else by the price table.
     "serving_cost_nano_usd": _sum(func.coalesce(_R.measured_cost_nano_usd, _R.cost_nano_usd)),
     "compute_s": _sum(_R.compute_s, 0.0),
-    # What could be drawn for a check, what could not, and the least chance of the first.
-    "num_drawable": func.count().filter(_R.verify_probability > 0.0),
-    "num_undrawable": func.count().filter(_R.verify_probability <= 0.0),
-    "least_probability": func.min(_R.verify_probability).filter(_R.verify_probability > 0.0),
+    # Turns that could be drawn for a check, that could not, and the least chance of the first.
+    "num_drawable": func.count().filter(_IS_DECIDED, _R.verify_probability > 0.0),
+    "num_undrawable": func.count().filter(_IS_DECIDED, _R.verify_probability <= 0.0),
+    "least_probability": func.min(_R.verify_probability).filter(_IS_DECIDED, _R.verify_probability > 0.0),
 }
 """Name -> how it is computed of rows; sums of sums in the roll-ups, but the least of the least."""
 

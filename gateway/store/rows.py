@@ -18,7 +18,18 @@ import orjson
 
 from backends.protocol import FinishReason
 from classifier.types import TierSufficiency
-from gateway.store.records import ApiKey, Attempt, PolicyVersion, RequestRecord, SessionRecord, VerificationJob
+from gateway.store.records import (
+    VALIDATOR,
+    VALIDATOR_VERSION,
+    ApiKey,
+    Attempt,
+    PolicyVersion,
+    RequestRecord,
+    SessionRecord,
+    StepRecord,
+    VerificationJob,
+)
+from policies.sampling import FAULTY, DrawnCheck
 
 Row = tuple[Any, ...]
 EncodeTime = Callable[[datetime], Any]
@@ -93,7 +104,7 @@ def encode_record(
         _session_row(record, encode_time),
         key_use,
         None if job is None else _job_row(job, encode_time),
-        None if job is None else _job_text_row(job),
+        None if job is None or job.known_fault else _job_text_row(job),
     )
 
 
@@ -150,17 +161,28 @@ def _request_row(record: RequestRecord, encode_time: EncodeTime) -> Row:
         _optional(r.traceparent),
         r.domain,
         to_json(r.barred) if r.barred else None,
+        r.conversation,
+        r.turn,
+        r.step,
+        r.turn_id,
+        r.call_digest,
     )
 
 
 def _job_row(job: VerificationJob, encode_time: EncodeTime) -> Row:
-    """A queued job: unclaimed, untried, without a result."""
+    """A queued job: unclaimed, untried, without a result; or one whose verdict is known without any work."""
     identity = (job.verification_id, job.request_id, encode_time(job.created_at))
     drawn = (job.direction, job.tier, job.against_tier, job.inclusion_probability, job.stratum)
     about = (clean_text(job.tenant), job.domain, job.policy_name, job.policy_version, job.router_version)
-    claim = ("queued", None, None, 0, None, None)
-    result = (None, None, None, None, "{}", 0, None, None)
-    return (*identity, *drawn, *about, *claim, *result, None if job.regions is None else to_json(job.regions))
+    claim: Row = ("queued", None, None, 0, None, None)
+    result: Row = (None, None, None, None, "{}", 0, None, None)
+    if job.known_fault:
+        assert job.ended_at is not None, "what is done has an end"
+        scores = {VALIDATOR: 0.0, f"{VALIDATOR}.{job.known_fault}": 1.0}
+        claim = ("done", None, None, 0, None, encode_time(job.ended_at))
+        result = (0.0, 0, VALIDATOR, VALIDATOR_VERSION, to_json(scores), 0, 0.0, None)
+    regions = None if job.regions is None else to_json(job.regions)
+    return (*identity, *drawn, *about, *claim, *result, regions, job.turn_id)
 
 
 def _job_text_row(job: VerificationJob) -> Row:
@@ -169,6 +191,8 @@ def _job_text_row(job: VerificationJob) -> Row:
 
 def _session_row(record: RequestRecord, encode_time: EncodeTime) -> Row | None:
     if record.session_id is None or record.final_tier is None or record.finish_reason not in _ANSWERED:
+        return None
+    if record.is_side_request:
         return None
     ended_at = record.created_at + timedelta(seconds=record.total_s)
     return (
@@ -278,6 +302,16 @@ def decode_key(row: Mapping[str, Any]) -> ApiKey:
 
 def decode_session(row: Mapping[str, Any]) -> SessionRecord:
     return SessionRecord(**row)
+
+
+def decode_step(row: Mapping[str, Any]) -> StepRecord:
+    fields = dict(row)
+    direction, against, chance, stratum = (
+        fields.pop(name) for name in ("direction", "against_tier", "inclusion_probability", "stratum")
+    )
+    # A fault that was known without a draw says nothing of the turn's own draw.
+    is_drawn = direction is not None and stratum != FAULTY
+    return StepRecord(drawn=DrawnCheck(direction, against, chance, stratum) if is_drawn else None, **fields)
 
 
 def decode_policy_version(row: Mapping[str, Any]) -> PolicyVersion:

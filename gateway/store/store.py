@@ -21,18 +21,28 @@ from gateway.store.committer import GroupCommitter
 from gateway.store.engines import make_engine, prepare_sqlite_file, truncate_wal, use_wal
 from gateway.store.errors import RecordRejected, StoreClosed
 from gateway.store.migrate import ensure_schema
-from gateway.store.records import ApiKey, PolicyVersion, RequestRecord, SessionRecord, VerificationJob
+from gateway.store.records import ApiKey, PolicyVersion, RequestRecord, SessionRecord, StepRecord, VerificationJob
 from gateway.store.rows import (
     clean_text,
     decode_key,
     decode_policy_version,
     decode_record,
     decode_session,
+    decode_step,
     encode_record,
 )
 from gateway.store.server_lock import ServerLock
 from gateway.store.sinks import BatchSink, PostgresSink, SqliteSink
-from gateway.store.tables import api_keys, configs, policy_versions, request_texts, requests, secrets, sessions
+from gateway.store.tables import (
+    api_keys,
+    configs,
+    policy_versions,
+    request_texts,
+    requests,
+    secrets,
+    sessions,
+    verifications,
+)
 from gateway.store.translate import RowFault, translate
 from gateway.store.urls import Dialect, parse_database_url
 
@@ -241,11 +251,38 @@ class Store:
 
     # ---- sessions
 
-    async def get_session(self, tenant: str, session_id: str) -> SessionRecord | None:
-        """Written by ``record``; the newest answered request of the conversation."""
+    async def get_session(self, tenant: str, session_id: str, since: datetime | None = None) -> SessionRecord | None:
+        """Written by ``record``; the newest answered request of the conversation, since a moment."""
         wanted = (sessions.c.tenant == clean_text(tenant)) & (sessions.c.session_id == clean_text(session_id))
+        if since is not None:
+            wanted &= sessions.c.updated_at >= since
         rows = await self._rows(select(sessions).where(wanted))
         return decode_session(rows[0]) if rows else None
+
+    async def find_step(self, call_digest: str, since: datetime) -> StepRecord | None:
+        """The newest answer since a moment whose calls have this digest, with what its turn was drawn for."""
+        step, decided, check = requests.alias(), requests.alias(), verifications.c
+        turn_id = func.coalesce(step.c.turn_id, step.c.request_id)
+        joined = step.join(decided, decided.c.request_id == turn_id, isouter=True).join(
+            verifications, check.request_id == turn_id, isouter=True
+        )
+        columns = (step.c.prompt_tokens, step.c.completion_tokens, step.c.turn, step.c.step, decided.c.confidence)
+        drawn = (check.direction, check.against_tier, check.inclusion_probability, check.stratum)
+        wanted = (step.c.call_digest == call_digest) & (step.c.created_at >= since)
+        rows = await self._rows(
+            select(
+                step.c.final_tier.label("tier"),
+                turn_id.label("turn_id"),
+                *columns,
+                decided.c.verify_probability.label("probability"),
+                *drawn,
+            )
+            .select_from(joined)
+            .where(wanted, step.c.final_tier.is_not(None))
+            .order_by(step.c.request_id.desc())
+            .limit(1)
+        )
+        return decode_step(rows[0]) if rows else None
 
     # ---- policies and configurations
 

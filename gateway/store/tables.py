@@ -23,13 +23,14 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    text,
 )
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeDecorator
 
 # The newest revision in migrations/versions; a test compares the two. Kept here so that a start needs no Alembic.
-SCHEMA_REVISION = "0010"
+SCHEMA_REVISION = "0012"
 
 metadata = MetaData(
     naming_convention={
@@ -56,6 +57,12 @@ class UtcDateTime(TypeDecorator[datetime]):
 
 def _json() -> Any:
     return JSON().with_variant(JSONB(), "postgresql")
+
+
+def _few(name: str) -> Index:
+    """Return an index of the rows that have a value at all, which are few."""
+    has_value = text(f"{name} IS NOT NULL")
+    return Index(None, name, sqlite_where=has_value, postgresql_where=has_value)
 
 
 requests = Table(
@@ -111,8 +118,15 @@ requests = Table(
     Column("traceparent", Text),
     Column("domain", Text, nullable=False, server_default=""),
     Column("barred", _json()),
+    Column("conversation", String(32)),
+    Column("turn", Integer),
+    Column("step", Integer),
+    Column("turn_id", String(36)),
+    Column("call_digest", String(32)),
     Index(None, "created_at"),
     Index(None, "key_id", "created_at"),
+    _few("turn_id"),
+    _few("call_digest"),
 )
 
 # Days whose rows are summed up in ``daily_usage``. Triggers on ``requests`` take a day out when a row of it comes or
@@ -143,6 +157,7 @@ daily_usage = Table(
     Column("num_choices", BigInteger, nullable=False),
     Column("prompt_tokens", BigInteger, nullable=False),
     Column("completion_tokens", BigInteger, nullable=False),
+    Column("cached_tokens", BigInteger, nullable=False),
     Column("cost_nano_usd", BigInteger, nullable=False),
     Column("measured_cost_nano_usd", BigInteger, nullable=False),
     Column("serving_cost_nano_usd", BigInteger, nullable=False),
@@ -251,6 +266,7 @@ verifications = Table(
     Column("compute_s", Double),
     Column("error", Text),
     Column("regions", _json()),
+    Column("turn_id", String(36)),
     UniqueConstraint("request_id", "direction"),
     Index(None, "status", "created_at"),
     Index(None, "finished_at"),

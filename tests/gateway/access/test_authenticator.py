@@ -78,6 +78,8 @@ async def test_elsewhere_a_key_is_needed_on_every_path_that_says_or_costs_anythi
         secret, _ = await add_key(gateway)
         assert (await post(gateway, bearer(secret))).status_code == 200
         assert (await post(gateway, {"authorization": f"bearer  {secret}"})).status_code == 200
+        assert (await post(gateway, {"x-api-key": secret})).status_code == 200
+        assert_error(await post(gateway, {"x-api-key": make_key()}), 401, "invalid_api_key")
 
 
 async def test_a_revoked_key_ends_with_the_cache(tmp_path: Path) -> None:

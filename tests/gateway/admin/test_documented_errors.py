@@ -34,12 +34,15 @@ from tests.gateway.harness import echo_backends, make_settings, running
 
 CHAT = {"model": "simple", "messages": [{"role": "user", "content": "one two"}]}
 TEXT = {"model": "simple", "prompt": "one two"}
+ITEMS = {"model": "simple", "input": "one two"}
 VECTORS = {"model": "auto", "input": "one two"}
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": CHAT,
     "/v1/completions": TEXT,
+    "/v1/responses": ITEMS,
     "/v1/embeddings": VECTORS,
 }
+VAGUE: dict[str, dict[str, Any]] = {"/v1/embeddings": {"dimensions": 3}, "/v1/responses": {"background": True}}
 FEEDBACK = "/v1/feedback"
 READING = ("/v1/models", "/v1/models/auto", f"/v1/requests/{uuid7()}")
 
@@ -272,7 +275,7 @@ async def _bodies(tmp_path: Path, seen: Seen) -> None:
             await admin.error("POST", path, 400, "invalid_type", "model", json=body | {"model": 1})
             await admin.error("POST", path, 404, "model_not_found", "model", json=body | {"model": "none"})
             await admin.error("POST", path, 400, "invalid_value", "model", json=body | {"model": None})
-            vague = {"dimensions": 3} if path == "/v1/embeddings" else {"functions": [{}]}
+            vague = VAGUE.get(path, {"functions": [{}]})
             await admin.error("POST", path, 400, "unsupported_parameter", next(iter(vague)), json=body | vague)
             if path != "/v1/embeddings":
                 asked = body | {"suffice": {"tier": 2}}
@@ -305,14 +308,15 @@ async def _failures(tmp_path: Path, seen: Seen) -> None:
         (Script(fail_after=1), 502, "answer_failed"),
     ):
         async with administered(tmp_path, seen, echo_backends(small=script)) as admin:
-            for path in ("/v1/chat/completions", "/v1/completions"):
+            for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses"):
                 await admin.error("POST", path, status, code, json=BODIES[path])
     slow = {"small": SlowEmbedder("small", Script(hang_after=0)), "large": EchoBackend("large", context_length=4)}
     async with administered(tmp_path, seen, slow, server__request_timeout_s=0.1) as admin:
         for path, body in BODIES.items():
             await admin.error("POST", path, 504, "deadline_exceeded", json=body)
             if path != "/v1/embeddings":
-                long = body | {"model": "expert", "max_tokens": 50}
+                most = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+                long = body | {"model": "expert", most: 50}
                 await admin.error("POST", path, 400, "context_length_exceeded", "messages", json=long)
 
 

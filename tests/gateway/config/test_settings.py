@@ -30,9 +30,10 @@ REMOVED_SINCE = {"learning.prefill_probe": False}
 ADDED_SINCE = {
     *("server.allowed_hosts", "server.trusted_proxies", "metrics.public"),
     *("server.max_queue_s", "server.body_timeout_s", "server.max_connections", "server.lame_duck_s"),
+    "server.conversation_ttl_s",
     *("server.max_body_bytes_in_flight", "server.max_body_bytes_in_flight_per_key"),
     *("log.texts_days", "log.rows_days", "log.sessions_days", "log.history_days"),
-    *("database.report_timeout_s", "server.max_tools"),
+    *("database.report_timeout_s", "server.max_tools", "server.sse_ping_s"),
 }
 # Settings whose default is another now, with what it was.
 CHANGED_SINCE = {
@@ -41,9 +42,11 @@ CHANGED_SINCE = {
     "server.queue_limit": 512,
     "server.keep_alive_timeout_s": 15.0,
 }
-# Likewise of each model that is served in-process, or by a remote server.
-ADDED_TO_LOCAL = (".max_outstanding",)
+# Likewise of every policy, and of each model that is served in-process, or by a remote server.
+ADDED_TO_POLICIES = tuple(f".escalation.{name}" for name in ("low_confidence", "faults", "hold_calls"))
+ADDED_TO_LOCAL = (".max_outstanding", ".tool_format")
 ADDED_TO_REMOTE = (".health_check",)
+ADDED_TO_TIERS = (".price_per_cached_token_usd",)
 
 OWN_LADDER = """
 [[tiers]]
@@ -188,7 +191,8 @@ def test_config_hash_of_an_unchanged_configuration_stays(file: Path | None, dige
     assert settings.config_hash == display.digest(shown)
     local = tuple(path.removesuffix(".max_num_seqs") for path in shown if path.endswith(".max_num_seqs"))
     added = {*ADDED_SINCE, *(model + name for model in local for name in ADDED_TO_LOCAL)}
-    then = {path: value for path, value in shown.items() if path not in added and not path.endswith(ADDED_TO_REMOTE)}
+    endings = (*ADDED_TO_REMOTE, *ADDED_TO_POLICIES, *ADDED_TO_TIERS)
+    then = {path: value for path, value in shown.items() if path not in added and not path.endswith(endings)}
     changed = {path: value for path, value in CHANGED_SINCE.items() if settings.sources[path] == "default"}
     assert display.digest(then | REMOVED_SINCE | changed) == digest
 

@@ -60,8 +60,10 @@ def test_what_has_no_room_is_dropped_and_told_of_later(pipe: Pipe) -> None:
         assert writer.flush(PATIENCE_S)
         writer.put(["one more"])
         assert reader.readline() == "one more\n", "a loss is told of once"
-    assert lines[:-1] == [LINE] * (1000 - num_dropped)
-    told = json.loads(lines[-1])
+    # It is told of as soon as something could be written, which may be before the rest of what waited.
+    others = [line for line in lines if line != LINE]
+    assert len(others) == 1
+    told = json.loads(others[0])
     assert (told["level"], told["num_dropped"]) == ("warning", num_dropped)
     assert str(num_dropped) in console_loss(num_dropped)
 
