@@ -260,6 +260,7 @@ def _add_bench(name: str, module: str, help_text: str) -> None:
 
 _add_bench("ladder", "gateway.bench.ladder", "Accuracy and cost of every tier and of routing, over HTTP.")
 _add_bench("graders", "gateway.bench.graders", "How well each grader tells good answers from bad, and what it costs.")
+_add_bench("tools", "gateway.bench.tool_calls", "What routing and free checks are worth on recorded tool calls.")
 _add_bench("overhead", "gateway.bench.overhead", "CPU time the gateway adds to a request and to a streamed chunk.")
 _add_bench("overload", "gateway.bench.overload", "Three times what a server can take, from tenants of unequal greed.")
 _add_bench("escalation", "gateway.bench.escalation", "What escalation earns and what predictions save.")

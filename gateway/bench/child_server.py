@@ -23,12 +23,16 @@ _OWN_SETTINGS = {"SUFFICE_SERVER__LAME_DUCK_S": "0", "SUFFICE_SERVER__MAX_QUEUE_
 
 
 @contextmanager
-def program(module: str, *arguments: str, log: Path) -> Iterator[tuple[int, int]]:
-    """Run ``python -m module --port PORT …``, its log lines into a file; gives (process id, port) once it answers."""
+def program(module: str, *arguments: str, log: Path, tree: Path | None = None) -> Iterator[tuple[int, int]]:
+    """Run ``python -m module --port PORT …``, its log lines into a file; gives (process id, port) once it answers.
+
+    ``tree`` is another checkout to run it of.
+    """
     port = free_port()
+    environ = os.environ | _OWN_SETTINGS | ({"PYTHONPATH": str(tree.resolve())} if tree else {})
     with log.open("wb") as lines:
         command = [sys.executable, "-P", "-m", module, "--port", str(port), *arguments]
-        process = subprocess.Popen(command, stderr=lines, env=os.environ | _OWN_SETTINGS)
+        process = subprocess.Popen(command, stderr=lines, env=environ)
     try:
         _wait(process, port, log)
         yield process.pid, port

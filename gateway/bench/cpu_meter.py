@@ -20,7 +20,7 @@ from gateway.access.authenticator import Authenticator
 from gateway.answering import request_router
 from gateway.answering.recorder import AnswerRecorder
 from gateway.answering.request_router import RequestRouter
-from gateway.api.answer_encoder import AnswerEncoder
+from gateway.api.answer_encoder import CompletionsEncoder
 from gateway.api.chat_codec import ChatDecoder
 from gateway.edge.gate import RequestGate
 from gateway.edge.responder import Responder
@@ -52,7 +52,7 @@ _PARTS: tuple[tuple[Any, str, str], ...] = (
     (GroupCommitter, "_commit", "commit"),
     (AnswerRecorder, "_note", "metrics and log line"),
     (GenerationRun, "_make_encoder", "response"),
-    (AnswerEncoder, "body", "response"),
+    (CompletionsEncoder, "whole", "response"),
     (generation, "answer_headers", "response"),
     (Responder, "whole", "response"),
     (RequestResponseCycle, "send", "write HTTP"),

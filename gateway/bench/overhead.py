@@ -3,7 +3,8 @@
 ``python -m gateway.bench.overhead`` or ``suffice bench overhead``. Three servers in processes of their own, asked in
 turn, round by round: Starlette alone answering the same; the gateway with echoing models, an API key checked and every
 row committed to SQLite; the same with the built-in router. CPU time is the servers' own, by the kernel's count; the
-client is another process. Ratios hold between machines, milliseconds do not.
+client is another process. Ratios hold between machines, milliseconds do not. ``--beside TREE`` asks the gateways of
+another checkout in the same rounds.
 """
 
 from __future__ import annotations
@@ -55,31 +56,39 @@ class BenchServer:
 
 
 @contextmanager
-def servers(directory: Path, *, with_router: bool) -> Iterator[list[BenchServer]]:
-    """Start all servers; they stop when the block ends."""
+def servers(directory: Path, *, with_router: bool, beside: Path | None = None) -> Iterator[list[BenchServer]]:
+    """Start all servers, those of another tree too; they stop when the block ends."""
     with ExitStack() as stack:
         found = []
         pid, port = stack.enter_context(program("gateway.bench.bare_server", log=directory / "starlette.log"))
         found.append(BenchServer("starlette", pid, port, {}))
         for name, router in (("gateway", "none"), ("gateway+router", "builtin"))[: 1 + with_router]:
             found.append(stack.enter_context(_gateway(name, directory, "--router", router)))
+            if beside is not None:
+                other = _gateway(f"{name} beside", directory, "--router", router, tree=beside)
+                found.append(stack.enter_context(other))
         yield found
 
 
 @contextmanager
-def _gateway(name: str, directory: Path, *arguments: str) -> Iterator[BenchServer]:
+def _gateway(name: str, directory: Path, *arguments: str, tree: Path | None = None) -> Iterator[BenchServer]:
     url, key, log = f"sqlite:///{directory / name}.db", directory / f"{name}.key", directory / f"{name}.log"
     needed = ("--database-url", url, "--key-file", str(key))
-    with program("gateway.bench.overhead_server", *needed, *arguments, log=log) as (pid, port):
+    with program("gateway.bench.overhead_server", *needed, *arguments, log=log, tree=tree) as (pid, port):
         yield BenchServer(name, pid, port, {"authorization": f"Bearer {key.read_text()}"})
 
 
-def run(num_requests: int, num_connections: int, num_rounds: int, *, with_router: bool) -> dict[str, Any]:
+def run(
+    num_requests: int, num_connections: int, num_rounds: int, *, with_router: bool, beside: Path | None = None
+) -> dict[str, Any]:
     """Return all figures, medians over the rounds."""
     few, many = (_body("word " * count, stream=True) for count in (_FEW_CHUNKS, _MANY_CHUNKS))
     bodies = {"foreign": _body(_FOREIGN), "familiar": _body(_FAMILIAR), "few": few, "many": many}
     figures: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as directory, servers(Path(directory), with_router=with_router) as under_test:
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        servers(Path(directory), with_router=with_router, beside=beside) as under_test,
+    ):
         samples: dict[str, list[dict[str, float]]] = {server.name: [] for server in under_test}
         for server in under_test:
             server.measure(bodies["foreign"], num_requests // 4, num_connections)
@@ -169,13 +178,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--connections", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--no-router", action="store_true", help="leave the built-in router out")
+    parser.add_argument("--beside", type=Path, metavar="TREE", help="another checkout to measure in the same rounds")
     parser.add_argument("--json", action="store_true", help="print the JSON line only")
     options = parser.parse_args(argv)
     facts = card() | {
         "load": f"{options.rounds} rounds of {options.requests} requests, {options.connections} connections"
     }
     figures: dict[str, Any] = run(
-        options.requests, options.connections, options.rounds, with_router=not options.no_router
+        options.requests,
+        options.connections,
+        options.rounds,
+        with_router=not options.no_router,
+        beside=options.beside,
     )
     if not options.no_router:
         figures["routing"] = routing_ms(options.requests)

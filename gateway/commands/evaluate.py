@@ -94,7 +94,7 @@ def evaluate(
     if call.curve and (call.is_ladder or transfer or train.resolve() != test.resolve()):
         raise _usage("--curve is drawn for a pair, on the folds of one folder.")
     started = time.perf_counter()
-    result = _judge(call)
+    result = run_evaluation(call)
     result["duration_s"] = round(time.perf_counter() - started, 1)
     if not as_json:
         _print(result)
@@ -142,7 +142,14 @@ def _sizes(written: str | None) -> tuple[int, ...]:
 # ---- fit, ask, judge
 
 
-def _judge(call: EvaluationCall) -> dict[str, Any]:
+def run_evaluation(call: EvaluationCall) -> dict[str, Any]:
+    """Fit, ask and judge; return the findings for JSON.
+
+    Raises
+    ------
+    TrainingError
+        A folder cannot be read, or what it holds cannot carry a fit.
+    """
     judged = read_graded(call.test, call.models, call.benchmarks, call.prices)
     if call.is_ladder:
         judged.require_costs(call.models)

@@ -17,6 +17,7 @@ from backends.testing import EchoBackend
 from gateway.access.authenticator import Caller
 from gateway.answering.phases import AdmittedRequest, Answer
 from gateway.api.answer_encoder import AnswerChoice
+from gateway.api.conversation import read_conversation
 from gateway.api.request import InferenceRequest, RoutingPreferences, TextPart, Turn
 from gateway.app import create_app
 from gateway.control.quality_monitor import QualityMonitor
@@ -129,6 +130,7 @@ class SimulatedGateway:
             accepted_s=0.0,
             created_at=moment,
             clock=lambda: 0.0,
+            conversation=read_conversation(request, {}, asked.tenant),
         )
         self.truth[admitted.request_id] = asked
         routed = await self._parts.request_router.route(admitted)

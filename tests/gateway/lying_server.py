@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -15,14 +14,15 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from gateway.config.store_section import StoreConfig
+from gateway.store.records import RequestRecord
 from gateway.store.store import Store
 from tests.gateway.records import make_record
 
-_LATE_S = 0.2
-
 
 def make_app(database_url: str) -> Starlette:
+    """Serve answers of which each is recorded when the next one is given: the last is always lost."""
     store = Store(StoreConfig(url=database_url))
+    unrecorded: list[RequestRecord] = []
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -32,14 +32,15 @@ def make_app(database_url: str) -> Starlette:
     async def answer(request: Request) -> Response:
         record = make_record(prompt_tokens=1, completion_tokens=2)
 
-        async def record_late() -> None:
-            await asyncio.sleep(_LATE_S)
-            await store.record(record)
+        async def record_those_before() -> None:
+            before, unrecorded[:] = unrecorded[:], [record]
+            for each in before:
+                await store.record(each)
 
         usage = '{"usage": {"prompt_tokens": 1, "completion_tokens": 2}}'
         body = f"data: {usage}\n\ndata: [DONE]\n\n" if (await request.json()).get("stream") else usage
         headers = {"x-suffice-request-id": record.request_id}
-        return Response(body, headers=headers, background=BackgroundTask(record_late))
+        return Response(body, headers=headers, background=BackgroundTask(record_those_before))
 
     async def healthz(request: Request) -> Response:
         return PlainTextResponse("ok")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from pathlib import Path
 
 import pytest
 
@@ -15,12 +16,14 @@ from gateway.bench.request_load import post_bytes
 
 @pytest.mark.slow
 def test_the_bench_measures_every_server(capsys: pytest.CaptureFixture[str]) -> None:
-    assert overhead.main(["--requests", "40", "--connections", "4", "--rounds", "1", "--no-router", "--json"]) == 0
+    tree = str(Path(__file__).parents[3])
+    options = ["--requests", "40", "--connections", "4", "--rounds", "1", "--no-router", "--beside", tree, "--json"]
+    assert overhead.main(options) == 0
     line = json.loads(capsys.readouterr().out)
     assert line["bench"] == "overhead"
     assert line["card"]["commit"]
     parts = line["figures"].pop("parts_us")
-    assert set(line["figures"]) == {"starlette", "gateway"}
+    assert set(line["figures"]) == {"starlette", "gateway", "gateway beside"}
     assert parts["estimate"] == 0, "there was no router"
     assert all(parts[name] > 0 for name in ("parse request", "auth", "decide", "generate", "log row", "commit"))
     for figures in line["figures"].values():

@@ -20,6 +20,12 @@ def test_every_simulation_keeps_what_it_states(capsys: pytest.CaptureFixture[str
     assert certified["perfect_judge, floor_held_well"] >= 8 / 12
     assert max(share for case, share in certified.items() if "just_missed" in case) <= 4 / 12
     assert min(results["offpolicy"]["coverage"].values()) >= 8 / 12
+    turns = results["turns"]
+    assert turns["share_certified"]["turns, floor_just_missed"] <= 4 / 12
+    assert turns["share_certified"]["turns, floor_held_well"] >= 8 / 12
+    assert min(share for case, share in turns["coverage"].items() if case.startswith("turns")) >= 8 / 12
+    # What it is for: counting requests would not do.
+    assert min(share for case, share in turns["coverage"].items() if case.startswith("requests")) < 8 / 12
     assert results["promotion"]["share_promoted"]["worse"] <= 4 / 12
     candidates = results["caution"]["candidates"]
     assert max(each["worse"] for each in candidates.values()) <= 4 / 12

@@ -8,8 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as arrow
+import pyarrow.parquet as parquet
 import pytest
 
+from classifier.errors import TrainingError
+from classifier.graded_table import read_graded
+from classifier.types import RouterRequest
 from gateway import cli
 from gateway.commands.evaluate_floor import NUM_STEPS, QualityGrid, floor_report, guard_report
 from tests.classifier.graded_folder import folder_of
@@ -165,3 +170,23 @@ def test_a_learning_curve_rises(
     assert (none, few["num_labels"]) == ({"num_labels": 0, "apgr": 0.5}, 60)
     assert few["apgr"] > 0.6
     assert found["rankings"]["router"]["apgr"] > 0.6
+
+
+def test_a_table_may_have_conversations_with_tools(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "a", 6, num_prompts=40)
+    rows = parquet.read_table(folder / "prompts.parquet").to_pylist()
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    for place, row in enumerate(rows):
+        messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": row["prompt"]}]
+        row |= {"messages": json.dumps(messages), "tools": json.dumps(tools if place % 2 else [])}
+    rows[0]["messages"] = rows[0]["tools"] = None
+    parquet.write_table(arrow.Table.from_pylist(rows), folder / "prompts.parquet")
+    table = read_graded(folder, ("weak", "strong"))
+    assert [bool(each.tools) for each in table.requests] == [place % 2 == 1 for place in range(40)]
+    assert table.requests[0] == RouterRequest((("user", rows[0]["prompt"]),))
+    assert table.requests[2].turns == (("system", "Be brief."), ("user", rows[2]["prompt"]))
+    for broken in ("{", "[1]", "{}", '[{"content": "no role"}]'):
+        rows[1]["messages"] = broken
+        parquet.write_table(arrow.Table.from_pylist(rows), folder / "prompts.parquet")
+        with pytest.raises(TrainingError, match="are not a chat"):
+            read_graded(folder, ("weak", "strong"))
