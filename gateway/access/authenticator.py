@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import math
@@ -30,6 +31,8 @@ _MAX_KEY_CHARS = 256
 _MAX_REMEMBERED = 4096
 # Keys that were refused are remembered apart and shortly, so that a client that goes on asking costs no look-up each.
 _MAX_REFUSED, _REFUSED_S = 4096, 1.0
+# From so many unknown keys a second on, the hashes of all keys are read instead, once a second.
+_FLOOD_PER_S, _MAX_LISTED = 20, 20_000
 _KEY_FORM = re.compile(re.escape(KEY_PREFIX) + r"[A-Za-z0-9_-]{20,}")
 
 USE, ADMIN, ADMIN_READ = "use", "admin", "admin-read"
@@ -43,6 +46,8 @@ class KeyFinder(Protocol):
     """The part of the store that is needed here."""
 
     async def find_key(self, key_hash: str) -> ApiKey | None: ...
+
+    async def list_key_hashes(self, limit: int) -> frozenset[str] | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +96,44 @@ def open_to(auth: AuthConfig, server: ServerConfig) -> OpenTo:
     return "local" if auth.required == "auto" and is_local else "nobody"
 
 
+class _KeyLookup:
+    """Finds keys in the store. A flood of unknown ones, each another, costs a read a second instead of one each.
+
+    A key made by another server meanwhile is then seen a second later.
+    """
+
+    def __init__(self, keys: KeyFinder) -> None:
+        self._keys = keys
+        self._second = -1
+        self._num_unknown, self._num_before = 0, 0
+        self._listing: asyncio.Task[frozenset[str] | None] | None = None
+
+    async def find(self, key_hash: str, now_s: float) -> ApiKey | None:
+        self._turn(int(now_s))
+        found = None
+        if max(self._num_unknown, self._num_before) < _FLOOD_PER_S or await self._is_listed(key_hash):
+            found = await self._keys.find_key(key_hash)
+        self._num_unknown += found is None
+        return found
+
+    def forget(self) -> None:
+        """Drop what is known of all keys: one was made or changed."""
+        self._listing = None
+
+    def _turn(self, second: int) -> None:
+        if second != self._second:
+            self._num_before = self._num_unknown if second == self._second + 1 else 0
+            self._second, self._num_unknown, self._listing = second, 0, None
+
+    async def _is_listed(self, key_hash: str) -> bool:
+        """Whether a key may be in the store; also true when there are too many to list."""
+        if self._listing is None:
+            self._listing = asyncio.ensure_future(self._keys.list_key_hashes(_MAX_LISTED))
+        # Shielded: a caller that leaves takes the reading from nobody.
+        hashes = await asyncio.shield(self._listing)
+        return hashes is None or key_hash in hashes
+
+
 class Authenticator:
     """Turns an ``Authorization`` header into a :class:`Caller`.
 
@@ -111,7 +154,7 @@ class Authenticator:
         self.is_open = self.open_to != "nobody"
         self.is_local = is_loopback(server.host) and not server.trusted_proxies
         self._cache_s = config.key_cache_s
-        self._keys = keys
+        self._lookup = _KeyLookup(keys)
         self._origins = frozenset(server.cors_origins)
         self._allowed_hosts = frozenset(name.lower() for name in server.allowed_hosts)
         self._clock = clock
@@ -174,9 +217,10 @@ class Authenticator:
             raise KeyWanted(f"it answers only to the names in server.allowed_hosts; {sign}")
 
     def forget(self, key_hash: str) -> None:
-        """Drop what is remembered of a key: it was changed."""
+        """Drop what is remembered of a key: it was made or changed."""
         self._remembered.pop(key_hash, None)
         self._refused.pop(key_hash, None)
+        self._lookup.forget()
 
     def _key(self, authorization: str | None) -> str | None:
         if not authorization:
@@ -200,7 +244,7 @@ class Authenticator:
         refused = self._refused.get(key_hash)
         if refused is not None and now_s < refused[0]:
             raise Unauthenticated(refused[1])
-        found = await self._keys.find_key(key_hash)
+        found = await self._lookup.find(key_hash, now_s)
         if found is None or not hmac.compare_digest(found.key_hash, key_hash):
             raise self._refuse(key_hash, now_s, _UNKNOWN_KEY)
         if found.revoked_at is not None:

@@ -27,7 +27,7 @@ class MonitorReports(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AdminContext:
-    """Holds parts of the server. ``forget_key`` drops what is remembered of a key that was changed here."""
+    """Holds parts of the server. ``forget_key`` drops what is remembered of a key that was made or changed here."""
 
     settings: Settings
     store: Store

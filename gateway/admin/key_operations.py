@@ -96,6 +96,7 @@ class KeyOperations(OperationGroup):
         )
         shown = msgspec.structs.asdict(KeyView.of(key))
         await self._context.writes.insert_key(key, request.audited(f"key {key.key_id}", None, shown))
+        self._context.forget_key(key.key_hash)
         return AdminResponse(KeyWithSecret.of(key, key=secret), etag=_tag(key))
 
     @operation("GET", "/keys/{key_id}", returns=KeyView, errors=(NotFound,))

@@ -225,6 +225,11 @@ class Store:
         rows = await self._rows(select(api_keys).where(api_keys.c.key_hash == key_hash))
         return decode_key(rows[0]) if rows else None
 
+    async def list_key_hashes(self, limit: int) -> frozenset[str] | None:
+        """The SHA-256 (hex) of every key, revoked ones included; None if there are more than ``limit``."""
+        rows = await self._rows(select(api_keys.c.key_hash).limit(limit + 1))
+        return None if len(rows) > limit else frozenset(row["key_hash"] for row in rows)
+
     async def list_keys(self) -> list[ApiKey]:
         """Oldest first, revoked ones included."""
         return [decode_key(row) for row in await self._rows(select(api_keys).order_by(api_keys.c.created_at))]

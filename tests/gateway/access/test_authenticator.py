@@ -105,6 +105,9 @@ async def test_a_remembered_key_costs_no_look_up_until_its_time_is_over() -> Non
             moment = datetime.now(UTC)
             return ApiKey(key_id="k", name="n", key_hash=key_hash, prefix="p", created_at=moment)
 
+        async def list_key_hashes(self, limit: int) -> frozenset[str] | None:
+            raise AssertionError("nobody floods")
+
     config = AuthConfig(required="always", key_cache_s=10)
     authenticator = Authenticator(config, ServerConfig(host="::"), Keys(), clock=lambda: moments_s.pop(0))
     for _ in range(3):
@@ -122,7 +125,8 @@ async def test_wrong_keys_cost_few_look_ups_and_little_memory_and_a_new_one_work
     """Each refusal cost a read of the database (security review L13)."""
     secret, made = make_key(), set[str]()
     asked: list[str] = []
-    now_s = 0.0
+    listed: list[int] = []
+    now_s, most_listed = 0.0, 100
 
     class Keys:
         async def find_key(self, key_hash: str) -> ApiKey | None:
@@ -130,6 +134,10 @@ async def test_wrong_keys_cost_few_look_ups_and_little_memory_and_a_new_one_work
             if key_hash not in made:
                 return None
             return ApiKey(key_id="k", name="n", key_hash=key_hash, prefix="p", created_at=datetime.now(UTC))
+
+        async def list_key_hashes(self, limit: int) -> frozenset[str] | None:
+            listed.append(len(made))
+            return frozenset(made) if len(made) <= most_listed else None
 
     config = AuthConfig(required="always", key_cache_s=10)
     authenticator = Authenticator(config, ServerConfig(host="::"), Keys(), clock=lambda: now_s)
@@ -163,11 +171,30 @@ async def test_wrong_keys_cost_few_look_ups_and_little_memory_and_a_new_one_work
     made.add(hash_key(other))
     authenticator.forget(hash_key(other))
     assert await is_good(other), "at once where it was changed"
-    for _ in range(5000):
-        await is_good(make_key())
+    before = len(asked)
+    assert not any([await is_good(make_key()) for _ in range(5000)])
     assert len(authenticator._refused) <= 4096
     assert await is_good(secret)
     assert asked.count(hash_key(secret)) == 2, "wrong keys push no good one out"
+    assert len(asked) - before < 20
+    assert len(listed) == 1, "keys of which each is another are held against all there are"
+    newest = make_key()
+    made.add(hash_key(newest))
+    authenticator.forget(hash_key(newest))
+    assert await is_good(newest), "at once where it was made, in the flood too"
+    elsewhere = make_key()
+    made.add(hash_key(elsewhere))
+    assert not await is_good(elsewhere)
+    now_s += 1
+    assert await is_good(elsewhere)
+    now_s += 1
+    before, most_listed = len(asked), 0
+    assert not any([await is_good(make_key()) for _ in range(100)])
+    assert len(asked) - before > 90, "too many to list: each is looked for"
+    now_s += 2
+    before, most_listed, listed[:] = len(asked), 100, []
+    assert not await is_good(make_key())
+    assert (len(asked) - before, listed) == (1, []), "the flood is over"
 
 
 @pytest.mark.slow

@@ -58,6 +58,9 @@ async def test_a_remembered_key_expires_on_time(monkeypatch: pytest.MonkeyPatch)
             ends = NOON + timedelta(seconds=100)
             return ApiKey(key_id="k", name="n", key_hash=key_hash, prefix="p", created_at=NOON, expires_at=ends)
 
+        async def list_key_hashes(self, limit: int) -> frozenset[str] | None:
+            raise AssertionError("nobody floods")
+
     monkeypatch.setattr(module, "datetime", Moments)
     config = AuthConfig(required="always", key_cache_s=3600)
     authenticator = Authenticator(config, ServerConfig(host="::"), Keys(), clock=lambda: passed_s[0])

@@ -216,6 +216,8 @@ async def test_keys_live_and_die(store: Store) -> None:
     await store.insert_key(key)
     assert await store.find_key("c" * 64) == key
     assert await store.find_key("d" * 64) is None
+    assert await store.list_key_hashes(1) == {"c" * 64}
+    assert await store.list_key_hashes(0) is None
     assert await store.count_active_keys() == 1
     with pytest.raises(RecordRejected):
         await store.insert_key(dataclasses.replace(key, key_id="k2"))
