@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sqlalchemy import ColumnElement, Table, and_, delete, select
+from sqlalchemy import ColumnElement, Table, and_, delete, func, select
 
 from gateway.store.rows import clean_text
 from gateway.store.store import Store
@@ -66,11 +66,18 @@ class ErasureTarget:
 
     def conditions(self, table: Table) -> list[ColumnElement[bool]]:
         """Return what holds for its rows of a table, by the columns that the table has."""
-        return [
+        which = [
             table.c[name] == clean_text(value)
-            for name in ("tenant", "key_id", "session_id", "request_id")
+            for name in ("tenant", "key_id", "request_id")
             if (value := getattr(self, name)) is not None
         ]
+        if self.session_id is not None:
+            session = clean_text(self.session_id)
+            # An agent's own agents are conversations of their own, named after it.
+            # Not LIKE, to which SQLite's letters are one whether large or small.
+            agents = func.substr(table.c.session_id, 1, len(session) + 1) == f"{session}/"
+            which.append((table.c.session_id == session) | agents)
+        return which
 
 
 class Eraser:

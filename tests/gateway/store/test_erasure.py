@@ -196,6 +196,19 @@ async def test_a_tenant_may_narrow_a_conversation(admin: Admin) -> None:
     assert await store.get_session("two", "same") is not None
 
 
+async def test_a_conversation_goes_with_its_agents(admin: Admin) -> None:
+    """Those that work for it are named after it, whatever its own name is made of."""
+    store = admin.gateway.parts.store
+    secret, _ = await add_key(admin.gateway, "theirs")
+    for erased, kept in (("a", "ab/1"), ("10%_\\", "10x_\\/1"), ("A/1", "a/1/2")):
+        ids = {}
+        for name in (erased, f"{erased}/1", f"{erased}/1/2", kept):
+            ids[name] = await tell_everything(admin, bearer(secret), name, name)
+        assert (await admin("POST", "/erasures", json={"session_id": erased})).status_code == 200
+        left = {name for name, request_id in ids.items() if await store.get_request(request_id) is not None}
+        assert left == {kept}
+
+
 @pytest.mark.parametrize("body", [{}, {"tenant": "a", "key_id": "b"}, {"session_id": "a", "request_id": "b"}])
 async def test_one_thing_must_be_named(admin: Admin, body: dict[str, str]) -> None:
     await admin.error("POST", "/erasures", 400, "invalid_value", "tenant", json=body)
