@@ -1,4 +1,4 @@
-"""Structured output of the built-in models over real HTTP: valid, whole and streamed, and refused by name."""
+"""Structured output and tool calls of the built-in models over real HTTP: valid, streamed, and refused by name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import jsonschema
+import openai
 import pytest
 
 from backends.config import LocalModelConfig, SpeculationConfig
@@ -28,6 +30,7 @@ PERSON: dict[str, Any] = {
     "additionalProperties": False,
 }
 MODELS = ("simple", "expert")
+SAVE: dict[str, Any] = {"name": "save", "description": "Save a person.", "parameters": PERSON, "strict": True}
 
 
 @pytest.fixture
@@ -138,6 +141,58 @@ async def test_what_cannot_be_enforced_is_refused_by_name(
         error = assert_error(response, 400, code, param)
         assert said in error["message"]
     gateway.assert_idle()
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_a_loop_of_calls_runs_on_chat(gateway: Gateway, model: str, stream: bool) -> None:
+    """Each step must call; what was called and what came of it is the next step's history."""
+    messages: list[Any] = [{"role": "user", "content": "Save who is 34 and a fish."}]
+    asked: dict[str, Any] = {"tools": [{"type": "function", "function": SAVE}], "max_completion_tokens": 400}
+    async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
+        for seed in range(2):
+            asked |= {"messages": messages, "model": model, "tool_choice": "required", "seed": seed}
+            if stream:
+                async with client.chat.completions.stream(**asked) as events_of:
+                    choice = (await events_of.get_final_completion()).choices[0]
+            else:
+                choice = (await client.chat.completions.create(**asked)).choices[0]
+            calls: Any = choice.message.tool_calls
+            assert (choice.finish_reason, bool(calls)) == ("tool_calls", True)
+            for call in calls:
+                assert call.function.name == "save"
+                jsonschema.validate(json.loads(call.function.arguments), PERSON)
+            messages.append(choice.message.model_dump(include={"role", "content", "tool_calls"}))
+            messages += [{"role": "tool", "tool_call_id": call.id, "content": "saved"} for call in calls]
+        end = await client.chat.completions.create(messages=messages, model=model, max_completion_tokens=20)
+        assert end.choices[0].message.tool_calls is None
+    rows = (await gateway.rows())[:3]
+    assert [(row.turn, row.step) for row in rows] in ([(1, 2), (1, 1), (1, 0)], [(1, 0), (1, 1), (1, 2)])
+    gateway.assert_idle()
+
+
+async def test_messages_and_responses_are_given_valid_calls(gateway: Gateway) -> None:
+    async with anthropic.AsyncAnthropic(base_url=gateway.url, api_key="none", max_retries=0) as client:
+        tool: Any = {"name": "save", "input_schema": PERSON, "strict": True}
+        hi: Any = [{"role": "user", "content": "Save them."}]
+        choice: Any = {"type": "tool", "name": "save"}
+        said = await client.messages.create(
+            model="simple", max_tokens=400, messages=hi, tools=[tool], tool_choice=choice
+        )
+        assert said.stop_reason == "tool_use"
+        used = [block for block in said.content if block.type == "tool_use"]
+        assert used
+        for block in used:
+            jsonschema.validate(block.input, PERSON)
+    async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as sdk:
+        function: Any = {"type": "function", **SAVE}
+        answer = await sdk.responses.create(
+            model="simple", input="Save them.", tools=[function], tool_choice="required", max_output_tokens=400
+        )
+        called = [item for item in answer.output if item.type == "function_call"]
+        assert called
+        for item in called:
+            jsonschema.validate(json.loads(item.arguments), PERSON)
 
 
 async def test_who_leaves_in_the_middle_leaves_nothing_behind(gateway: Gateway) -> None:
