@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from engine.rng import uniform
-from engine.sampler import DRAW, Draw, LogitsRow, Sampler, draw, mask_rows
+from engine.sampler import DRAW, Draw, LogitsRow, Sampler, draw
 from engine.scheduler import StepPlan
 from engine.sequence import Sequence
 
@@ -46,7 +46,7 @@ def verify(sampler: Sampler, logits: Tensor, rows: Seq[LogitsRow], sequences: Se
     -------
     For each sequence the accepted drafts and one more token
     """
-    mask_rows(logits, rows)
+    sampler.mask(logits, rows)
     errors = sampler.errors(logits)
     edited = sampler.edit(logits, rows, errors)
     ids = sampler.choose(edited, rows)

@@ -13,7 +13,7 @@ from engine.blocks import BlockPool
 from engine.draft_verifier import uses_rejection
 from engine.kv_cache import KVCache
 from engine.rng import uniform
-from engine.sampler import LogitsRow, Sampler, draw, mask_rows
+from engine.sampler import LogitsRow, Sampler, draw
 from engine.sequence import Sequence
 
 if TYPE_CHECKING:
@@ -237,7 +237,7 @@ class ModelDrafter:
         rows = [LogitsRow(sequence, tuple(sequence.draft_ids)) for sequence in sequences]
         # A draft needs no diagnosis: where this model's logits are bad, any guess will do and the target decides.
         logits = torch.nan_to_num(logits, nan=0.0, posinf=1e4)
-        mask_rows(logits, rows)
+        self._sampler.mask(logits, rows)
         edited = self._sampler.edit(logits, rows, {})
         ids = self._sampler.choose(edited, rows)
         judged = [i for i, sequence in enumerate(sequences) if uses_rejection(sequence)]

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from engine.errors import GrammarTooLarge, InvalidGrammar, UnsupportedGrammar
@@ -86,6 +87,7 @@ class Grammar:
     vocab_size : V of the model it was compiled for
     eos_token_ids : tokens that end an answer, allowed where it satisfies the grammar
     line_breaks : tokens of line breaks alone
+    all_but_eos : int32 (words,), the mask of every token but those that end an answer
     """
 
     def __init__(
@@ -96,6 +98,10 @@ class Grammar:
         self.vocab_size = vocab_size
         self.eos_token_ids = eos_token_ids
         self.line_breaks = line_breaks
+        words = np.full(-(-vocab_size // 32), 0xFFFFFFFF, dtype=np.uint32)
+        for token_id in eos_token_ids:
+            words[token_id // 32] &= np.uint32(~(1 << token_id % 32) & 0xFFFFFFFF)
+        self.all_but_eos = words.view(np.int32)
 
     def matcher(self) -> LLMatcher:
         """Return a matcher at the beginning of an answer."""

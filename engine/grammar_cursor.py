@@ -67,19 +67,23 @@ class GrammarCursor:
 
     @property
     def is_plain(self) -> bool:
-        """Tell whether the matcher's mask is the mask: nothing but the grammar says what comes next."""
-        return self._phase is _Phase.ANSWER and not self._ignores_eos
+        """Tell whether the matcher's mask is the mask but for :meth:`finish`."""
+        return self._phase is _Phase.ANSWER
 
     @property
     def matcher(self) -> LLMatcher:
-        """Return the matcher, for masks of many answers at once, each followed by :meth:`check`."""
+        """Return the matcher, for masks of many answers at once, each followed by :meth:`finish`."""
         return self._own()
 
-    def check(self, mask: Masks) -> None:
-        """Take note of a failure of the matcher, after it filled a mask."""
+    def finish(self, masks: Masks, row: int) -> None:
+        """Complete a mask that the matcher filled, and take note if it failed."""
         if self._own().is_error():
             self._excess_s = np.inf  # the next token ends the request
-            mask[:] = -1
+            masks[row] = -1
+        elif self._ignores_eos:
+            open_ended = masks[row] & self._grammar.all_but_eos
+            if open_ended.any():
+                masks[row] = open_ended
 
     def push(self, token_id: int, *, is_forced: bool = False) -> bool:
         """Take a token of the output; True if the answer is complete.
@@ -128,7 +132,7 @@ class GrammarCursor:
         first = len(token_ids) if masks is None else len(token_ids) + 1 - len(masks)
         for place in range(len(token_ids) + 1):
             if masks is not None and place >= first:
-                self._fill(masks[place - first])
+                self._fill(masks, place - first)
             if place == len(token_ids) or not self._step(token_ids[place]):
                 break
             num_taken += 1
@@ -157,19 +161,13 @@ class GrammarCursor:
         self._phase = _Phase.ANSWER
         return True
 
-    def _fill(self, mask: Masks) -> None:
+    def _fill(self, masks: Masks, row: int) -> None:
         if self._phase is _Phase.REASONING:
-            mask[:] = -1
-            _clear(mask, self._grammar.eos_token_ids)
+            masks[row] = self._grammar.all_but_eos
             return
-        matcher = self._own()
-        matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-        self.check(mask)
-        if self._ignores_eos:
-            kept = mask.copy()
-            _clear(mask, self._grammar.eos_token_ids)
-            if not mask.any():
-                mask[:] = kept
+        mask = masks[row]
+        self._own().unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        self.finish(masks, row)
         if self._phase is _Phase.BEFORE and self._constraint.open_id is not None:
             _set(mask, (self._constraint.open_id,))
         elif self._phase is _Phase.AFTER:
@@ -180,9 +178,3 @@ def _set(mask: Masks, token_ids: Seq[int] | frozenset[int]) -> None:
     words = mask.view(np.uint32)
     for token_id in token_ids:
         words[token_id // 32] |= np.uint32(1 << token_id % 32)
-
-
-def _clear(mask: Masks, token_ids: Seq[int]) -> None:
-    words = mask.view(np.uint32)
-    for token_id in token_ids:
-        words[token_id // 32] &= np.uint32(~(1 << token_id % 32) & 0xFFFFFFFF)

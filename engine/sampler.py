@@ -14,11 +14,11 @@ from itertools import groupby
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.errors import EngineError, NonFiniteLogits, NothingAllowed
 from engine.logit_filters import filter_logits
+from engine.mask_filler import MaskedRows, MaskFiller
 from engine.request import SamplingParams, TokenLogprob
 from engine.rng import uniform
 from engine.sequence import Sequence
@@ -81,6 +81,7 @@ class Sampler:
     def __init__(self, vocab_size: int, device: torch.device | str = "cpu") -> None:
         self.vocab_size = vocab_size
         self.device = torch.device(device)
+        self._mask_filler = MaskFiller()
 
     def state_of(self, sequence: Sequence) -> SamplerState:
         state = sequence.sampler_state
@@ -101,7 +102,7 @@ class Sampler:
         -------
         R draws; a row with NaN or infinity carries an error, the others are as if it were not there
         """
-        mask_rows(logits, rows)
+        self.mask(logits, rows)
         if all(self._is_plain(row) for row in rows):
             peaks, best = logits.max(dim=-1)
             return [
@@ -112,6 +113,34 @@ class Sampler:
         edited = self.edit(logits, rows, errors)
         ids = self.choose(edited, rows)
         return self.report(logits, rows, ids, errors)
+
+    def mask(self, logits: Tensor, rows: Seq[LogitsRow]) -> None:
+        """Write -inf over what the rows' grammars rule out.
+
+        Parameters
+        ----------
+        logits : float32 (R, V), overwritten
+        rows : R of them, those of one sequence next to each other
+        """
+        constrained = [i for i, row in enumerate(rows) if row.sequence.grammar is not None]
+        if not constrained:
+            return
+        masks = np.empty((len(constrained), -(-self.vocab_size // 32)), dtype=np.int32)
+        masked: list[MaskedRows] = []
+        first = 0
+        for sequence, group in groupby([rows[i] for i in constrained], key=lambda row: row.sequence):
+            own = list(group)
+            assert sequence.grammar is not None
+            masked.append(MaskedRows(sequence.grammar, first, len(own), own[-1].drafts))
+            first += len(own)
+        self._mask_filler.fill(masks, masked)
+        bits = np.unpackbits(masks.view(np.uint8), axis=1, count=self.vocab_size, bitorder="little")
+        ruled_out = torch.from_numpy(bits).to(logits.device) == 0
+        if len(constrained) == len(rows):
+            logits.masked_fill_(ruled_out, -math.inf)
+            return
+        for place, i in enumerate(constrained):
+            logits[i].masked_fill_(ruled_out[place], -math.inf)
 
     def _is_plain(self, row: LogitsRow) -> bool:
         state = self.state_of(row.sequence)
@@ -233,40 +262,6 @@ class Sampler:
 
     def _column(self, values: Seq[float]) -> Tensor:
         return torch.tensor(values, dtype=torch.float32, device=self.device).unsqueeze(1)
-
-
-def mask_rows(logits: Tensor, rows: Seq[LogitsRow]) -> None:
-    """Write -inf over what the rows' grammars rule out.
-
-    Parameters
-    ----------
-    logits : float32 (R, V), overwritten
-    rows : R of them, those of one sequence next to each other
-    """
-    constrained = [i for i, row in enumerate(rows) if row.sequence.grammar is not None]
-    if not constrained:
-        return
-    vocab_size = logits.shape[1]
-    masks = fill_masks([rows[i] for i in constrained], vocab_size)
-    bits = np.unpackbits(masks.view(np.uint8), axis=1, count=vocab_size, bitorder="little")
-    ruled_out = torch.from_numpy(bits).to(logits.device) == 0
-    if len(constrained) == len(rows):
-        logits.masked_fill_(ruled_out, -math.inf)
-        return
-    for place, i in enumerate(constrained):
-        logits[i].masked_fill_(ruled_out[place], -math.inf)
-
-
-def fill_masks(rows: Seq[LogitsRow], vocab_size: int) -> NDArray[np.int32]:
-    """Return which tokens may come next, int32 (R, words), of rows that all have a grammar."""
-    masks = np.empty((len(rows), -(-vocab_size // 32)), dtype=np.int32)
-    first = 0
-    for sequence, group in groupby(rows, key=lambda row: row.sequence):
-        own = list(group)
-        assert sequence.grammar is not None
-        sequence.grammar.fill(masks[first : first + len(own)], own[-1].drafts)
-        first += len(own)
-    return masks
 
 
 def draw(probs: Tensor, uniforms: Seq[float]) -> list[int]:

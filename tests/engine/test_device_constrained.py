@@ -14,7 +14,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.device.drafter import DeviceDrafter
-from engine.device.mask_buffers import MaskBuffers, MaskedRows
+from engine.device.mask_buffers import MaskBuffers
 from engine.device.runner import DeviceRunner
 from engine.drafter import Drafter, NGramDrafter
 from engine.engine import Engine, Result, collect
@@ -22,6 +22,7 @@ from engine.errors import StepFailed
 from engine.grammar_cursor import GrammarCursor
 from engine.kv_cache import KVCache
 from engine.load.model import load_model
+from engine.mask_filler import MaskedRows
 from engine.models.decoder import DecoderModel
 from engine.request import FinishReason, Prediction, Request, SamplingParams
 from engine.sink import QueueSink
@@ -137,19 +138,19 @@ def _no_memory(*args: Any) -> None:
 
 @pytest.mark.parametrize("num_threads", [1, 2])
 def test_masks_side_by_side_are_the_masks_one_by_one(num_threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MaskBuffers, "_num_threads", staticmethod(lambda: num_threads))
+    monkeypatch.setattr("engine.mask_filler.num_threads", lambda: num_threads)
     vocab_size = tokenizer().vocab_size
     buffers = MaskBuffers(8, vocab_size, torch.device("cpu"))
     buffers.logits(8, torch.float32)
     cursors = [GrammarCursor(constraint("regex", f"{'ab' * i}[c-{letter}]")) for i, letter in enumerate("defghi")]
-    buffers.fill([MaskedRows(cursor, i, ()) for i, cursor in enumerate(cursors)])
+    buffers.fill([MaskedRows(cursor, i) for i, cursor in enumerate(cursors)])
     masks = buffers.masks(8).clone()
     for cursor, mask in zip(cursors, masks, strict=False):
         own = np.zeros((1, cursor.num_words), dtype=np.int32)
         cursor.fill(own)
         assert (mask.numpy() == own[0]).all()
     assert (masks[6:] == -1).all()
-    buffers.fill([MaskedRows(cursors[1], 2, ())])
+    buffers.fill([MaskedRows(cursors[1], 2)])
     assert (buffers.masks(8)[2] == masks[1]).all()
     assert (buffers.masks(8)[[0, 1, 3, 4, 5]] == -1).all()
 
