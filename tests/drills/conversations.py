@@ -2,9 +2,10 @@
 
 ``python -m tests.drills.conversations --turns 10000 --seed 1`` starts two servers on a PostgreSQL and a Redis of its
 own (or those of ``--database-url`` and ``--redis-url``). Every turn's tier is drawn at random, each step asks either,
-and tiers fail before their first token as often as ``--failing`` says. Some agents name their conversation in a header,
-some in the body, some not at all, and some of those begin with the same words. The status is 1 where a step inside a
-loop changes its tier without a failure, or without saying so, or where the log tells another story.
+and tiers fail before their first token as often as ``--failing`` says. Agents speak all three protocols; some name
+their conversation in a header, some in the body, some not at all, and some of those begin with the same words. The
+status is 1 where a step inside a loop changes its tier without a failure, or without saying so, or where the log tells
+another story.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from backends.testing import EchoBackend
 from gateway.store.records import RequestRecord
 from tests.drills.kit import Report, free_port
 from tests.faults import PrivatePostgres
-from tests.gateway.agents import MARKED, AgentModel, ChatAgent, StepSeen, switches
+from tests.gateway.agents import DIALECTS, MARKED, Agent, AgentModel, StepSeen, switches
 from tests.gateway.control.processes import RedisProcess
 from tests.gateway.endpoints.test_pages import FixedRouter
 from tests.gateway.harness import LADDER_TOML, Gateway, make_settings, running
@@ -38,22 +39,24 @@ _TURNS_EACH = 10
 _PAGE = 1000
 
 
-async def play(servers: Sequence[Gateway], num_turns: int, num_agents: int, seed: int) -> list[ChatAgent]:
+async def play(servers: Sequence[Gateway], num_turns: int, num_agents: int, seed: int) -> list[Agent]:
     """Let agents take so many turns together, ``num_agents`` of them at a time."""
-    rng, found, left = random.Random(seed), list[ChatAgent](), iter(range(-(-num_turns // _TURNS_EACH)))
+    rng, found, left = random.Random(seed), list[Agent](), iter(range(-(-num_turns // _TURNS_EACH)))
 
     def pick() -> httpx.AsyncClient:
         return rng.choice(servers).client
 
     async def work() -> None:
         for place in left:
+            dialect = DIALECTS[place // 4 % len(DIALECTS)]
             named: list[dict[str, Any]] = [
                 {},
                 {"headers": {"x-opencode-session": f"s-{seed}-{place}"}},
                 {"headers": {"x-claude-code-session-id": "shared", "x-claude-code-agent-id": f"{seed}-{place}"}},
-                {"extra": {"prompt_cache_key": f"k-{seed}-{place}"}},
+                {"extra": dialect.session(f"{seed}-{place}")},
             ]
-            agent = ChatAgent(pick, "all alike" if place % 8 == 0 else f"agent {place}", **named[place % 4])
+            name = "all alike" if place % 8 == 0 else f"agent {place}"
+            agent = Agent(pick, name, dialect, **named[place % 4])
             found.append(agent)
             for _ in range(_TURNS_EACH):
                 await agent.take_turn(rng.choice((0, 1, 2, 3, 5, 8)))
@@ -72,7 +75,7 @@ async def rows_of(gateway: Gateway) -> dict[str, RequestRecord]:
     return found
 
 
-def judge(report: Report, agents: Sequence[ChatAgent], rows: dict[str, RequestRecord], num_failed: int) -> None:
+def judge(report: Report, agents: Sequence[Agent], rows: dict[str, RequestRecord], num_failed: int) -> None:
     """Compare what the agents saw with what was injected, and with the log."""
     seen = [each for agent in agents for each in agent.seen]
     left = [each for agent in agents for each in switches(agent.seen)]

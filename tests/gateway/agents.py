@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import httpx
 
@@ -15,7 +15,6 @@ from backends.errors import BackendUnavailable
 from backends.protocol import GenerateRequest, ToolCall
 from backends.testing import Script
 
-TOOLS: list[Any] = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
 MARKED = frozenset({"fallback", "unlocked", "escalated", "kill_switch"})
 
 
@@ -56,36 +55,121 @@ class StepSeen:
     request_id: str
 
 
+class Dialect(Protocol):
+    """What agents of one protocol send and read."""
+
+    path: str
+
+    def body(self, history: list[Any]) -> dict[str, Any]:
+        """The request of a step."""
+
+    def read(self, answer: Any) -> tuple[list[Any], list[str]]:
+        """What of an answer belongs into the history, and the ids of its calls."""
+
+    def results(self, call_ids: list[str]) -> list[Any]:
+        """What the tools found, for the history."""
+
+    def session(self, name: str) -> dict[str, Any]:
+        """How a body names its conversation."""
+
+
+class Chat:
+    """OpenAI's ``/v1/chat/completions``."""
+
+    path = "/v1/chat/completions"
+
+    def body(self, history: list[Any]) -> dict[str, Any]:
+        tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+        return {"messages": history, "tools": [tool]}
+
+    def read(self, answer: Any) -> tuple[list[Any], list[str]]:
+        message = answer["choices"][0]["message"]
+        return [message], [call["id"] for call in message.get("tool_calls") or ()]
+
+    def results(self, call_ids: list[str]) -> list[Any]:
+        return [{"role": "tool", "tool_call_id": each, "content": "found"} for each in call_ids]
+
+    def session(self, name: str) -> dict[str, Any]:
+        return {"prompt_cache_key": name}
+
+
+class Messages:
+    """Anthropic's ``/v1/messages``."""
+
+    path = "/v1/messages"
+
+    def body(self, history: list[Any]) -> dict[str, Any]:
+        tool = {"name": "look", "input_schema": {"type": "object"}}
+        return {"messages": history, "tools": [tool], "max_tokens": 500}
+
+    def read(self, answer: Any) -> tuple[list[Any], list[str]]:
+        blocks = answer["content"]
+        turn = {"role": "assistant", "content": blocks}
+        return [turn], [block["id"] for block in blocks if block["type"] == "tool_use"]
+
+    def results(self, call_ids: list[str]) -> list[Any]:
+        found = [{"type": "tool_result", "tool_use_id": each, "content": "found"} for each in call_ids]
+        return [{"role": "user", "content": found}]
+
+    def session(self, name: str) -> dict[str, Any]:
+        return {"metadata": {"user_id": f"user_u_account__session_{name}"}}
+
+
+class Responses:
+    """OpenAI's ``/v1/responses``, with nothing kept at the server."""
+
+    path = "/v1/responses"
+
+    def body(self, history: list[Any]) -> dict[str, Any]:
+        tool = {"type": "function", "name": "look", "parameters": {"type": "object"}}
+        return {"input": history, "tools": [tool], "store": False}
+
+    def read(self, answer: Any) -> tuple[list[Any], list[str]]:
+        items = answer["output"]
+        return items, [item["call_id"] for item in items if item["type"] == "function_call"]
+
+    def results(self, call_ids: list[str]) -> list[Any]:
+        return [{"type": "function_call_output", "call_id": each, "output": "found"} for each in call_ids]
+
+    def session(self, name: str) -> dict[str, Any]:
+        return {"prompt_cache_key": name}
+
+
+DIALECTS: tuple[Dialect, ...] = (Chat(), Messages(), Responses())
+
+
 @dataclass
-class ChatAgent:
-    """A client of ``/v1/chat/completions`` that re-sends its whole history; ``pick`` says whom it asks next."""
+class Agent:
+    """A client that re-sends its whole history; ``pick`` says whom it asks next."""
 
     pick: Callable[[], httpx.AsyncClient]
     name: str
+    dialect: Dialect = DIALECTS[0]
     headers: dict[str, str] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
-    messages: list[Any] = field(default_factory=list)
+    history: list[Any] = field(default_factory=list)
     seen: list[StepSeen] = field(default_factory=list)
     num_turns: int = 0
 
     async def take_turn(self, num_steps: int) -> None:
         """Let the user ask for something that takes so many calls, and see it through."""
         self.num_turns += 1
-        self.messages.append({"role": "user", "content": f"{num_steps} looks, please ({self.name})"})
+        self.history.append({"role": "user", "content": f"{num_steps} looks, please ({self.name})"})
         step = 0
-        while True:
-            message = await self.ask(step)
-            self.messages.append(message)
-            if not (calls := message.get("tool_calls")):
-                return
+        while await self.go_on(step):
             step += 1
-            self.messages += [{"role": "tool", "tool_call_id": call["id"], "content": "found"} for call in calls]
+
+    async def go_on(self, step: int) -> bool:
+        """Take one step, and let its calls find something; False if there are none."""
+        said, call_ids = self.dialect.read(await self.ask(step))
+        self.history += said + self.dialect.results(call_ids) if call_ids else said
+        return bool(call_ids)
 
     async def ask(self, step: int) -> Any:
-        """Send one step; what came of it is kept in ``seen``."""
-        body = {"model": "auto", "messages": self.messages, "tools": TOOLS} | self.extra
+        """Send one step and return its answer; what was seen of it is kept in ``seen``."""
+        body = {"model": "auto"} | self.dialect.body(self.history) | self.extra
         for _ in range(3):
-            answer = await self.pick().post("/v1/chat/completions", json=body, headers=self.headers)
+            answer = await self.pick().post(self.dialect.path, json=body, headers=self.headers)
             # As agents do: where every tier had failed, the step is asked again.
             if answer.status_code < 500:
                 break
@@ -101,7 +185,7 @@ class ChatAgent:
                 head["x-suffice-request-id"],
             )
         )
-        return answer.json()["choices"][0]["message"]
+        return answer.json()
 
 
 def switches(seen: list[StepSeen]) -> list[StepSeen]:

@@ -15,7 +15,7 @@ from backends.errors import BackendUnavailable
 from backends.testing import EchoBackend, Script
 from tests.drills.conversations import drill
 from tests.drills.kit import Report
-from tests.gateway.agents import MARKED, AgentModel, ChatAgent, switches
+from tests.gateway.agents import DIALECTS, MARKED, Agent, AgentModel, switches
 from tests.gateway.endpoints.test_pages import FixedRouter
 from tests.gateway.harness import LADDER_TOML, Gateway, make_settings, running
 
@@ -38,18 +38,19 @@ async def two(tmp_path: Path, script: Any, **settings: Any) -> AsyncIterator[lis
         yield [first, second]
 
 
-def agents(clients: list[httpx.AsyncClient], num: int, seed: int) -> list[ChatAgent]:
-    """Agents that ask any server at any step; some have a name, some the same first words."""
+def agents(clients: list[httpx.AsyncClient], num: int, seed: int) -> list[Agent]:
+    """Agents of all protocols that ask any server at any step; some have a name, some the same first words."""
     rng = random.Random(seed)
     found = []
     for place in range(num):
+        dialect = DIALECTS[place % len(DIALECTS)]
         named: dict[str, Any] = [
             {},
             {"headers": {"x-opencode-session": f"s{place}"}},
-            {"extra": {"prompt_cache_key": f"k{place}"}},
-        ][place % 3]
+            {"extra": dialect.session(f"k{place}")},
+        ][place // 3 % 3]
         name = "the same" if place % 6 == 0 else f"agent {place}"
-        found.append(ChatAgent(lambda: rng.choice(clients), name, **named))
+        found.append(Agent(lambda: rng.choice(clients), name, dialect, **named))
     return found
 
 
@@ -57,7 +58,7 @@ async def test_a_turn_stays_with_its_model_and_the_next_is_decided_anew(tmp_path
     async with running(
         make_settings(tmp_path, DICE, database__url=database_url), models(AgentModel()), router=ROUTER
     ) as gateway:
-        agent = ChatAgent(lambda: gateway.client, "one")
+        agent = Agent(lambda: gateway.client, "one")
         for _ in range(12):
             await agent.take_turn(3)
         assert switches(agent.seen) == []
@@ -100,17 +101,13 @@ async def test_the_drill_finds_nothing_on_a_small_scale(postgres_url: str, redis
 
 async def test_a_restart_reads_the_lock_back_and_age_ends_it(tmp_path: Path, database_url: str) -> None:
     settings = make_settings(tmp_path, DICE, database__url=database_url)
-    agent = ChatAgent(lambda: None, "one")  # type: ignore[arg-type, return-value]
+    agent = Agent(lambda: None, "one")  # type: ignore[arg-type, return-value]
     agent.num_turns = 1
-    agent.messages.append({"role": "user", "content": "9 looks"})
+    agent.history.append({"role": "user", "content": "9 looks"})
     for step in range(8):
         async with running(settings, models(AgentModel()), router=ROUTER, seed=step) as gateway:
             agent.pick = lambda gateway=gateway: gateway.client  # type: ignore[misc]
-            message = await agent.ask(step)
-            agent.messages += [
-                message,
-                {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "x"},
-            ]
+            await agent.go_on(step)
     assert switches(agent.seen) == []
     assert [each.reason for each in agent.seen[1:]] == ["locked"] * 7
     async with running(settings, models(AgentModel()), router=ROUTER) as gateway:
@@ -124,19 +121,17 @@ async def test_a_failure_leaves_the_lock_and_says_so(tmp_path: Path, database_ur
     settings = make_settings(tmp_path, LADDER_TOML, database__url=database_url, policy__fallback="any")
     backends = models(AgentModel())
     async with running(settings, backends, router=ROUTER) as gateway:
-        agent = ChatAgent(lambda: gateway.client, "one")
+        agent = Agent(lambda: gateway.client, "one")
         await agent.take_turn(1)
         began = agent.seen[0].tier
         backends["small"]._script = Script(fail_before=BackendUnavailable("gone"))
         agent.num_turns += 1
-        agent.messages.append({"role": "user", "content": "3 looks"})
+        agent.history.append({"role": "user", "content": "3 looks"})
         backends["small"]._script = AgentModel()
-        message = await agent.ask(0)
+        await agent.go_on(0)
         backends["small"]._script = Script(fail_before=BackendUnavailable("gone"))
-        agent.messages += [message, {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "x"}]
-        message = await agent.ask(1)
+        await agent.go_on(1)
         backends["small"]._script = AgentModel()
-        agent.messages += [message, {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "x"}]
         await agent.ask(2)
         assert began == 1
         assert [(each.tier, each.reason) for each in agent.seen[-3:]] == [
@@ -152,11 +147,10 @@ async def test_a_failure_leaves_the_lock_and_says_so(tmp_path: Path, database_ur
 
 async def test_a_tier_that_is_known_to_be_down_is_left_and_marked(tmp_path: Path) -> None:
     async with running(make_settings(tmp_path), models(AgentModel()), router=ROUTER) as gateway:
-        agent = ChatAgent(lambda: gateway.client, "one")
+        agent = Agent(lambda: gateway.client, "one")
         agent.num_turns = 1
-        agent.messages.append({"role": "user", "content": "3 looks"})
-        message = await agent.ask(0)
-        agent.messages += [message, {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "x"}]
+        agent.history.append({"role": "user", "content": "3 looks"})
+        await agent.go_on(0)
         gateway.parts.request_router.unavailable = frozenset({1})
         await agent.ask(1)
         gateway.parts.request_router.unavailable = frozenset()
@@ -177,15 +171,11 @@ async def test_a_side_request_neither_takes_nor_moves_the_lock(tmp_path: Path, d
     settings = make_settings(tmp_path, DICE, database__url=database_url)
     async with running(settings, models(AgentModel()), router=ROUTER) as gateway:
         session = {"session-id": "s"}
-        agent = ChatAgent(lambda: gateway.client, "one", headers=session)
+        agent = Agent(lambda: gateway.client, "one", headers=session)
         agent.num_turns = 1
-        agent.messages.append({"role": "user", "content": "9 looks"})
+        agent.history.append({"role": "user", "content": "9 looks"})
         for step in range(9):
-            message = await agent.ask(step)
-            agent.messages += [
-                message,
-                {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "x"},
-            ]
+            await agent.go_on(step)
             side = {"model": "auto", "messages": [{"role": "user", "content": "0 words as a title"}]}
             answer = await gateway.client.post("/v1/chat/completions", json=side, headers=session)
             assert answer.headers["x-suffice-reason"] != "locked"
@@ -197,7 +187,7 @@ async def test_a_side_request_neither_takes_nor_moves_the_lock(tmp_path: Path, d
 
 async def test_a_client_may_send_its_affinity_back(tmp_path: Path) -> None:
     async with running(make_settings(tmp_path), models(AgentModel()), router=ROUTER) as gateway:
-        agent = ChatAgent(lambda: gateway.client, "one", headers={"x-suffice-affinity": "0123456789abcdef"})
+        agent = Agent(lambda: gateway.client, "one", headers={"x-suffice-affinity": "0123456789abcdef"})
         await agent.take_turn(0)
         assert agent.seen[0].affinity != "0123456789abcdef"
         assert len(agent.seen[0].affinity) == 16

@@ -16,7 +16,7 @@ from gateway.admin.policy_replay import PolicyReplay
 from gateway.control.floor_findings import FloorEvidence, find_floor
 from gateway.store.monitoring import MonitorReader
 from gateway.store.tables import requests, verifications
-from tests.gateway.agents import AgentModel, ChatAgent
+from tests.gateway.agents import Agent, AgentModel
 from tests.gateway.endpoints.test_pages import FixedRouter
 from tests.gateway.harness import Gateway, make_settings, running
 
@@ -34,7 +34,7 @@ NUM_TURNS, NUM_STEPS = 60, 4
 
 async def played(gateway: Gateway, num_turns: int = NUM_TURNS) -> None:
     for place in range(num_turns):
-        await ChatAgent(lambda: gateway.client, f"task {place}").take_turn(NUM_STEPS - 1)
+        await Agent(lambda: gateway.client, f"task {place}").take_turn(NUM_STEPS - 1)
 
 
 async def read(gateway: Gateway, *columns: Any) -> list[Any]:
@@ -99,17 +99,13 @@ async def test_faults_and_draws_of_one_turn_make_one_outcome(tmp_path: Path, dat
 
 async def test_another_server_goes_on_with_the_draw(tmp_path: Path, database_url: str) -> None:
     settings = make_settings(tmp_path, database__url=database_url, **{**DRAWN, "policy__sampling_share": 0.999})
-    agent = ChatAgent(lambda: None, "one")  # type: ignore[arg-type, return-value]
-    agent.messages.append({"role": "user", "content": "9 looks"})
+    agent = Agent(lambda: None, "one")  # type: ignore[arg-type, return-value]
+    agent.history.append({"role": "user", "content": "9 looks"})
     for step in range(3):
         models = {name: EchoBackend(name, AgentModel()) for name in ("small", "large")}
         async with running(settings, models, router=FixedRouter(1, 1.0)) as gateway:
             agent.pick = lambda gateway=gateway: gateway.client  # type: ignore[misc]
-            message = await agent.ask(step)
-            agent.messages += [
-                message,
-                {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "x"},
-            ]
+            await agent.go_on(step)
             found = await read(gateway, verifications.c.turn_id, verifications.c.inclusion_probability)
             ids = await read(gateway, requests.c.request_id)
     first = min(row.request_id for row in ids)
