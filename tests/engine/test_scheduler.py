@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import accumulate
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -12,6 +13,7 @@ from engine.blocks import BlockPool
 from engine.request import Priority, Request, SamplingParams
 from engine.scheduler import ChunkBounds, Scheduler, StepPlan
 from engine.sequence import Sequence
+from engine.slabs import Slabs
 from engine.step_costs import ChunkCosts
 
 SIZE = 4
@@ -27,8 +29,9 @@ class World:
         max_num_seqs: int = 4,
         max_batch_tokens: int = 10,
         scheduler: type[Scheduler] = Scheduler,
+        pool: BlockPool | None = None,
     ) -> None:
-        self.pool = BlockPool(num_blocks, SIZE)
+        self.pool = BlockPool(num_blocks, SIZE) if pool is None else pool
         self.scheduler = scheduler(
             self.pool, max_num_seqs=max_num_seqs, max_batch_tokens=max_batch_tokens, aging_s=50.0
         )
@@ -367,6 +370,43 @@ def test_drafts_never_preempt_and_never_starve_a_prefill() -> None:
     assert not plan.preempted
     assert [(item.sequence, item.num_tokens) for item in plan.items] == [(first, 1), (second, 9)]
     assert plan.items[0].num_drafts == 0
+
+
+class CountedSlabs:
+    """Hands over nothing, and counts."""
+
+    def __init__(self) -> None:
+        self.num_taken = 0
+
+    def leave(self) -> object:
+        return None
+
+    def enter(self, slab: int, mark: object, *, is_foreign: bool) -> None:
+        self.num_taken += 1
+
+
+@pytest.mark.parametrize(
+    ("num_slabs", "num_prompt", "draft_limit", "num_drafts", "num_taken"),
+    [
+        # Of a slab's four blocks the prompt has two; the drafts reach into a fifth, and one block is kept back.
+        (3, 7, 9, 9, 2),
+        (1, 7, 9, 4, 1),
+        # They fit what is there: nothing is taken that others could use.
+        (3, 7, 3, 3, 1),
+        (3, 8, 3, 3, 1),
+    ],
+)
+def test_drafts_take_a_free_slab_of_a_shared_memory_where_they_need_it(
+    num_slabs: int, num_prompt: int, draft_limit: int, num_drafts: int, num_taken: int
+) -> None:
+    counted = CountedSlabs()
+    pool = Slabs(num_slabs, 4 * 16).join("m", block_bytes=16, block_size=SIZE, min_blocks=4, handover=counted)
+    world = World(pool=pool)
+    world.add([1] * num_prompt, 16, draft_limit=draft_limit)
+    world.step()
+    assert counted.num_taken == 1
+    assert world.step().items[0].num_drafts == num_drafts
+    assert counted.num_taken == num_taken
 
 
 def test_what_waits_first_counts_as_prefill_while_there_is_a_place_for_it() -> None:
