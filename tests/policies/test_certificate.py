@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from policies.certificate import CheckedSample, FloorStatus, certify, certify_threshold, loss_lower, loss_upper
 from policies.intervals import binomial_lower, binomial_upper
@@ -132,3 +134,22 @@ def test_where_every_request_was_checked_the_bounds_are_the_exact_binomial_ones(
     assert loss_lower(sample, 0.95) == binomial_lower(num_lost, num, 0.95)
     one_unchecked = CheckedSample(losses, np.ones(num), num + 1)
     assert loss_upper(one_unchecked, 0.95) != binomial_upper(num_lost, num + 1, 0.95)
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(st.tuples(st.floats(0, 1), st.floats(0.05, 1)), max_size=30),
+    st.integers(0, 50),
+    st.none() | st.tuples(st.integers(0, 40), st.integers(0, 40)),
+)
+def test_bounds_are_rates_whatever_the_judge_is_worth(
+    rows: list[tuple[float, float]], num_unchecked: int, flagged_of_40: tuple[int, int] | None
+) -> None:
+    losses, inclusion = np.array(rows, dtype=np.float64).reshape(-1, 2).T
+    gold = None if flagged_of_40 is None else GoldCounts(flagged_of_40[0], 40, flagged_of_40[1], 40)
+    found = certify(CheckedSample(losses, inclusion, len(rows) + num_unchecked), 0.9, 0.95, gold)
+    assert 0.0 <= found.loss_low <= 1.0
+    assert 0.0 <= found.loss_high <= 1.0
+    assert found.quality_low == 1.0 - found.loss_high
+    if flagged_of_40 is not None and flagged_of_40[0] <= flagged_of_40[1]:
+        assert (found.status, found.loss_high) == (FloorStatus.INSUFFICIENT, 1.0), "no better than a coin"

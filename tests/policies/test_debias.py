@@ -35,10 +35,47 @@ def test_rogan_gladen_undoes_the_judge(rate: float, sensitivity: float, specific
 
 def test_a_coin_tells_nothing() -> None:
     assert math.isnan(rogan_gladen(0.5, 0.5, 0.5))
-    found = debiased_rate(10, 100, GoldCounts(5, 10, 5, 10))
-    assert (found.low, found.high) == (0.0, 1.0)
     assert debiased_upper(0.1, GoldCounts(5, 10, 5, 10), 0.95) == 1.0
     assert debiased_upper(0.1, GoldCounts(0, 0, 0, 0), 0.95) == 1.0
+
+
+@pytest.mark.parametrize(
+    "gold",
+    [
+        GoldCounts(5, 10, 5, 10),
+        GoldCounts(0, 0, 5, 10),
+        GoldCounts(5, 10, 0, 0),
+        # Better than a coin as counted, and not shown to be by so few cases; and the other way round.
+        GoldCounts(1, 1, 99, 100),
+        GoldCounts(1, 1, 3, 4),
+        GoldCounts(0, 1, 1, 100),
+    ],
+)
+def test_a_judge_that_is_not_shown_to_beat_a_coin_corrects_nothing(gold: GoldCounts) -> None:
+    found = debiased_rate(10, 100, gold)
+    assert math.isnan(found.value)
+    assert (found.low, found.high) == (0.0, 1.0)
+
+
+@given(st.integers(0, 60), st.integers(0, 60), *[st.integers(0, 20)] * 4)
+def test_a_corrected_rate_is_a_rate_inside_its_interval(
+    num_flagged: int, num_more: int, flagged_faults: int, missed: int, flagged_sound: int, passed: int
+) -> None:
+    gold = GoldCounts(flagged_faults, flagged_faults + missed, flagged_sound, flagged_sound + passed)
+    found = debiased_rate(num_flagged, num_flagged + num_more, gold)
+    if math.isnan(found.value):
+        assert (found.low, found.high) == (0.0, 1.0)
+    else:
+        assert 0.0 <= found.low <= found.value <= found.high <= 1.0
+
+
+def test_the_interval_is_lang_and_reiczigels() -> None:
+    """Their formula, worked apart from ours."""
+    found = debiased_rate(30, 100, GoldCounts(70, 80, 10, 100), 0.9)
+    assert (found.low, found.high) == (pytest.approx(0.1464021447, abs=1e-9), pytest.approx(0.3709451180, abs=1e-9))
+    assert found.value == pytest.approx(0.2 / 0.775)
+    least = debiased_rate(60, 400, GoldCounts(18, 20, 6, 40))
+    assert (least.value, least.low, least.high) == (0.0, 0.0, pytest.approx(0.1265759818, abs=1e-9))
 
 
 def _judged(rng: np.random.Generator, num_rows: int, rate: float) -> tuple[np.ndarray, np.ndarray]:
@@ -50,7 +87,7 @@ def _judged(rng: np.random.Generator, num_rows: int, rate: float) -> tuple[np.nd
 @pytest.mark.parametrize("rate", [0.03, 0.1, 0.3])
 def test_intervals_cover_and_bounds_bound(rate: float) -> None:
     rng = np.random.default_rng(3)
-    inside, above, powered, powered_above = [], [], [], []
+    inside, widths, above, powered, powered_above = [], [], [], [], []
     for _ in range(200):
         gold_faults, gold_flags = _judged(rng, 200, 0.5)
         gold = GoldCounts(
@@ -62,6 +99,7 @@ def test_intervals_cover_and_bounds_bound(rate: float) -> None:
         _, flags = _judged(rng, 400, rate)
         found = debiased_rate(flags.sum(), 400, gold)
         inside.append(found.low <= rate <= found.high)
+        widths.append(found.high - found.low)
         above.append(debiased_upper(binomial_upper(int(flags.sum()), 400, 0.975), gold, 0.975) >= rate)
         truth, judged = _judged(rng, 150, rate)
         by_gold = prediction_powered(truth, judged, flags)
@@ -69,6 +107,7 @@ def test_intervals_cover_and_bounds_bound(rate: float) -> None:
         high = prediction_powered_upper(bounded_upper(flags, np.ones(400), 0.975), truth, judged, 0.975)
         powered_above.append(high >= rate)
     assert np.mean(inside) >= 0.93
+    assert np.mean(widths) <= 0.2
     assert np.mean(above) >= 0.95
     # By the central limit theorem, on 150 rows with as few as five faults.
     assert np.mean(powered) >= 0.85

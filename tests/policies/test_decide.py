@@ -221,6 +221,18 @@ def test_quality_wins_over_the_cache_of_an_insufficient_tier() -> None:
     assert decided(request(session=SessionState(tier=1, cached_tokens=1000)), policy).tier == 2
 
 
+@pytest.mark.parametrize("name", ["p_right", "p_as_good"])
+@pytest.mark.parametrize("value", [math.nan, -0.01, 1.01])
+def test_an_estimate_that_is_no_probability_is_none(name: str, value: float) -> None:
+    """One of the two is enough: what a router gets wrong there it may get wrong in the other."""
+    first, *others = estimates((0.99, 0.97, 0.98, 0.99))
+    asked = request(estimates=(first, *others))
+    assert decided(asked).tier == 1
+    broken = replace(asked, estimates=(replace(first, **{name: value}), *others))
+    assert decided(broken) == decided(replace(asked, estimates=tuple(others)))
+    assert decided(broken).tier == 2
+
+
 def test_a_conversation_that_must_stay_stays_while_it_can() -> None:
     policy = replace(PLAIN, sticky=StickyMode.ALWAYS, exploration_share=1.0)
     asked = request(session=SessionState(tier=1))

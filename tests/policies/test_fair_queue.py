@@ -98,6 +98,12 @@ class Places(RuleBasedStateMachine):
         assert queue.wanted == sum(each.size for each in self.waiting)
         assert queue.held == sum(each.size for each in self.running)
         assert set(queue.waiting()) == set(self.waiting)
+        for tenant in "abcd":
+            assert queue.wanted_by(tenant) == sum(each.size for each in self.waiting if each.tenant == tenant)
+            assert queue.load_of(tenant) == self.load(tenant)
+            for key in "12":
+                theirs = [each.size for each in self.waiting if (each.tenant, each.key) == (tenant, key)]
+                assert queue.waiting_of(tenant, key) == sum(theirs)
         assert queue.is_idle == (not self.waiting and not self.running)
 
 
@@ -156,6 +162,18 @@ def test_turns_go_round_among_more_tenants_than_places() -> None:
         places = [place for place, each in enumerate(order) if each == name]
         assert len(places) == 5
         assert all(later - earlier <= len(names) for earlier, later in pairwise(places)), "a turn was missed"
+
+
+def test_a_tenant_counts_on_an_even_share_and_half_of_what_it_holds_beyond() -> None:
+    queue = FairQueue()
+    for _ in range(6):
+        queue.start(Claim("greedy", "1"))
+    assert queue.share_of("greedy", 8) == 8, "alone it may have all"
+    assert queue.share_of("new", 8) == 4
+    queue.push(Claim("modest", "1"))
+    assert queue.share_of("greedy", 8) == 4 + 1
+    assert queue.share_of("modest", 8) == 4
+    assert queue.share_of("new", 9) == 3
 
 
 def test_keys_of_one_tenant_share_what_it_has() -> None:

@@ -55,6 +55,11 @@ def test_permissions_that_bar_nothing_change_nothing(asked: RequestFacts, policy
     assert outcome(every) == outcome(EVERYTHING)
 
 
+@given(st.lists(st.sampled_from("abc"), unique=True).map(tuple), st.sampled_from("abcd"))
+def test_a_key_without_a_list_may_use_any_policy_and_with_one_those_alone(allowed: tuple[str, ...], name: str) -> None:
+    assert Permissions(allowed_policies=allowed).permits_policy(name) is (allowed == () or name in allowed)
+
+
 @pytest.mark.parametrize(
     ("asked", "permissions", "field", "said"),
     [

@@ -134,7 +134,20 @@ def test_shares_are_met_and_versions_draw_different_keys() -> None:
     assert np.mean(np.logical_and(first, second)) == pytest.approx(0.01, abs=0.01)
 
 
-@pytest.mark.parametrize("shares", [(), (0.5,), (0.5, 0.1, 1.0), (0.0, 1.0)])
+@pytest.mark.parametrize("shares", [(), (0.5,), (0.5, 0.1, 1.0), (0.0, 1.0), (0.5, 0.5, 1.0), (0.1, 1.1)])
 def test_plans_out_of_order_are_refused(shares: tuple[float, ...]) -> None:
     with pytest.raises(ValueError, match="shares"):
         RolloutPlan(PLAN.guard, shares=shares)
+
+
+@pytest.mark.parametrize("name", ["min_stage_s", "min_shadow_decisions", "min_checked"])
+def test_a_stage_may_ask_for_nothing_and_not_for_less(name: str) -> None:
+    assert getattr(replace(PLAN, **{name: 0}), name) == 0
+    with pytest.raises(ValueError, match=name):
+        replace(PLAN, **{name: -1})
+
+
+def test_a_stage_may_end_when_it_could_pass_and_not_before() -> None:
+    assert replace(PLAN, max_stage_s=PLAN.min_stage_s).max_stage_s == PLAN.min_stage_s
+    with pytest.raises(ValueError, match="max_stage_s"):
+        replace(PLAN, max_stage_s=PLAN.min_stage_s - 0.001)

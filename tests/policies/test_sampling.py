@@ -59,6 +59,8 @@ class Fixed:
         ("shares.2", {2: 1.5}),
         ("edges", (0.9, 0.5)),
         ("edges", (0.0, 0.5)),
+        ("edges", (0.5, 1.0)),
+        ("edges", (0.5, 0.5)),
         ("factors", (1.0,)),
         ("factors", (1.0, -1.0, 1.0)),
         ("factors", (1.0, math.nan, 1.0)),
@@ -71,6 +73,23 @@ def test_bad_fields_are_refused_by_name(field_name: str, value: Any) -> None:
     with pytest.raises(InvalidPolicy) as caught:
         Sampling(**{field_name.split(".")[0]: value})
     assert caught.value.field_name == field_name
+
+
+@pytest.mark.parametrize(
+    ("field_name", "value"),
+    [
+        ("shares", {1: 0.0, 2: 1.0}),
+        ("edges", (0.001, 0.999)),
+        ("factors", (0.0, 0.0, 100.0)),
+        ("explored_factor", 0.0),
+        ("down_share", 0.0),
+        ("down_share", 1.0),
+        ("doubt_share", 0.0),
+        ("doubt_share", 1.0),
+    ],
+)
+def test_fields_may_lie_at_their_ends(field_name: str, value: Any) -> None:
+    assert getattr(Sampling(**{field_name: value}), field_name) == value
 
 
 def test_a_share_for_a_tier_that_is_not_there_is_refused() -> None:
