@@ -181,6 +181,6 @@ def _near(value: object) -> tuple[object, ...]:
         return (not value,)
     if isinstance(value, int):
         return (value + 1, value - 1)
-    if isinstance(value, float):
+    if isinstance(value, float) and value + 1.0 != value:
         return (value + 1.0,)
     return ()
