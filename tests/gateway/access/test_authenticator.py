@@ -191,6 +191,13 @@ async def test_wrong_keys_cost_few_look_ups_and_little_memory_and_a_new_one_work
     before, most_listed = len(asked), 0
     assert not any([await is_good(make_key()) for _ in range(100)])
     assert len(asked) - before > 90, "too many to list: each is looked for"
+    wrong = [make_key() for _ in range(4097)]
+    assert not any([await is_good(key) for key in wrong])
+    before = len(asked)
+    assert not any([await is_good(key) for key in wrong[1:]])
+    assert len(asked) == before, "so many are remembered"
+    assert not await is_good(wrong[0])
+    assert len(asked) == before + 1, "and not one more"
     now_s += 2
     before, most_listed, listed[:] = len(asked), 100, []
     assert not await is_good(make_key())

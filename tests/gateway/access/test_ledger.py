@@ -153,6 +153,23 @@ def test_own_books_take_over_what_others_used() -> None:
     assert ledger.spent(account) == 210
 
 
+def test_windows_that_are_over_are_forgotten_but_for_what_is_held() -> None:
+    """A long life and many keys must not fill the memory."""
+    now = datetime(2026, 1, 31, 12, tzinfo=UTC)
+    ledger = LocalLedger(clock=lambda: now)
+    minutes = [account_of(f"k{number}", Meter.REQUESTS, now) for number in range(1500)]
+    days = [account_of(each.owner, Meter.DAY, now) for each in minutes]
+    for each in minutes:
+        ledger.open(each, 1)
+    assert ledger.reserve("runs", [Want(minutes[0], 10, 2)]).refused is None
+    now = minutes[0].ends_at
+    for each in days * 2:
+        ledger.open(each, 1)
+    assert not any(ledger.reserve("h", [Want(each, 10, 0)]).unknown for each in (*days, minutes[0]))
+    assert all(ledger.reserve("h", [Want(each, 10, 0)]).unknown == (each,) for each in minutes[1:])
+    assert ledger.spent(minutes[0]) == 3
+
+
 @pytest.mark.parametrize("meter", list(Meter))
 @given(moment=st.datetimes(min_value=datetime(2024, 1, 1), max_value=datetime(2040, 1, 1)))
 def test_a_moment_is_in_its_window_and_windows_meet(meter: Meter, moment: datetime) -> None:

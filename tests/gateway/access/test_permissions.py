@@ -12,7 +12,9 @@ import pytest
 
 from backends.errors import BackendUnavailable
 from backends.testing import Script
+from gateway.access.key_permissions import read_permissions
 from gateway.admin.decision_replay import facts_of
+from gateway.errors import InvalidRequest
 from gateway.store.tables import verifications
 from tests.gateway.access.test_limits_http import limited
 from tests.gateway.admin.kit import Admin, administered
@@ -303,3 +305,13 @@ async def test_a_key_whose_tier_is_gone_opens_nothing(tmp_path: Path) -> None:
         error = assert_error(await ask(admin.gateway, key), 403, "tier_not_permitted", "suffice.policy")
         assert "none of the tiers" in error["message"]
         assert (await admin.gateway.client.get("/v1/models", headers=key)).json()["data"] == []
+
+
+def test_a_permission_names_one_to_sixty_four_things_by_names_as_long() -> None:
+    for member in ("allowed_policies", "allowed_tiers", "allowed_regions"):
+        for named in (["n"], ["n" * 64], [f"n{number}" for number in range(64)]):
+            assert getattr(read_permissions({member: named}, "permissions"), member) == tuple(named)
+        for named in ([], [""], ["n" * 65], [f"n{number}" for number in range(65)]):
+            with pytest.raises(InvalidRequest) as refused:
+                read_permissions({member: named}, "permissions")
+            assert refused.value.param.startswith(f"permissions.{member}")

@@ -260,6 +260,33 @@ async def test_a_living_servers_lease_is_not_reported_and_a_frozen_one_comes_bac
     assert alerts[0].body["amount_usd"] == "0.14"
 
 
+async def test_a_lease_covers_nothing_from_the_moment_it_ends() -> None:
+    now_s = 100.0
+    lease = SpendingLease(Disk(), "server", MODELS, renew_s=10.0, clock=lambda: now_s)
+    await lease.hold(1)
+    now_s = 129.9
+    assert lease.try_hold(1)
+    now_s = 130.0
+    assert not lease.try_hold(1), "another server may report it from now on"
+    assert lease.held_nano_usd == 2
+
+
+async def test_an_amount_far_beyond_what_was_held_lately_is_lowered() -> None:
+    """Else one dear call would be reported at every later death of the process."""
+    disk = Disk()
+    lease = SpendingLease(disk, "server", MODELS)
+    large, small = SpendingHold(lease), SpendingHold(lease)
+    await large.cover(400_000_000)
+    await small.cover(100_000_000)
+    assert disk.amount == lease.amount_nano_usd == 800_000_000, "room for as much again"
+    large.settle()
+    await lease.tick()
+    assert disk.amount == 800_000_000, "it was held until now"
+    await lease.tick()
+    assert disk.amount == 200_000_000
+    small.settle()
+
+
 async def only_row(store: Store, amount_nano_usd: int) -> SpendingLeaseRow:
     """The row of this amount."""
     wanted = select(spending_leases).where(spending_leases.c.amount_nano_usd == amount_nano_usd)

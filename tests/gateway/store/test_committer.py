@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gateway.config.store_section import StoreConfig
 from gateway.store.committer import GroupCommitter
-from gateway.store.errors import RecordRejected, StoreClosed, StoreOverloaded
+from gateway.store.errors import RecordRejected, StoreClosed, StoreOverloaded, StoreUnavailable
 from gateway.store.records import ApiKey, RequestRecord
 from gateway.store.rows import EncodedRecord, EncodeTime, sqlite_time
 from gateway.store.sinks import connect_sqlite
@@ -150,6 +150,29 @@ class ScriptedSink:
     async def close(self) -> None: ...
 
 
+class BreakingSink(ScriptedSink):
+    """One whose connection breaks when told to, and is of no use until it was dropped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_breaks = 0
+        self.is_broken = False
+
+    async def write(self, batch: Sequence[EncodedRecord], *, again: bool) -> None:
+        assert not self.is_broken, "a dead connection is not used again"
+        if self.num_breaks:
+            self.num_breaks -= 1
+            self.is_broken = True
+            raise ConnectionResetError("gone")
+        await super().write(batch, again=again)
+
+    def is_lost(self, error: BaseException) -> bool:
+        return isinstance(error, ConnectionResetError)
+
+    async def drop(self) -> None:
+        self.is_broken = False
+
+
 def make_entry(place: int) -> EncodedRecord:
     return EncodedRecord(str(place), (), None, None, None)
 
@@ -251,6 +274,31 @@ async def test_a_bug_in_the_writer_leaves_nobody_waiting(sink: ScriptedSink) -> 
         await committer.commit(dataclasses.replace(make_entry(9)))
         await committer.close(5)
     assert sink.written == [9]
+
+
+@pytest.mark.parametrize("num_breaks", [1, 2, 3, 4, 5])
+async def test_a_connection_that_broke_is_dropped_before_the_next_try(num_breaks: int) -> None:
+    """A row is tried twice, then its caller is told; a probe finds out when rows can be written again."""
+    sink, now_s = BreakingSink(), 0.0
+    sink.num_breaks = num_breaks
+    committer = GroupCommitter(sink, shown="memory", max_pending=8, max_batch=4, clock=lambda: now_s)
+    committer.start()
+    async with asyncio.timeout(PATIENCE_S):
+        if num_breaks == 1:
+            await committer.commit(make_entry(1))
+        else:
+            with pytest.raises(StoreUnavailable):
+                await committer.commit(make_entry(1))
+        for _ in range(num_breaks - 2):
+            with pytest.raises(StoreUnavailable):
+                await committer.check()
+            now_s += 1
+        await committer.check()
+        await committer.commit(make_entry(2))
+        await committer.close(5)
+    assert committer.is_well
+    assert committer.num_probes == max(0, num_breaks - 1)
+    assert sink.written == ([1, 2] if num_breaks == 1 else [2])
 
 
 async def test_two_gateways_share_a_database(database_url: str) -> None:

@@ -147,6 +147,30 @@ def test_dollars_round_half_to_even() -> None:
     assert to_nano_usd(Decimal("0.0001")) == 100_000
 
 
+def test_a_cost_beyond_the_column_is_the_most_it_holds() -> None:
+    """An answer that was given is logged, whatever a price table says of it."""
+    assert to_nano_usd(Decimal(2**63 - 2) / 10**9) == 2**63 - 2
+    assert to_nano_usd(Decimal(2**63 - 1) / 10**9) == 2**63 - 1
+    assert to_nano_usd(Decimal(2**63) / 10**9) == 2**63 - 1
+
+
+async def test_counts_beyond_their_columns_are_logged_as_the_most_they_hold(store: Store) -> None:
+    record = make_record(prompt_tokens=2**31, completion_tokens=2**31 - 1, cost_usd=Decimal(10**12))
+    await store.record(record)
+    found = await store.get_request(record.request_id)
+    assert found is not None
+    assert (found.prompt_tokens, found.completion_tokens) == (2**31 - 1, 2**31 - 1)
+    assert found.cost_usd == from_nano_usd(2**63 - 1)
+
+
+def test_a_row_counts_one_answer_and_nothing_else_that_it_was_not_told() -> None:
+    record = make_record()
+    for field in dataclasses.fields(record):
+        value = getattr(record, field.name)
+        if field.default is not dataclasses.MISSING and isinstance(value, int | float | Decimal):
+            assert value == (field.name == "num_choices"), field.name
+
+
 def test_json_has_no_nan() -> None:
     assert to_json({"a": math.nan, "b": math.inf}) == '{"a":null,"b":null}'
     assert to_json({1: 0.5}) == '{"1":0.5}'
