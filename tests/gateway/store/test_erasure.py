@@ -16,15 +16,18 @@ from sqlalchemy import JSON, LargeBinary, String, func, select, update
 from sqlalchemy.types import TypeEngine
 
 from gateway.control.retention_keeper import RetentionKeeper
+from gateway.ids import uuid7
 from gateway.store.control import ControlStore
 from gateway.store.control_records import Lease, ShadowDecision
+from gateway.store.erasure import Eraser, ErasureTarget
 from gateway.store.pruning import LogPruner
 from gateway.store.store import Store
-from gateway.store.tables import metadata, verification_texts, verifications
+from gateway.store.tables import feedback, metadata, verification_texts, verifications
 from tests.gateway.access.test_authenticator import add_key, bearer
 from tests.gateway.admin.kit import Admin, administered
 from tests.gateway.admin.kit import add_key as add_admin_key
 from tests.gateway.harness import make_settings, running
+from tests.gateway.records import NOW, make_record
 from tests.gateway.verify.test_worker import ALL, until_done
 
 LEASE = Lease(name="leader", holder="test", token=1, expires_at=datetime(2100, 1, 1, tzinfo=UTC))
@@ -207,6 +210,52 @@ async def test_a_conversation_goes_with_its_agents(admin: Admin) -> None:
         assert (await admin("POST", "/erasures", json={"session_id": erased})).status_code == 200
         left = {name for name, request_id in ids.items() if await store.get_request(request_id) is not None}
         assert left == {kept}
+
+
+async def put_report(store: Store, request_id: str, key_id: str) -> None:
+    name = uuid7()
+    values = {"feedback_id": name, "idempotency_key": name, "created_at": NOW, "kind": "rating", "metadata": {}}
+    async with store.transaction() as connection:
+        await connection.execute(
+            feedback.insert().values(request_id=request_id, tenant="ours", key_id=key_id, **values)
+        )
+
+
+@pytest.mark.parametrize(
+    ("target", "deleted"),
+    [
+        (ErasureTarget(key_id="reader"), {"feedback": 1}),
+        (ErasureTarget(key_id="asker"), {"requests": 1, "feedback": 2}),
+        (ErasureTarget(session_id="pruned"), {"sessions": 2}),
+        (ErasureTarget(tenant="ours", session_id="pruned"), {"sessions": 1}),
+        (ErasureTarget(tenant="ours"), {"requests": 1, "feedback": 2, "sessions": 1}),
+        (ErasureTarget(tenant="theirs"), {"sessions": 1}),
+        (ErasureTarget(request_id="r"), {"requests": 1, "feedback": 2}),
+    ],
+    ids=str,
+)
+async def test_what_hangs_on_no_row_of_theirs_goes_as_well(
+    store: Store, target: ErasureTarget, deleted: dict[str, int]
+) -> None:
+    """A key's reports about another key's request, and conversations whose rows were pruned; nobody else's."""
+    for tenant in ("ours", "theirs"):
+        await store.record(make_record(tenant=tenant, session_id="pruned", final_tier=1, created_at=NOW))
+    await LogPruner(store).rows(NOW + timedelta(seconds=1))
+    await store.record(make_record(request_id="r", tenant="ours", key_id="asker", created_at=NOW))
+    for key_id in ("asker", "reader"):
+        await put_report(store, "r", key_id)
+    counts = await Eraser(store).erase(target)
+    assert {name: num for name, num in counts.items() if num} == deleted
+    assert set((await Eraser(store).erase(target)).values()) == {0}
+
+
+async def test_the_audit_log_knows_names_again_and_does_not_tell_them(store: Store) -> None:
+    assert ErasureTarget(request_id="r").subject(store) == "request r"
+    assert ErasureTarget(key_id="k").subject(store) == "key k"
+    tenant, session = store.digest("acme")[:16], store.digest("chat")[:16]
+    assert ErasureTarget(tenant="acme").subject(store) == f"tenant {tenant}"
+    assert ErasureTarget(session_id="chat").subject(store) == f"session {session}"
+    assert ErasureTarget(tenant="acme", session_id="chat").subject(store) == f"tenant {tenant} session {session}"
 
 
 @pytest.mark.parametrize("body", [{}, {"tenant": "a", "key_id": "b"}, {"session_id": "a", "request_id": "b"}])
