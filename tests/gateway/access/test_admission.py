@@ -277,6 +277,32 @@ async def test_a_place_is_kept_free_for_the_modest_while_they_are_about() -> Non
     assert admission.is_idle
 
 
+@pytest.mark.parametrize(
+    ("max_running", "held", "is_kept"),
+    [
+        (None, ["one"] * 3, True),
+        (None, ["one"] * 2 + ["other"] * 4, False),
+        (4, ["one"] * 2 + ["other"], True),
+        (4, ["other"] * 2, False),
+    ],
+)
+async def test_the_last_place_is_kept_of_a_bulkhead_and_of_all(
+    max_running: int | None, held: list[str], is_kept: bool
+) -> None:
+    bulkheads = {"one": Bulkhead(4), "other": Bulkhead(4)}
+    admission = Admission(max_running, 100, LONG_S, bulkheads=bulkheads, clock=Clock())
+    admission.leave(await admission.enter(Priority.LIVE, B, "one"))
+    places = [await admission.enter(Priority.LIVE, A, each) for each in held]
+    greedy = await ask(admission.enter(Priority.LIVE, A, "one"))
+    assert is_waiting(greedy) is is_kept
+    modest = await ask(admission.enter(Priority.LIVE, B, "one"))
+    assert not is_waiting(modest)
+    for place in (*places, modest.result()):
+        admission.leave(place)
+    admission.leave(await greedy)
+    assert admission.is_idle
+
+
 async def test_how_long_a_place_is_held_is_measured_only_while_somebody_wants_it() -> None:
     clock = Clock()
     admission = Admission(4, 100, LONG_S, clock=clock)

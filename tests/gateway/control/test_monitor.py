@@ -16,6 +16,7 @@ from gateway.control.control_state import CLOSED
 from gateway.control.quality_monitor import QualityMonitor
 from gateway.store.control_records import Lease
 from gateway.store.monitoring import MonitorReader
+from gateway.store.store import Store
 from gateway.store.tables import retrain_runs
 from policies.certificate import CheckedSample, certify
 from policies.intervals import binomial_lower, binomial_upper
@@ -44,6 +45,14 @@ async def floor_of(gateway: Gateway, name: str = "default") -> dict[str, Any]:
     report = await gateway.parts.monitor.floor_report()
     found: dict[str, Any] = next(each for each in report["policies"] if each["policy"] == name)
     return found
+
+
+async def test_a_grade_beyond_its_range_counts_as_the_nearest_within(store: Store) -> None:
+    """What a certificate takes for a loss is from 0 to 1, whatever a column holds."""
+    at = datetime.now(UTC)
+    await put_checks(store, [Check(each) for each in (-0.25, 0.25, 1.25)], policy=("p", "v"), at=at)
+    losses = [row.loss async for row in MonitorReader(store).checked(finished_since=at, limit=9)]
+    assert losses == [1.0, 0.75, 0.0]
 
 
 async def alerts(gateway: Gateway) -> list[str]:
