@@ -269,6 +269,13 @@ async def test_a_lease_covers_nothing_from_the_moment_it_ends() -> None:
     now_s = 130.0
     assert not lease.try_hold(1), "another server may report it from now on"
     assert lease.held_nano_usd == 2
+    await lease.tick()
+    now_s = 159.9
+    assert lease.try_hold(9_999_998)
+    assert not lease.try_hold(1), "a cent is the least that is written, and it is held"
+    now_s = 160.0
+    lease.give_back(10_000_000)
+    assert not lease.try_hold(1), "renewed for as long again"
 
 
 async def test_an_amount_far_beyond_what_was_held_lately_is_lowered() -> None:

@@ -298,6 +298,8 @@ async def test_a_connection_that_broke_is_dropped_before_the_next_try(num_breaks
         await committer.close(5)
     assert committer.is_well
     assert committer.num_probes == max(0, num_breaks - 1)
+    num_failed = int(num_breaks > 1)
+    assert (committer.num_failed, committer.num_rows, committer.num_commits) == (num_failed, *[2 - num_failed] * 2)
     assert sink.written == ([1, 2] if num_breaks == 1 else [2])
 
 
