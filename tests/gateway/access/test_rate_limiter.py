@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
 import pytest
+from redis.asyncio import Redis
 
+from gateway.access import rate_limiter
 from gateway.access.authenticator import Caller
 from gateway.access.key_limits import KeyLimits
 from gateway.access.rate_limiter import RateLimiter, Reservation
+from gateway.access.redis_ledger import RedisLedger
 from gateway.errors import QuotaExhausted, RateLimited
+from gateway.ids import uuid7
 from gateway.store.key_sums import KeySum
 from policies.policy import Policy
-from tests.gateway.raw import eventually
+from tests.gateway.raw import PATIENCE_S, eventually
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
@@ -36,13 +41,14 @@ class Log:
 class Rates:
     """A limiter, its log and its clock."""
 
-    def __init__(self, *, renews: bool = True) -> None:
+    def __init__(self, *, renews: bool = True, shared: RedisLedger | None = None, key_id: str = "k") -> None:
         self.now = NOON
         self.log = Log()
-        self.limiter = RateLimiter(self.log, renews=renews, clock=lambda: self.now)
+        self.key_id = key_id
+        self.limiter = RateLimiter(self.log, shared, renews=renews, clock=lambda: self.now)
 
     async def ask(self, hold_id: str, limits: KeyLimits, num_tokens: int = 1, cost_nano_usd: int = 1) -> Reservation:
-        reservation = await self.limiter.admit(hold_id, Caller(key_id="k", limits=limits), num_tokens)
+        reservation = await self.limiter.admit(hold_id, Caller(key_id=self.key_id, limits=limits), num_tokens)
         await self.limiter.afford(reservation, None, cost_nano_usd)
         await eventually(lambda: not self.limiter._tasks)
         return reservation
@@ -86,6 +92,11 @@ async def test_what_others_used_is_taken_over_and_what_is_held_stays_held() -> N
     rates.limiter.settle(first, num_requests=1, num_tokens=5, cost_nano_usd=0)
     fourth = await rates.ask("fourth", limits, num_tokens=0)
     assert rates.left(fourth) == {"requests": 86, "tokens": 695}, "settled once"
+    rates.log.sums = KeySum(11, 205, 0)
+    rates.now += timedelta(seconds=2)
+    await rates.ask("fifth", limits, num_tokens=0)
+    sixth = await rates.ask("sixth", limits, num_tokens=0)
+    assert rates.left(sixth) == {"requests": 84, "tokens": 695}, "its row is in the log by now"
 
 
 async def test_a_refusal_says_whose_what_and_how_long_and_holds_nothing() -> None:
@@ -109,3 +120,82 @@ async def test_a_refusal_says_whose_what_and_how_long_and_holds_nothing() -> Non
             assert exhausted.value.retry_after_s == 12 * 3600 - 60
         rates.limiter.settle(reservation, num_requests=0, num_tokens=0, cost_nano_usd=0)
     await rates.ask("last", limits, cost_nano_usd=10**9 - 2)
+
+
+async def test_a_request_that_was_refused_spends_itself_and_no_tokens() -> None:
+    rates = Rates()
+    limits = KeyLimits(requests_per_minute=3, tokens_per_minute=100)
+    for hold_id in ("first", "second"):
+        await rates.limiter.charge_refusal(hold_id, Caller(key_id="k", limits=limits))
+    # The log has no row of them, so that reading it again does not give them back.
+    rates.now += timedelta(seconds=2)
+    await rates.ask("third", limits, num_tokens=0)
+    with pytest.raises(RateLimited) as refused:
+        await rates.ask("fourth", limits, num_tokens=0)
+    assert (b"x-ratelimit-remaining-tokens", b"100") in refused.value.headers
+    poor = Rates()
+    await poor.ask("first", KeyLimits(tokens_per_minute=1), num_tokens=1)
+    await poor.limiter.charge_refusal("second", Caller(key_id="k", limits=KeyLimits(tokens_per_minute=1)))
+
+
+@pytest.fixture
+async def pair(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Rates, Rates, Redis]]:
+    """Two limiters that share their books, which are waited for however busy the machine is; and the books."""
+    monkeypatch.setattr(rate_limiter, "_REDIS_TIMEOUT_S", PATIENCE_S)
+    redis, key_id = Redis.from_url(redis_url), uuid7()
+    both = [Rates(shared=RedisLedger(Redis.from_url(redis_url), lapse_s=60), key_id=key_id) for _ in range(2)]
+    for each in both:
+        each.now = datetime.now(UTC)
+    both[1].now = both[0].now
+    yield both[0], both[1], redis
+    for each in both:
+        await each.limiter.close()
+    await redis.aclose()
+
+
+@pytest.mark.db
+async def test_shared_books_begin_with_the_log_and_are_read_by_all(pair: tuple[Rates, Rates, Redis]) -> None:
+    one, other, redis = pair
+    limits = KeyLimits(requests_per_minute=100, tokens_per_minute=1000)
+    for each in (one, other):
+        each.log.sums = KeySum(10, 200, 0)
+    first = await one.ask("first", limits, num_tokens=50)
+    assert one.left(first) == {"requests": 89, "tokens": 750}
+    second = await other.ask("second", limits, num_tokens=50)
+    assert other.left(second) == {"requests": 88, "tokens": 700}
+    one.limiter.settle(first, num_requests=1, num_tokens=5, cost_nano_usd=0)
+    await eventually(lambda: not one.limiter._tasks)
+    third = await other.ask("third", limits, num_tokens=0)
+    assert other.left(third) == {"requests": 87, "tokens": 745}
+    assert (one.log.num_reads, other.log.num_reads) == (2, 2), "once an account and server"
+    async for name in redis.scan_iter(f"*{one.key_id}*"):
+        await redis.delete(name)
+    one.log.sums = KeySum(13, 205, 0)
+    fourth = await one.ask("fourth", limits, num_tokens=0)
+    assert one.left(fourth) == {"requests": 86, "tokens": 795}, "emptied, they begin anew"
+    assert one.log.num_reads == 4
+    one.limiter.settle(fourth, num_requests=1, num_tokens=5, cost_nano_usd=0)
+    await one.limiter.close()
+    last = await other.ask("last", limits, num_tokens=0)
+    assert other.left(last) == {"requests": 85, "tokens": 790}, "a server that stops settles first"
+
+
+async def test_while_redis_is_away_each_counts_by_itself_and_asks_again_after_a_second(
+    free_port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    ledger = RedisLedger(Redis.from_url(f"redis://127.0.0.1:{free_port}", socket_connect_timeout=0.2), lapse_s=60)
+    rates = Rates(shared=ledger)
+    limits = KeyLimits(requests_per_minute=4)
+    for hold_id in ("first", "second"):
+        await rates.ask(hold_id, limits)
+    assert rates.log.num_reads == 2, "one for the shared books, one for its own"
+    rates.now += timedelta(seconds=1)
+    await rates.ask("third", limits)
+    assert rates.log.num_reads == 3, "asked again"
+    last = await rates.ask("fourth", limits)
+    assert rates.left(last) == {"requests": 0}
+    with pytest.raises(RateLimited):
+        await rates.ask("fifth", limits)
+    told = [record.message for record in caplog.records if "Redis does not answer" in record.message]
+    assert len(told) == 1, "said once"
+    await rates.limiter.close()
