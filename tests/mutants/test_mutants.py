@@ -133,3 +133,16 @@ def test_tests_that_fail_anyway_judge_nothing(tree: Path) -> None:
     mutation = find_mutations("room.py", (tree / "room.py").read_text())[0]
     with pytest.raises(BaselineFailed, match="test_it"):
         Trials(tree, libraries=()).judge(mutation, [("test_room.py",)])
+
+
+@pytest.mark.slow
+def test_tests_that_fail_once_on_a_busy_machine_are_asked_again(tree: Path) -> None:
+    (tree / "test_room.py").write_text(
+        "from pathlib import Path\nfrom room import is_over\n\n"
+        "def test_it() -> None:\n    marker = Path(__file__).with_name('asked')\n"
+        "    was_asked, _ = marker.exists(), marker.touch()\n    assert was_asked\n    assert not is_over(3)\n"
+    )
+    source = (tree / "room.py").read_text()
+    trials = Trials(tree, libraries=())
+    verdicts = [trials.judge(each, [("test_room.py",)]) for each in find_mutations("room.py", source)]
+    assert {verdict.killed_by for verdict in verdicts} == {"", "test_room.py::test_it"}
