@@ -156,10 +156,7 @@ def _check_binomial(num_hits: int, num_trials: int, confidence: float) -> None:
 
 
 def _binomial_cdf(num_hits: int, num_trials: int, p: float) -> float:
-    if p <= 0.0:
-        return 1.0
-    if p >= 1.0:
-        return float(num_hits >= num_trials)
+    """Return P(X <= num_hits) for 0 < p < 1; the ends are never asked for."""
     k = np.arange(num_hits + 1)
     # Log binomial coefficients by the recurrence C(n, k) = C(n, k-1) (n - k + 1) / k.
     steps = np.log((num_trials - k[1:] + 1) / k[1:])
@@ -168,7 +165,10 @@ def _binomial_cdf(num_hits: int, num_trials: int, p: float) -> float:
 
 
 def _bisect(is_rejected: Callable[[float], bool]) -> float:
-    """Return least number in [0, 1] that is rejected, given that all above a rejected one are; 1 when none is."""
+    """Return least number in [0, 1] that is rejected, given that all above a rejected one are; 1 when none is.
+
+    Only numbers between the ends are tried.
+    """
     low, high = 0.0, 1.0
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2

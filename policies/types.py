@@ -127,7 +127,7 @@ class SessionState:
     """The tier that served a conversation last and the tokens its KV cache may still hold."""
 
     tier: int
-    cached_tokens: int = 0
+    cached_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

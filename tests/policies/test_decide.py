@@ -235,7 +235,7 @@ def test_an_estimate_that_is_no_probability_is_none(name: str, value: float) -> 
 
 def test_a_conversation_that_must_stay_stays_while_it_can() -> None:
     policy = replace(PLAIN, sticky=StickyMode.ALWAYS, exploration_share=1.0)
-    asked = request(session=SessionState(tier=1))
+    asked = request(session=SessionState(tier=1, cached_tokens=0))
     assert (decided(asked, policy).tier, decided(asked, policy).reason) == (1, ReasonCode.STICKY)
     assert decided(replace(asked, unavailable=frozenset({1})), policy).tier != 1
 

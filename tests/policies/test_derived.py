@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from policies.derived_numbers import apply_derived, derive_for_floors
+from policies.derived_numbers import DERIVED_FLOORS, apply_derived, derive_for_floors
 from policies.errors import InvalidPolicy
 from policies.labelled_traffic import choose_by_thresholds, choose_by_value, performance
 from policies.policy import Policy
@@ -84,3 +84,9 @@ def test_derived_numbers_hold_with_the_exploration_they_allow_for() -> None:
 def test_a_floor_that_cannot_be_held_has_no_numbers() -> None:
     entry = derive_for_floors(traffic_of(200, 4), floors=(1.0,), confidence=0.99, exploration_share=0.5)["floors"][0]
     assert entry == {"floor": 1.0, "expected": {}}
+
+
+def test_floors_that_numbers_are_derived_for_rise_and_can_be_held() -> None:
+    assert list(DERIVED_FLOORS) == sorted(set(DERIVED_FLOORS))
+    assert all(0.0 < floor < 1.0 for floor in DERIVED_FLOORS)
+    assert Policy().quality_floor in DERIVED_FLOORS

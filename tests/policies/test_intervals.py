@@ -123,3 +123,30 @@ def test_showing_a_mean_below_agrees_with_the_bound(num_hits: int, mean: float) 
     bound = bounded_upper(values, counts, 0.95)
     if abs(bound - mean) > 1e-6:
         assert is_mean_shown_below(values, counts, mean, 0.95) is bool(bound < mean)
+
+
+@pytest.mark.parametrize("confidence", [0.8, 0.95, 0.99])
+def test_that_a_mean_is_below_one_is_never_shown(confidence: float) -> None:
+    """The bound of outcomes that cannot be above 1 says nothing there, however many there are."""
+    assert not is_mean_shown_below([0.0], [10_000], 1.0, confidence)
+
+
+def test_few_large_rows_leave_three_degrees_of_freedom_and_no_fewer() -> None:
+    rows = np.array([0.0] * 39 + [40.0])
+    found = skewed_interval(rows, 0.95)
+    assert found.value - found.low == pytest.approx(t.ppf(0.975, 3) * rows.std(ddof=1) / np.sqrt(40), rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("values", "counts", "confidence", "bound"),
+    [
+        ([0.0], [100], 0.95, 0.051851312930),
+        ([0.0, 1.0], [95, 5], 0.95, 0.150959220607),
+        ([0.0, 0.5, 1.0], [500, 50, 10], 0.99, 0.098016580492),
+    ],
+)
+def test_a_bound_does_not_move_between_versions(
+    values: list[float], counts: list[float], confidence: float, bound: float
+) -> None:
+    """What a certificate says can be had again from its rows."""
+    assert bounded_upper(values, counts, confidence) == pytest.approx(bound, abs=1e-9)

@@ -168,7 +168,67 @@ def test_a_better_router_is_promoted_on_enough_rows_and_not_on_few() -> None:
     assert judged(rng, 60, best, RULE) is PromotionVerdict.INSUFFICIENT
 
 
-@pytest.mark.parametrize("bad", [{"quality_value_usd": -1.0}, {"confidence": 1.0}, {"max_quality_loss": 2.0}])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"quality_value_usd": -0.001},
+        {"confidence": 1.0},
+        {"confidence": 0.49},
+        {"max_quality_loss": -0.01},
+        {"max_quality_loss": 1.01},
+        {"min_effective_rows": 1.99},
+    ],
+)
 def test_rules_out_of_range_are_refused(bad: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="must be"):
         PromotionRule(**{"quality_value_usd": 0.01, **bad})
+
+
+@pytest.mark.parametrize("max_quality_loss", [0.0, 1.0])
+def test_rules_at_the_edge_are_taken(max_quality_loss: float) -> None:
+    rule = PromotionRule(0.0, confidence=0.5, max_quality_loss=max_quality_loss, min_effective_rows=2)
+    assert rule.max_quality_loss == max_quality_loss
+
+
+def test_as_many_effective_rows_as_are_needed_are_enough() -> None:
+    """A router judged on a log of its own choices has one effective row a decision."""
+    world = world_of(np.random.default_rng(21), 50, share=0.0)
+    enough, more = (replace(RULE, min_effective_rows=rows) for rows in (50, 51))
+    few = judge_promotion(world.logged, world.logged, world.serving, world.serving, more)
+    assert (few.effective_rows, few.verdict) == (50, PromotionVerdict.INSUFFICIENT)
+    assert "50 effective rows" in few.reason
+    assert (
+        "not shown to be better"
+        in judge_promotion(world.logged, world.logged, world.serving, world.serving, enough).reason
+    )
+
+
+@pytest.mark.parametrize(
+    ("gained", "saved_usd", "verdict", "reason"),
+    [
+        (0.0, 0.125, PromotionVerdict.PROMOTE, "better by 0.125000 USD"),
+        (0.5, 0.0, PromotionVerdict.PROMOTE, "better by 0.125000 USD"),
+        (-0.125, 0.125, PromotionVerdict.PROMOTE, "better by 0.093750 USD"),
+        (-0.25, 0.125, PromotionVerdict.INSUFFICIENT, "may lose 0.2500 of quality"),
+        (0.25, -0.125, PromotionVerdict.KEEP, "worse by 0.062500 USD"),
+        (0.25, -0.0625, PromotionVerdict.INSUFFICIENT, "not shown to be better"),
+    ],
+)
+def test_what_is_known_for_certain_is_judged_by_its_worth(
+    gained: float, saved_usd: float, verdict: PromotionVerdict, reason: str
+) -> None:
+    """The log tried both tiers alike, and what each was worth is known of every request."""
+    chosen = np.array([0, 1] * 20)
+    propensity = np.tile([0.5, 0.5], (40, 1))
+    grades, paid_usd = np.tile([0.5 + gained, 0.5], (40, 1)), np.tile([0.25 - saved_usd, 0.25], (40, 1))
+    quality = LoggedRows(chosen, propensity, grades[np.arange(40), chosen], known=grades)
+    cost_usd = LoggedRows(chosen, propensity, paid_usd[np.arange(40), chosen], known=paid_usd)
+    candidate, serving = np.tile([1.0, 0.0], (40, 1)), np.tile([0.0, 1.0], (40, 1))
+    rule = PromotionRule(0.25, max_quality_loss=0.125, min_effective_rows=20)
+    found = judge_promotion(quality, cost_usd, candidate, serving, rule)
+    assert found.verdict is verdict
+    assert reason in found.reason
+    worth_usd = 0.25 * gained + saved_usd
+    assert (found.quality, found.quality_low, found.cost_usd) == (gained, gained, -saved_usd)
+    assert (found.worth_usd, found.worth_low_usd, found.worth_high_usd) == (worth_usd,) * 3
+    assert found.effective_rows == 20

@@ -19,7 +19,13 @@ from policies.labelled_traffic import (
 )
 from policies.policy import Policy
 from policies.routing_decision import decide
-from policies.thresholds import Requirement, cost_quality_curve, derive_quality_value, derive_thresholds
+from policies.thresholds import (
+    Requirement,
+    candidate_thresholds,
+    cost_quality_curve,
+    derive_quality_value,
+    derive_thresholds,
+)
 from policies.tier_mixes import best_mix_at_cost
 from policies.types import RequestFacts, ThresholdMode
 from tests.policies.strategies import LADDER, estimates
@@ -113,6 +119,45 @@ def test_weights_count_requests() -> None:
     assert (ours.cost_usd, ours.quality, ours.margin) == pytest.approx((theirs.cost_usd, theirs.quality, theirs.margin))
     # Weights are not further observations: the bound must be the wider one.
     assert ours.margin_low < theirs.margin_low
+
+
+def test_performance_by_hand() -> None:
+    """Two requests of weights 1 and 3: both tiers are right on the first, on the second only the top is."""
+    quality, cost_usd = np.array([[1.0, 1.0], [0.0, 1.0]]), np.array([[1.0, 4.0], [1.0, 4.0]])
+    traffic = LabelledTraffic(quality, quality, quality, cost_usd, np.array([1.0, 3.0]))
+    at_the_foot = np.array([0, 0])
+    found = performance(traffic, at_the_foot, 0.5, 0.975)
+    assert (found.cost_usd, found.quality, found.quality_vs_top, found.shares) == (1.0, 0.25, 0.25, (1.0, 0.0))
+    # Differences of 1/2 and -1/2: -1/4 on the whole, off by 3/4 and 1/4.
+    assert found.margin == -0.25
+    assert found.margin_low == pytest.approx(-0.25 - 1.96 * np.hypot(0.75 * 0.25, 0.25 * 0.75), abs=1e-5)
+    assert not found.holds
+    explored = performance(traffic, at_the_foot, 0.5, 0.975, exploration_share=0.5)
+    assert explored.shares == (0.75, 0.25)
+    assert (explored.cost_usd, explored.quality) == (1.75, 0.25 + 0.75 * 0.25)
+    top = performance(traffic, np.array([1, 1]), 1.0, 0.975)
+    assert (top.quality_vs_top, top.margin_low, top.holds) == (1.0, 0.0, True)
+    nothing = LabelledTraffic(quality, quality, np.zeros((2, 2)), cost_usd)
+    assert performance(nothing, at_the_foot, 0.5, 0.975).quality_vs_top == float("inf")
+
+
+def test_of_equal_worth_the_cheaper_is_chosen_and_of_equal_cost_the_lower() -> None:
+    p_right = np.array([[0.5, 0.75, 0.5], [0.5, 0.5, 0.5], [0.5, 0.75, 1.0]])
+    cost_usd = np.array([[1.0, 2.0, 1.0], [1.0, 1.0, 1.0], [2.0, 3.0, 4.0]])
+    traffic = LabelledTraffic(p_right, p_right, p_right, cost_usd)
+    assert choose_by_value(traffic, 4.0).tolist() == [0, 0, 0]
+    assert choose_by_value(traffic, 8.0).tolist() == [1, 0, 2]
+
+
+def test_each_tier_has_a_threshold_of_its_own_however_close_right_and_wrong_lie() -> None:
+    """Tier 1 is right where its estimate is 0.5004 and not where it is 0.5002, tier 2 likewise at 0.7."""
+    is_right = np.array([[0.0, 0.0, 1.0], [0.0, 1.0, 1.0], [1.0, 0.0, 1.0], [1.0, 1.0, 1.0]])
+    p_as_good = np.array([0.5002, 0.7002, 1.0]) + 0.0002 * is_right * [1.0, 1.0, 0.0]
+    traffic = LabelledTraffic(p_as_good, p_as_good, is_right, np.tile([1.0, 2.0, 8.0], (4, 1)))
+    assert any(
+        0.5002 < each[1] <= 0.50041 and 0.7002 < each[2] <= 0.70041 and set(each) == {1, 2}
+        for each in candidate_thresholds(traffic)
+    )
 
 
 @pytest.mark.parametrize("field_name", ["p_right", "p_as_good", "quality", "cost_usd", "weights"])
