@@ -8,9 +8,9 @@ from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from itertools import product
 from typing import Any
 
-import pytest
 from sqlalchemy import insert, update
 
 from gateway.ids import uuid7
@@ -110,25 +110,30 @@ GROUPS = {
 }
 
 
-@pytest.mark.parametrize("group_by", [(), ("day",), ("tenant", "key"), ("tier",), ("policy", "tier", "model")])
-async def test_usage_is_summed_by_group(store: Store, group_by: tuple[str, ...]) -> None:
+ROUTED = ("num_choices", "prompt_tokens", "completion_tokens", "cached_tokens")
+
+
+def usage_of(records: list[RequestRecord], group_by: tuple[str, ...]) -> dict[tuple[Any, ...], Counter[str]]:
+    """Return the definition of the usage report: key of each group -> its sums."""
+    sums: dict[tuple[Any, ...], Counter[str]] = {} if group_by else {(): Counter()}
+    for each in records:
+        row: Any = sums.setdefault(tuple(GROUPS[name](each) for name in group_by), Counter())
+        row["num_requests"] += 1
+        row["num_failed"] += each.error_code is not None
+        row["cost_nano_usd"] += int(each.cost_usd * 10**9)
+        row["measured_cost_nano_usd"] += int((each.measured_cost_usd or 0) * 10**9)
+        row["compute_s"] += each.compute_s or 0.0
+        for name in ROUTED:
+            row[name] += getattr(each, name)
+            row[f"routed_{name.removeprefix('num_')}"] += getattr(each, name) * (each.final_tier is not None)
+    return sums
+
+
+async def test_usage_is_summed_by_group(store: Store) -> None:
     records, queries = await logged(store), AdminQueries(store)
-    routed = ("num_choices", "prompt_tokens", "completion_tokens", "cached_tokens")
-    for wanted in [{}, *FILTERS[1:]]:
-        sums: dict[tuple[Any, ...], Counter[str]] = {} if group_by else {(): Counter()}
-        for each in records:
-            if matches(each, wanted):
-                row = sums.setdefault(tuple(GROUPS[name](each) for name in group_by), Counter())
-                row["num_requests"] += 1
-                row["num_failed"] += each.error_code is not None
-                row["cost_nano_usd"] += int(each.cost_usd * 10**9)
-                row["measured_cost_nano_usd"] += int((each.measured_cost_usd or 0) * 10**9)
-                row["compute_s"] += each.compute_s or 0.0  # type: ignore[assignment]
-                for name in routed:
-                    row[name] += getattr(each, name)
-                    row[f"routed_{name.removeprefix('num_')}"] += (
-                        getattr(each, name) if each.final_tier is not None else 0
-                    )
+    groups: list[tuple[str, ...]] = [(), ("day",), ("tenant", "key"), ("tier",), ("policy", "tier", "model")]
+    for group_by, wanted in product(groups, FILTERS):
+        sums = usage_of([each for each in records if matches(each, wanted)], group_by)
         found = await queries.usage(RequestFilter(**wanted), group_by)
         keys = [tuple(row[name] for name in group_by) for row in found]
         assert keys == sorted(sums, key=lambda key: [(part is None, part) for part in key])

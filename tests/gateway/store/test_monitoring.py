@@ -14,7 +14,7 @@ from sqlalchemy import delete, insert, update
 
 from classifier.types import TierSufficiency
 from gateway.ids import uuid7
-from gateway.store.monitoring import CheckedRow, Decided, DrawnCount, Learnable, MonitorReader
+from gateway.store.monitoring import CheckedRow, Decided, DrawnCount, Learnable, MonitorReader, Traffic
 from gateway.store.records import RequestRecord, VerificationJob
 from gateway.store.store import Store
 from gateway.store.tables import gold_labels, retrain_runs, shadow_decisions, verifications
@@ -145,24 +145,21 @@ def by_end(row: LogRow) -> tuple[datetime, str]:
 SINCE = [NOW - MINUTE, NOW + 17 * MINUTE, NOW + 100 * MINUTE]
 
 
-@pytest.mark.parametrize("since", SINCE)
-async def test_checks_are_read_by_their_ends(store: Store, since: datetime) -> None:
+async def test_checks_are_read_by_their_ends(store: Store) -> None:
     rows, reader = await filled(store, 1), MonitorReader(store)
     done = sorted((row for row in rows if row.is_done), key=by_end)
-    begun = [row for row in done if row.record.turn_id is None and row.check["finished_at"] >= since]
-    found = [each async for each in reader.checked(finished_since=since, limit=1000)]
-    assert found == [row.checked() for row in begun]
-    assert [each async for each in reader.checked(finished_since=since, limit=3)] == found[:3]
-    newest = await reader.newest_checked(created_since=since, limit=1000)
-    assert newest == [row.checked() for row in done if row.record.created_at >= since]
-    assert await reader.newest_checked(created_since=since, limit=5) == newest[-5:]
+    for since in SINCE:
+        begun = [row for row in done if row.record.turn_id is None and row.check["finished_at"] >= since]
+        found = [each async for each in reader.checked(finished_since=since, limit=1000)]
+        assert found == [row.checked() for row in begun]
+        assert [each async for each in reader.checked(finished_since=since, limit=3)] == found[:3]
+        newest = await reader.newest_checked(created_since=since, limit=1000)
+        assert newest == [row.checked() for row in done if row.record.created_at >= since]
+        assert await reader.newest_checked(created_since=since, limit=5) == newest[-5:]
 
 
-@pytest.mark.parametrize("since", SINCE)
-async def test_what_a_router_on_trial_is_worth_is_read_of_its_own_and_of_shadowed_answers(
-    store: Store, since: datetime
-) -> None:
-    rows, reader = await filled(store, 2), MonitorReader(store)
+async def test_what_a_router_on_trial_is_worth_is_read_of_its_own_and_of_shadowed_answers(store: Store) -> None:
+    rows, reader = await filled(store, 2, 120), MonitorReader(store)
 
     def tells(row: LogRow) -> bool:
         if row.record.router_version == "new":
@@ -170,23 +167,48 @@ async def test_what_a_router_on_trial_is_worth_is_read_of_its_own_and_of_shadowe
         return row.shadow_tier == row.cheap_tier
 
     done = sorted((row for row in rows if row.is_done and row.record.turn_id is None), key=by_end)
-    expected = [row.checked() for row in done if row.check["finished_at"] >= since and tells(row)]
-    found = [each async for each in reader.tried("new", finished_since=since, limit=1000)]
-    assert found == expected
-    assert [each async for each in reader.tried("new", finished_since=since, limit=2)] == expected[:2]
+    for since in SINCE:
+        expected = [row.checked() for row in done if row.check["finished_at"] >= since and tells(row)]
+        found = [each async for each in reader.tried("new", finished_since=since, limit=1000)]
+        assert found == expected
+        assert [each async for each in reader.tried("new", finished_since=since, limit=2)] == expected[:2]
 
 
-@pytest.mark.parametrize("since", SINCE)
-async def test_drawn_turns_are_counted_once(store: Store, since: datetime) -> None:
+async def test_drawn_turns_are_counted_once(store: Store) -> None:
     rows, reader = await filled(store, 3), MonitorReader(store)
-    drawn, done = defaultdict(set), defaultdict(set)
-    for row in rows:
-        record, check = row.record, row.check
-        if check and check["stratum"] != FAULTY and record.created_at >= since:
-            key = (record.policy_name, "1", record.router_version, check["tier"]), check["direction"] == "up"
-            drawn[key].add(record.turn_id or record.request_id)
-            done[key] |= {record.turn_id or record.request_id} if row.is_done else set()
-    assert await reader.drawn(since) == {key: DrawnCount(len(drawn[key]), len(done[key])) for key in drawn}
+    for since in SINCE:
+        drawn, done = defaultdict(set), defaultdict(set)
+        for row in rows:
+            record, check = row.record, row.check
+            if check and check["stratum"] != FAULTY and record.created_at >= since:
+                key = (record.policy_name, "1", record.router_version, check["tier"]), check["direction"] == "up"
+                drawn[key].add(record.turn_id or record.request_id)
+                done[key] |= {record.turn_id or record.request_id} if row.is_done else set()
+        assert await reader.drawn(since) == {key: DrawnCount(len(drawn[key]), len(done[key])) for key in drawn}
+
+
+async def test_traffic_is_what_could_be_drawn(store: Store) -> None:
+    rows, reader = await filled(store, 7), MonitorReader(store)
+    for since in SINCE:
+        chances = defaultdict[Any, list[float]](list)
+        for record in (row.record for row in rows):
+            if record.created_at >= since and record.turn_id is None and record.verify_probability is not None:
+                key = record.policy_name, "1", record.router_version, record.final_tier
+                for name in (None, record.tenant):
+                    chances[name, key].append(record.verify_probability)
+        expected = {
+            place: Traffic(sum(p > 0 for p in found), found.count(0.0), min((p for p in found if p > 0), default=1.0))
+            for place, found in chances.items()
+        }
+        assert await reader.traffic(since) == {key: each for (name, key), each in expected.items() if name is None}
+        of_a = {(name, key): each for (name, key), each in expected.items() if name == "a"}
+        assert await reader.traffic_of("tenant", ["a"], since) == of_a
+
+
+async def test_nothing_is_made_of_what_was_never_logged(store: Store) -> None:
+    reader = MonitorReader(store)
+    assert (await reader.traffic(NOW), await reader.drawn(NOW), await reader.by_turn([])) == ({}, {}, [])
+    assert (Traffic(), DrawnCount()) == (Traffic(0, 0, 1.0), DrawnCount(0, 0))
 
 
 async def test_one_turn_is_one_row(store: Store) -> None:
