@@ -172,7 +172,6 @@ def _alembic_config(connection: Connection) -> Config:
     assert spec.origin is not None
     config = Config()
     config.set_main_option("script_location", str(Path(spec.origin).parent))
-    config.set_main_option("path_separator", "os")
     config.attributes["connection"] = connection
     return config
 

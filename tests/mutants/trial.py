@@ -42,7 +42,7 @@ _NO_TESTS = 5  # pytest's status when all are deselected
 
 
 class BaselineFailed(Exception):
-    """The tests fail on the tree as it is, and again when asked once more, so they can tell nothing about its mutants."""
+    """The tests fail on the tree as it is, twice: they can tell nothing about its mutants."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class Trials:
         return Verdict(mutation, killed_by, time.monotonic() - began_s)
 
     def _limit_s(self, tests: tuple[str, ...]) -> float:
-        """Run a set on the tree as it is, once more where it fails on a busy machine; a mutant gets five times as long."""
+        """Run a set on the tree as it is, twice where it fails at first; a mutant gets five times as long."""
         if tests not in self._limits_s:
             began_s = time.monotonic()
             failure = self._failure(tests, limit_s=3600.0) and self._failure(tests, limit_s=3600.0)

@@ -29,7 +29,6 @@ def all_revisions() -> list[str]:
     """Oldest first."""
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS))
-    config.set_main_option("path_separator", "os")
     return [script.revision for script in ScriptDirectory.from_config(config).walk_revisions()][::-1]
 
 
@@ -211,6 +210,21 @@ async def test_servers_starting_at_once_migrate_once(empty_database_url: str) ->
 async def test_concurrent_upgrades_in_one_process(empty_database_url: str) -> None:
     reached = await asyncio.gather(*(migrate.upgrade(empty_database_url) for _ in range(4)))
     assert reached == [tables.SCHEMA_REVISION] * 4
+
+
+@pytest.mark.db
+async def test_a_migration_leaves_no_connection(postgres_url: str) -> None:
+    """Of servers that start at once each would keep one, and PostgreSQL has a hundred."""
+    for work in (migrate.upgrade, migrate.current, migrate.check):
+        await work(postgres_url)
+    others = "datname = current_database() AND pid <> pg_backend_pid()"
+    # A closed connection's process may take a moment to go.
+    for _ in range(600):
+        (found,) = await run_sql(postgres_url, text(f"SELECT count(*) FROM pg_stat_activity WHERE {others}"))
+        if found.scalar() == 0:
+            return
+        await asyncio.sleep(0.1)
+    pytest.fail("a connection is still there")
 
 
 async def test_a_newer_database_is_refused(database_url: str) -> None:

@@ -167,6 +167,8 @@ async def test_a_day_that_changes_while_it_is_summed_up_is_not_called_exact(stor
     async with store.transaction() as connection:
         complete = select(func.count()).select_from(usage_days).where(usage_days.c.is_complete)
         assert (await connection.execute(complete)).scalar() == 0
+        kept = select(func.count()).select_from(daily_usage)
+        assert (await connection.execute(kept)).scalar() == 0, "its sums are no use to anybody"
     await assert_equal(store, rng)
     assert await folder.fold_next(NOW) == day
     await assert_equal(store, rng)

@@ -252,6 +252,40 @@ async def test_keys_live_and_die(store: Store) -> None:
     assert await store.count_active_keys() == 0
 
 
+async def test_a_change_of_one_key_leaves_the_others(store: Store) -> None:
+    keys = [
+        ApiKey(key_id=each, name=each, key_hash=each * 64, prefix=each, created_at=NOW + timedelta(seconds=place))
+        for place, each in enumerate("abc")
+    ]
+    for key in keys[::-1]:
+        await store.insert_key(key)
+    assert await store.list_keys() == keys
+    await store.delete_key("b")
+    assert await store.rotate_key("c", "d" * 64, "d")
+    keys[1:] = [dataclasses.replace(keys[2], key_hash="d" * 64, prefix="d")]
+    assert await store.list_keys() == keys
+    assert await store.revoke_key("c", NOW)
+    for key_id in ("b", "c", "unknown"):
+        assert not await store.rotate_key(key_id, "e" * 64, "e"), "what is gone or revoked gets no other secret"
+    assert await store.list_keys() == [keys[0], dataclasses.replace(keys[1], revoked_at=NOW)]
+
+
+async def test_a_key_that_has_expired_is_not_active(store: Store) -> None:
+    soon = datetime.now(UTC) + timedelta(hours=1)
+    for key_id, expires_at in (("past", NOW), ("soon", soon), ("never", None)):
+        await store.insert_key(
+            ApiKey(key_id=key_id, name="n", key_hash=key_id, prefix="p", created_at=NOW, expires_at=expires_at)
+        )
+    assert await store.count_active_keys() == 2
+
+
+async def test_a_conversation_is_remembered_from_a_moment_on(store: Store) -> None:
+    await store.record(make_record(session_id="s", final_tier=2, total_s=60.0))
+    ended_at = NOW + timedelta(seconds=60)
+    assert await store.get_session("default", "s", ended_at) is not None
+    assert await store.get_session("default", "s", ended_at + timedelta(microseconds=1)) is None
+
+
 async def test_a_key_knows_its_last_use_to_the_minute(store: Store) -> None:
     await store.insert_key(ApiKey(key_id="k1", name="n", key_hash="c" * 64, prefix="sk", created_at=NOW))
     for second in (0, 30, 59):

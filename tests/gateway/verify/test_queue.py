@@ -69,6 +69,35 @@ async def test_a_claim_by_a_clock_that_was_ahead_does_not_last_for_years(
     assert not await queue.renew(ahead, NOW, lease_s=LEASE_S)
 
 
+async def test_a_lease_lasts_to_its_last_moment_and_a_retry_waits_for_its_own(
+    store: Store, queue: VerificationQueue
+) -> None:
+    moment, limits = timedelta(microseconds=1), {"max_age_s": 3600.0, "max_attempts": 2}
+    await draw_jobs(store, 1)
+    ends = NOW + timedelta(seconds=LEASE_S)
+    assert await queue.claim("w", NOW, lease_s=LEASE_S, max_attempts=2) is not None
+    assert await queue.claim("x", ends, lease_s=LEASE_S, max_attempts=2) is None
+    again = await queue.claim("x", ends + moment, lease_s=LEASE_S, max_attempts=2)
+    assert again is not None
+    assert await queue.retry(again, "busy", NOTHING, ends + timedelta(seconds=5))
+    assert await queue.claim("y", ends + timedelta(seconds=5) - moment, lease_s=LEASE_S, max_attempts=9) is None
+    assert await queue.claim("y", ends + timedelta(seconds=5), lease_s=LEASE_S, max_attempts=2) is None
+    last = await queue.claim("y", ends + timedelta(seconds=5), lease_s=LEASE_S, max_attempts=3)
+    assert last is not None
+    assert last.num_attempts == 3
+    ends += timedelta(seconds=5 + LEASE_S)
+    assert await queue.sweep(ends, **limits) == (0, 0), "somebody may still be at it"
+    assert await queue.sweep(ends + moment, **limits) == (0, 1)
+
+
+async def test_a_job_is_too_old_after_its_age_and_not_at_it(store: Store, queue: VerificationQueue) -> None:
+    await draw_jobs(store, 1)
+    old, moment = NOW + timedelta(seconds=60), timedelta(microseconds=1)
+    assert await queue.sweep(old, max_age_s=60.0, max_attempts=1) == (0, 0)
+    assert await queue.sweep(old + moment, max_age_s=60.0, max_attempts=1) == (1, 0)
+    assert await count(store, verification_texts) == 0
+
+
 async def test_a_row_that_is_refused_leaves_no_job(store: Store) -> None:
     """And its neighbours in the same commit keep theirs."""
     good = [make_record(final_tier=1) for _ in range(5)]
