@@ -56,11 +56,7 @@ class ControlTransaction:
 
     async def holds(self, lease: Lease) -> bool:
         """Whether nobody else has taken this lease since, nor can before this transaction ends."""
-        held = leases.c
-        is_same = (held.name == lease.name) & (held.token == lease.token) & (held.holder == lease.holder)
-        # SQLite has one writer at a time, and refuses to write on what it read before another one's commit.
-        wanted = select(held.name).where(is_same).with_for_update(read=True)
-        return (await self.connection.execute(wanted)).first() is not None
+        return await _holds(self.connection, lease)
 
     async def audit(self, entry: AuditEntry) -> None:
         """Write what was done beside what it did."""
@@ -146,7 +142,7 @@ class ControlStore:
     async def save_rollout(self, rollout_id: str, state: Mapping[str, Any], now: datetime, lease: Lease) -> None:
         """Keep where a rollout stands within its stage, of which no server is told; nothing once the lease is lost."""
         async with self.store.transaction() as connection:
-            if await ControlTransaction(connection, self.store.dialect, 0, now).holds(lease):
+            if await _holds(connection, lease):
                 wanted = update(rollouts).where(rollouts.c.rollout_id == rollout_id)
                 await connection.execute(wanted.values(state=dict(state), updated_at=now))
 
@@ -199,6 +195,14 @@ class ControlStore:
             statement = statement.where(alerts.c.resolved_at.is_(None))
         async with self.store.transaction() as connection:
             return [Alert(**row) for row in (await connection.execute(statement)).mappings()]
+
+
+async def _holds(connection: AsyncConnection, lease: Lease) -> bool:
+    held = leases.c
+    is_same = (held.name == lease.name) & (held.token == lease.token) & (held.holder == lease.holder)
+    # SQLite has one writer at a time, and refuses to write on what it read before another one's commit.
+    wanted = select(held.name).where(is_same).with_for_update(read=True)
+    return (await connection.execute(wanted)).first() is not None
 
 
 def _by_name(rows: Sequence[Any]) -> Rows:

@@ -10,11 +10,11 @@ import pytest
 from sqlalchemy import insert
 
 from gateway.ids import uuid7
-from gateway.store.control import ControlStore
+from gateway.store.control import ControlStore, ControlTransaction
 from gateway.store.control_records import Alert, RolloutRow, RouterVersion, ShadowDecision
 from gateway.store.leases import LeaseStore
 from gateway.store.store import Store
-from gateway.store.tables import rollouts, router_versions
+from gateway.store.tables import alerts, rollouts, router_versions
 from tests.gateway.records import NOW
 
 HOUR = timedelta(hours=1)
@@ -77,6 +77,28 @@ async def test_a_lost_lease_writes_nothing(store: Store, control: ControlStore) 
         await control.save_rollout("o", {"step": 9}, NOW + 2 * HOUR, stranger)
     assert (await control.rows())["monitor"] == ({"at": 1}, 1)
     assert await control.get_rollout("o") == replace(row, state={"step": 0}, updated_at=NOW + HOUR)
+
+
+async def test_writes_under_one_lease_do_not_wait_for_each_other(store: Store) -> None:
+    lease = await LeaseStore(store).acquire("leader", "a", 60)
+    assert lease is not None
+    async with store.transaction() as one, store.transaction() as other:
+        found = [await ControlTransaction(each, store.dialect, 1, NOW).holds(lease) for each in (one, other)]
+    assert found == [True, True]
+
+
+async def test_listings_are_bounded(store: Store, control: ControlStore) -> None:
+    alert: dict[str, Any] = {"created_at": NOW, "kind": "", "severity": "", "subject": "", "body": {}}
+    router: dict[str, Any] = {"created_at": NOW, "artifact": b"", "card": {}}
+    router |= dict.fromkeys(("parent", "origin", "status", "note"), "")
+    rollout: dict[str, Any] = {"started_at": NOW, "updated_at": NOW, "share": 0.0, "state": {}, "history": []}
+    rollout |= dict.fromkeys(("router_version", "baseline_version", "status", "stage", "reason"), "")
+    async with store.transaction() as connection:
+        await connection.execute(insert(alerts), [alert | {"alert_id": uuid7()} for _ in range(102)])
+        await connection.execute(insert(router_versions), [router | {"version": uuid7()} for _ in range(102)])
+        await connection.execute(insert(rollouts), [rollout | {"rollout_id": uuid7()} for _ in range(52)])
+    listed = [await control.list_alerts(), await control.list_routers(), await control.list_rollouts()]
+    assert [len(each) for each in listed] == [100, 100, 50]
 
 
 async def test_routers_and_rollouts_are_listed_newest_first(store: Store, control: ControlStore) -> None:
