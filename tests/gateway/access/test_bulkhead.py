@@ -82,6 +82,9 @@ def test_the_greediest_leaves_one_place_to_who_asked_lately_and_wants_less() -> 
     waits(bulkhead, "modest", 2)
     assert bulkhead.num_kept_free("greedy", 8, 0.0) == 0, "what it waits for counts, and now they are equal"
     waits(bulkhead, "greedy")
+    held(bulkhead, "as greedy", 4)
+    bulkhead.note_asked("as greedy", 0.0)
+    assert bulkhead.num_kept_free("greedy", 8, 0.0) == 1, "an equal is not greedier"
     bulkhead.note_asked("greediest", 0.0)
     held(bulkhead, "greediest", 5)
     assert bulkhead.num_kept_free("greedy", 8, 0.0) == 0, "another holds more"
