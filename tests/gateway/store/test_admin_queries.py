@@ -22,14 +22,14 @@ from gateway.store.store import Store
 from gateway.store.tables import admin_audit, alerts, evaluations, policy_versions, retrain_runs, verifications
 from tests.gateway.records import make_record
 
-NOON = datetime(2026, 3, 4, 12, tzinfo=UTC)
+MIDNIGHT = datetime(2026, 3, 4, tzinfo=UTC)
 HOUR = timedelta(hours=1)
 ODD = "a\0b"  # no database keeps it as it is
 
 
 def a_record(rng: random.Random) -> RequestRecord:
     return make_record(
-        created_at=NOON + rng.randrange(-24, 24) * HOUR,
+        created_at=MIDNIGHT + rng.randrange(-6, 6) * HOUR,
         tenant=rng.choice(["a", ODD]),
         key_id=rng.choice([None, "k1", "k2"]),
         policy_name=rng.choice(["p", "q"]),
@@ -68,10 +68,10 @@ FILTERS: list[dict[str, Any]] = [
     *({name: value} for name, value in (("tenant", ODD), ("key_id", "k1"), ("policy", "q"), ("tier", 2))),
     *({name: value} for name, value in (("reason", "novel"), ("status", 503), ("session_id", ODD))),
     {"router_version": "s", "tenant": "a"},
-    {"since": NOON},
-    {"until": NOON, "tier": 1},
-    {"since": NOON, "until": NOON + 4 * HOUR},
-    {"since": NOON - 30 * HOUR, "until": NOON + 30 * HOUR, "status": 200, "reason": "novel"},
+    {"since": MIDNIGHT},
+    {"until": MIDNIGHT, "tier": 1},
+    {"since": MIDNIGHT, "until": MIDNIGHT + 4 * HOUR},
+    {"since": MIDNIGHT - 30 * HOUR, "until": MIDNIGHT + 30 * HOUR, "status": 200, "reason": "novel"},
 ]
 
 
@@ -191,10 +191,15 @@ async def test_checks_count_by_the_time_of_their_requests(store: Store) -> None:
     queries = AdminQueries(store)
     assert await queries.verification_cost(None, None) == 0
     for place, status in enumerate(("done", "done", "failed")):
-        record = make_record(created_at=NOON + place * HOUR)
+        record = make_record(created_at=MIDNIGHT + place * HOUR)
         await store.record(record)
         await put_check(store, record, "up", status=status, cost_nano_usd=10**place)
-    spans = [(NOON, NOON + HOUR), (NOON, NOON + 2 * HOUR), (NOON + HOUR, None), (None, NOON + HOUR)]
+    spans = [
+        (MIDNIGHT, MIDNIGHT + HOUR),
+        (MIDNIGHT, MIDNIGHT + 2 * HOUR),
+        (MIDNIGHT + HOUR, None),
+        (None, MIDNIGHT + HOUR),
+    ]
     assert [await queries.verification_cost(*span) for span in spans] == [1, 11, 110, 1]
     assert await queries.checks_by_status(*spans[1]) == {"done": 2}
     assert await queries.checks_by_status(*spans[2]) == {"done": 1, "failed": 1}
@@ -203,12 +208,19 @@ async def test_checks_count_by_the_time_of_their_requests(store: Store) -> None:
 async def test_listings_are_newest_first_by_page_and_by_column(store: Store) -> None:
     queries = AdminQueries(store)
     ids = sorted(uuid7() for _ in range(4))[::-1]
-    run = {"created_at": NOON, "reason": "", "status": "done", "stage": "", "progress": 1.0, "holder": ""}
+    run = {"created_at": MIDNIGHT, "reason": "", "status": "done", "stage": "", "progress": 1.0, "holder": ""}
     async with store.transaction() as connection:
         for place, each in enumerate(ids):
             kind = ["odd", clean_text(ODD)][place % 2]
-            made = {"evaluation_id": each, "created_at": NOON, "kind": kind, "subject": "", "body": {}}
-            done = {"audit_id": each, "created_at": NOON, "action": kind, "subject": "", "status": 200, "remote": ""}
+            made = {"evaluation_id": each, "created_at": MIDNIGHT, "kind": kind, "subject": "", "body": {}}
+            done = {
+                "audit_id": each,
+                "created_at": MIDNIGHT,
+                "action": kind,
+                "subject": "",
+                "status": 200,
+                "remote": "",
+            }
             await connection.execute(insert(evaluations).values(made))
             await connection.execute(insert(admin_audit).values(done))
             await connection.execute(insert(retrain_runs).values(run | {"run_id": each, "trigger": kind}))
@@ -246,13 +258,13 @@ async def test_checks_are_listed_by_their_columns(store: Store) -> None:
 async def test_alerts_by_state_kind_and_page(store: Store) -> None:
     queries = AdminQueries(store)
     ids = sorted(uuid7() for _ in range(4))
-    shared: dict[str, Any] = {"created_at": NOON, "severity": "warning", "subject": "", "body": {}}
+    shared: dict[str, Any] = {"created_at": MIDNIGHT, "severity": "warning", "subject": "", "body": {}}
     kept = [Alert(alert_id=each, kind=["drift", "floor"][place % 2], **shared) for place, each in enumerate(ids)][::-1]
     async with store.transaction() as connection:
         for each in kept:
             await connection.execute(insert(alerts).values(alert_id=each.alert_id, kind=each.kind, **shared))
-        await connection.execute(update(alerts).where(alerts.c.alert_id == ids[0]).values(resolved_at=NOON))
-    kept[-1] = replace(kept[-1], resolved_at=NOON)
+        await connection.execute(update(alerts).where(alerts.c.alert_id == ids[0]).values(resolved_at=MIDNIGHT))
+    kept[-1] = replace(kept[-1], resolved_at=MIDNIGHT)
     every: Any = {"only_open": False, "kind": None, "limit": 10, "before_id": None}
     assert await queries.alerts(**every) == kept
     assert await queries.alerts(**every | {"only_open": True}) == kept[:3]
@@ -264,7 +276,7 @@ async def test_alerts_by_state_kind_and_page(store: Store) -> None:
 async def test_policies_and_their_versions(store: Store) -> None:
     queries = AdminQueries(store)
     versions = [
-        PolicyVersion(name=name, version=version, created_at=NOON + hours * HOUR, body={"n": hours})
+        PolicyVersion(name=name, version=version, created_at=MIDNIGHT + hours * HOUR, body={"n": hours})
         for name, version, hours in (("q", "2", 0), ("p", "1", 1), ("p", "2", 2), ("p", "3", 2))
     ]
     async with store.transaction() as connection:
@@ -278,11 +290,11 @@ async def test_policies_and_their_versions(store: Store) -> None:
 
 async def test_a_revoked_administrator_counts_as_one(store: Store) -> None:
     queries = AdminQueries(store)
-    key = ApiKey(key_id="k", name="n", key_hash="h", prefix="p", created_at=NOON)
+    key = ApiKey(key_id="k", name="n", key_hash="h", prefix="p", created_at=MIDNIGHT)
     await store.insert_key(key)
     assert await queries.key("k") == key
     assert await queries.key("nobody") is None
     assert not await queries.had_admin_key()
     await store.insert_key(replace(key, key_id="admin", key_hash="i", scope="admin"))
-    await store.revoke_key("admin", NOON)
+    await store.revoke_key("admin", MIDNIGHT)
     assert await queries.had_admin_key()

@@ -159,7 +159,7 @@ async def test_checks_are_read_by_their_ends(store: Store) -> None:
 
 
 async def test_what_a_router_on_trial_is_worth_is_read_of_its_own_and_of_shadowed_answers(store: Store) -> None:
-    rows, reader = await filled(store, 2, 120), MonitorReader(store)
+    rows, reader = await filled(store, 4, 80), MonitorReader(store)
 
     def tells(row: LogRow) -> bool:
         if row.record.router_version == "new":
@@ -167,6 +167,7 @@ async def test_what_a_router_on_trial_is_worth_is_read_of_its_own_and_of_shadowe
         return row.shadow_tier == row.cheap_tier
 
     done = sorted((row for row in rows if row.is_done and row.record.turn_id is None), key=by_end)
+    assert any(tells(row) and row.shadow_tier is None for row in done), "its own answers have no shadow"
     for since in SINCE:
         expected = [row.checked() for row in done if row.check["finished_at"] >= since and tells(row)]
         found = [each async for each in reader.tried("new", finished_since=since, limit=1000)]
