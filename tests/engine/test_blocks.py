@@ -76,6 +76,8 @@ class PoolMachine(RuleBasedStateMachine):
         owned = {block for table in self.owners for block in table}
         assert self.pool.num_owned == len(owned)
         assert self.pool.num_available == NUM_BLOCKS - len(owned)
+        for block in range(NUM_BLOCKS):
+            assert self.pool.is_shared(block) is (sum(block in table for table in self.owners) > 1)
 
 
 TestPool = PoolMachine.TestCase
