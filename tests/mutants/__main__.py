@@ -4,17 +4,18 @@
     python -m tests.mutants --paths policies engine/blocks.py     # these
     python -m tests.mutants --json mutants.jsonl                  # one line per mutant besides
 
-It needs the tests' services. Runs of one seed over one tree draw the same mutants. One that changes nothing anybody
-could see is listed with its reason in ``equivalent.toml`` and is not drawn.
+It needs the tests' services. Runs of one seed draw the same mutants, but for those of lines that were changed. One
+that changes nothing anybody could see is listed with its reason in ``equivalent.toml`` and is not drawn.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
-import random
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,13 +43,21 @@ def read_equivalents(file: Path = EQUIVALENT) -> list[Equivalent]:
 
 
 def draw(root: Path, paths: tuple[str, ...], count: int, seed: int) -> list[Mutation]:
-    """Draw mutants evenly from all of some files, without the equivalent ones, in order of file and line."""
+    """Draw mutants evenly from all of some files, without the equivalent ones, in order of file and line.
+
+    Each has a place of its own in the draw, by a hash: a change elsewhere draws no others.
+    """
     known = {(one.path, one.before, one.after) for one in read_equivalents()}
-    found: list[Mutation] = []
+    found: list[tuple[bytes, Mutation]] = []
     for path in mutated_files(root, paths):
         source = (root / path).read_text()
-        found += [one for one in find_mutations(path, source) if (path, *one.lines(source)) not in known]
-    drawn = random.Random(seed).sample(found, min(count, len(found)))
+        seen: Counter[tuple[str, str, str]] = Counter()
+        for one in find_mutations(path, source):
+            change = (path, *one.lines(source))
+            seen[change] += 1
+            if change not in known:
+                found.append((hashlib.sha256(f"{seed}\0{change}\0{seen[change]}".encode()).digest(), one))
+    drawn = [one for _, one in sorted(found, key=lambda each: each[0])[:count]]
     return sorted(drawn, key=lambda one: (one.path, one.start))
 
 

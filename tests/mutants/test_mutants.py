@@ -84,6 +84,18 @@ def test_a_seed_draws_the_same_again() -> None:
     assert draw(ROOT, paths, 30, 1) == draw(ROOT, paths, 30, 1) != draw(ROOT, paths, 30, 2)
 
 
+def test_a_change_elsewhere_draws_no_others(tmp_path: Path) -> None:
+    file = tmp_path / "room" / "sums.py"
+    file.parent.mkdir()
+    lines = [f"def f{i}(x: int) -> bool:\n    return x < {i}\n" for i in range(60)]
+    file.write_text("\n".join(lines))
+    before = [each.lines(file.read_text()) for each in draw(tmp_path, ("room",), 20, 1)]
+    file.write_text("\n".join(["LIMIT = 7\n", *lines]))
+    after = [each.lines(file.read_text()) for each in draw(tmp_path, ("room",), 20, 1)]
+    assert len(set(before) & set(after)) >= 18
+    assert len(before) == len(after) == 20
+
+
 def test_the_mirror_is_asked_first() -> None:
     sets = sets_of_tests(ROOT, "policies/limits.py")
     assert sets[0] == ("tests/policies/test_limits.py",)
