@@ -237,7 +237,7 @@ class RemoteModelConfig:
     capabilities: tuple[Capability, ...] = option(
         ("generate", "logprobs", "tools", "structured_output"),
         "What the server offers: generate, score, embed, thinking, logprobs, prompt_token_ids, prediction, tools, "
-        "structured_output, images.",
+        "structured_output, images, continue (vLLM's `continue_final_message`: goes on with an answer that broke off).",
     )
     thinking: bool | None = option(None, "Whether the model is asked to think unless a request says otherwise.")
     thinking_parameter: ThinkingParameter = option(

@@ -19,6 +19,7 @@ from backends.errors import (
     RequestRejected,
     UnsupportedByBackend,
 )
+from backends.local_engine.begun_answer import prime
 from backends.local_engine.engine_call import EngineCall
 from backends.local_engine.engine_factory import ServedEngine, build, close
 from backends.local_engine.engine_groups import EngineGroup
@@ -110,6 +111,7 @@ class LocalBackend:
             "logprobs",
             "prompt_token_ids",
             "prediction",
+            "continue",
         }
         if self._prompts is not None and self._prompts.tokenizer.think_tags is not None:
             names.add("thinking")
@@ -187,11 +189,11 @@ class LocalBackend:
             Before the first delta, whatever went wrong.
         """
         engine, prompts = self._ready()
-        prompt_ids = await prompts.encode(request, engine.context_length)
+        prompt_ids, begun_ids = await prompts.encode_whole(request, engine.context_length)
         predicted = await prompts.predicted(request, prompt_ids, engine.context_length)
-        constraint = await self._constraint(request, prompts, prompt_ids)
+        constraint = await self._constraint(request, prompts, prompt_ids, begun_ids)
         try:
-            call = self._call(engine, prompts, request, prompt_ids, predicted, constraint)
+            call = self._call(engine, prompts, request, prompt_ids, begun_ids, predicted, constraint)
             sequence = engine.submit(call.request, call.sink)
         except EngineError as error:
             raise translate(error, self.model_id, param=_param(request)) from error
@@ -211,25 +213,26 @@ class LocalBackend:
                 await _send_bill(request, call, sequence)
 
     async def _constraint(
-        self, request: GenerateRequest, prompts: PromptBuilder, prompt_ids: tuple[int, ...]
+        self, request: GenerateRequest, prompts: PromptBuilder, prompt_ids: tuple[int, ...], begun_ids: tuple[int, ...]
     ) -> Constraint | None:
         """Return the grammar that the answer must satisfy, if it must satisfy one."""
         if offers_calls(request) and request.messages is not None:
-            return await self._call_constraint(request, prompts, prompt_ids)
+            return await self._call_constraint(request, prompts, prompt_ids, begun_ids)
         spec = spec_of(request.output_format)
         if spec is None:
             return None
         if self._constraints is None:
             raise UnsupportedByBackend("structured_output", self.model_id)
-        return await self._constraints.build(request, prompt_ids, spec, param=param_of(request.output_format))
+        param = param_of(request.output_format)
+        return await self._constraints.build(request, prompt_ids, spec, param=param, begun_ids=begun_ids)
 
     async def _call_constraint(
-        self, request: GenerateRequest, prompts: PromptBuilder, prompt_ids: tuple[int, ...]
+        self, request: GenerateRequest, prompts: PromptBuilder, prompt_ids: tuple[int, ...], begun_ids: tuple[int, ...]
     ) -> Constraint:
         """Return the grammar of an answer with calls; only strict tools insist on schemas that can be enforced."""
         if self._constraints is None:
             raise UnsupportedByBackend("tools", self.model_id)
-        build = partial(self._constraints.build, request, prompt_ids, param="tools")
+        build = partial(self._constraints.build, request, prompt_ids, param="tools", begun_ids=begun_ids)
         try:
             return await build(prompts.tools.grammar(request, with_schemas=True))
         except (RequestRejected, UnsupportedByBackend):
@@ -241,12 +244,17 @@ class LocalBackend:
         prompts: PromptBuilder,
         request: GenerateRequest,
         prompt_ids: tuple[int, ...],
+        begun_ids: tuple[int, ...],
         predicted: engine_request.Prediction | None,
         constraint: Constraint | None,
     ) -> EngineCall:
         text = prompts.text_stream(request, prompt_ids, engine.eos_token_ids)
+        seam = prime(text, request, begun_ids, self.model_id)
         # The engine looks for stop strings on its own thread, so that it stops with the token that completes one.
-        stop_check = prompts.text_stream(request, prompt_ids, engine.eos_token_ids) if request.sampling.stop else None
+        stop_check = None
+        if request.sampling.stop:
+            stop_check = prompts.text_stream(request, prompt_ids, engine.eos_token_ids)
+            prime(stop_check, request, begun_ids, self.model_id)
         inner = prompts.to_engine(request, prompt_ids, context_length=engine.context_length, stop_check=stop_check)
         inner = dataclasses.replace(
             inner,
@@ -255,12 +263,13 @@ class LocalBackend:
             speculate=inner.speculate and self._drafts,
             model=self.model_id,
         )
-        return EngineCall(self.model_id, inner, AsyncSink(), text, prompts.tokenizer.bytes)
+        return EngineCall(self.model_id, inner, AsyncSink(), text, prompts.tokenizer.bytes, seam)
 
     async def count_tokens(self, request: GenerateRequest, *, limit: int | None = None) -> int | None:
         """Return the prompt's length in tokens after the chat template."""
         engine, prompts = self._ready()
-        return len(await prompts.encode(request, engine.context_length if limit is None else limit))
+        prompt_ids, _ = await prompts.encode_whole(request, engine.context_length if limit is None else limit)
+        return len(prompt_ids)
 
     async def score(self, prompt: GenerateRequest, answer: str) -> ScoreResult:
         """Read ``answer`` after ``prompt`` in one prefill; a chat prompt does not think unless it asks to."""

@@ -143,6 +143,9 @@ class GenerateRequest:
     ``caller`` labels who asks, and is not sent on: the failures of one caller alone do not close a server to others.
     ``before_retry``, where given, is awaited before a server is asked once more, which may be paid for as well; what it
     raises ends the generation.
+    ``continued`` is the assistant's turn as far as somebody else has written it: a backend with the capability
+    ``continue`` goes on behind its last character and yields only what is new. ``sampling.max_tokens`` is what is left
+    of the limit; a stop string may have begun in it; pieces of a call that it holds go on under their index.
     """
 
     request_id: str
@@ -161,6 +164,7 @@ class GenerateRequest:
     tools: tuple[Tool, ...] = ()
     tool_choice: ToolChoice = FREE_CHOICE
     output_format: OutputFormat = PLAIN_TEXT
+    continued: Message | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +288,8 @@ class Load:
 
     ``max_running`` is how many answers are best computed at once: more should wait before the backend, where they can
     be turned away. None where it does not matter. Backends with the same ``computed_by`` take turns on one device, and
-    share that number. ``has_kv_memory`` says that ``kv_free_fraction`` may run short.
+    share that number. ``has_kv_memory`` says that ``kv_free_fraction`` may run short. ``num_replicas`` are the servers
+    that answer, each by itself.
     """
 
     running: int = 0
@@ -297,6 +302,7 @@ class Load:
     max_running: int | None = None
     computed_by: str | None = None
     has_kv_memory: bool = False
+    num_replicas: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,6 +326,7 @@ Capability = Literal[
     "tools",
     "structured_output",
     "images",
+    "continue",
 ]
 
 

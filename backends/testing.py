@@ -42,7 +42,8 @@ from backends.protocol import (
 # Like a BPE vocabulary, a space belongs to the word after it. Every character is in exactly one token.
 _TOKEN = re.compile(r"\s?\w+|\s?[^\w\s]+|\s+")
 
-_ALL: frozenset[Capability] = frozenset(get_args(Capability))
+# Who asks for it may go on with another's answer: a test of failures rarely means that.
+_ALL: frozenset[Capability] = frozenset(get_args(Capability)) - {"continue"}
 _EMBED_DIM = 16
 
 
@@ -304,7 +305,10 @@ def script_answer(request: GenerateRequest, script: Script) -> ScriptedAnswer:
     """Apply stop strings, ``max_tokens``, ``ignore_eos`` and logprobs to what the script would say."""
     sampling = request.sampling
     answer = script.text if script.text is not None else last_text(request)
-    cut = min((at for stop in sampling.stop if (at := answer.find(stop)) >= 0), default=len(answer))
+    begun = "" if request.continued is None else request.continued.content
+    answer = answer.removeprefix(begun)
+    whole = begun + answer
+    cut = max(0, min((at for stop in sampling.stop if (at := whole.find(stop)) >= 0), default=len(whole)) - len(begun))
     reasoning = split_tokens(script.reasoning) if request.thinking is not False else []
     tokens = split_tokens(answer[:cut])
     if sampling.ignore_eos and sampling.max_tokens is not None and cut == len(answer):
@@ -369,9 +373,12 @@ def count_prompt_tokens(request: GenerateRequest) -> int:
     """Return the prompt's length: given ids as they are, else the fake's tokens, at least one."""
     if request.prompt_token_ids is not None:
         return len(request.prompt_token_ids)
+    begun = "" if request.continued is None else request.continued.content
     if request.messages is not None:
-        return max(1, sum(len(split_tokens(message.content)) for message in request.messages))
-    return max(1, len(split_tokens(request.prompt or "")))
+        return max(
+            1, sum(len(split_tokens(message.content)) for message in request.messages) + len(split_tokens(begun))
+        )
+    return max(1, len(split_tokens((request.prompt or "") + begun)))
 
 
 def _logprob(token: str, num_top: int) -> TokenLogprob:

@@ -16,7 +16,7 @@ import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -107,6 +107,15 @@ class Grammar:
         """Return a matcher at the beginning of an answer."""
         with self._lock:
             return self._matcher.deep_copy()
+
+    def after(self, token_ids: Sequence[int]) -> Grammar | None:
+        """Return the grammar of what may follow tokens of an answer; None if it does not permit them."""
+        matcher = self.matcher()
+        if matcher.try_consume_tokens(list(token_ids)) != len(token_ids):
+            return None
+        return Grammar(
+            matcher, vocab_size=self.vocab_size, eos_token_ids=self.eos_token_ids, line_breaks=self.line_breaks
+        )
 
 
 class GrammarCompiler:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import AsyncIterator
 
+from backends.continuation import Seam
 from backends.local_engine.errors import translate
 from backends.local_engine.tool_stream import ToolStream
 from backends.protocol import Event, Finished, FinishReason, Timings, TokenDelta, TokenLogprob, Usage
@@ -32,6 +33,7 @@ class EngineCall:
     sink : where its events arrive
     text : turns its tokens into text
     tokens : the tokenizer's bytes, for log-probabilities
+    seam : leaves out of its text what was sent before; None where nothing was
 
     Attributes
     ----------
@@ -45,6 +47,7 @@ class EngineCall:
         sink: AsyncSink,
         text: TextStream | ToolStream,
         tokens: TokenBytes,
+        seam: Seam | None = None,
     ) -> None:
         self.request = request
         self.sink = sink
@@ -52,6 +55,7 @@ class EngineCall:
         self._model_id = model_id
         self._text = text
         self._tokens = tokens
+        self._seam = seam or Seam()
         self._num_pending = 0
         self._logprobs: list[TokenLogprob] = []
 
@@ -71,7 +75,9 @@ class EngineCall:
         if event.error is not None and not began and not isinstance(event.error, EngineClosed):
             self.failed = True
             raise translate(event.error, self._model_id) from event.error
-        self._text.finish()
+        if event.error is None:
+            # Of an answer that broke, half a character or stop string is left to whoever goes on with it.
+            self._text.finish()
         for delta in self._deltas(last=True):
             yield delta
         yield self.finished(event)
@@ -94,9 +100,11 @@ class EngineCall:
     def _deltas(self, *, last: bool = False) -> list[TokenDelta]:
         """Return what can be shown now; tokens without visible text are counted with the next that has some."""
         if isinstance(self._text, ToolStream):
-            shown = self._text.take()
+            new = [self._new(delta) for delta in self._text.take()]
+            shown = [delta for delta in new if delta.text or delta.reasoning or delta.tool_calls]
         else:
             reasoning, text = self._text.take()
+            text = self._seam.take(text)
             shown = [TokenDelta(text, reasoning)] if reasoning or text else []
         if not shown and last and self._num_pending:
             shown = [TokenDelta()]
@@ -106,6 +114,10 @@ class EngineCall:
         self._num_pending = 0
         self._logprobs = []
         return [first, *shown[1:]]
+
+    def _new(self, delta: TokenDelta) -> TokenDelta:
+        text = self._seam.take(delta.text)
+        return delta if text is delta.text else dataclasses.replace(delta, text=text)
 
     def finished(self, ending: engine_request.RequestEnding) -> Finished:
         """Return the protocol's ending. An engine that was closed cancelled what ran."""

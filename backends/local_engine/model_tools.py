@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,6 +28,8 @@ You may call functions. For each call write its name and arguments like this:
 The functions there are:
 {tools}"""
 _EXAMPLE = (ToolCall("call", "NAME", '{"PARAMETER": "VALUE"}'),)
+# Stands for arguments that have begun, to find out where a format writes them.
+_BEGUN = '{"suffice-begun-arguments": 0}'
 
 
 class ModelTools:
@@ -109,6 +112,26 @@ class ModelTools:
             before, after = (first["content"], section) if first["role"] == "system" else (section, first["content"])
             return [{**first, "content": f"{before}\n\n{after}"}, *messages[1:]]
         return [{"role": "system", "content": section}, *messages]
+
+    def begun_ids(self, begun: Message) -> tuple[int, ...] | None:
+        """Return an answer as far as it was sent, as this model would have written it up to the last character.
+
+        Arguments of which nothing was sent begin with their bracket. None where its format does not write arguments as
+        they were sent.
+        """
+        plain = self._tokenizer.encode_plain
+        ids = plain(begun.content)
+        if not begun.tool_calls:
+            return tuple(ids)
+        *whole, last = begun.tool_calls
+        written = self.format.write([*whole, ToolCall(last.call_id, last.name, _BEGUN)])
+        frame, found, _ = written.rpartition(_BEGUN)
+        if not found:
+            return None
+        markers = "|".join(map(re.escape, self.token_ids)) or r"(?!)"
+        for piece in re.split(f"({markers})", "\n" + frame if begun.content else frame):
+            ids += [self.token_ids[piece]] if piece in self.token_ids else plain(piece)
+        return (*ids, *plain(last.arguments or "{"))
 
     # Out of the answer
 

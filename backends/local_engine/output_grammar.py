@@ -6,7 +6,7 @@ import asyncio
 import json
 from concurrent.futures import ThreadPoolExecutor
 
-from backends.errors import RequestRejected
+from backends.errors import BackendFailure, RequestRejected
 from backends.local_engine.errors import translate
 from backends.protocol import GenerateRequest, OutputFormat
 from engine.errors import GrammarError
@@ -40,9 +40,17 @@ class ConstraintBuilder:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def build(
-        self, request: GenerateRequest, prompt_ids: tuple[int, ...], spec: GrammarSpec, *, param: str
+        self,
+        request: GenerateRequest,
+        prompt_ids: tuple[int, ...],
+        spec: GrammarSpec,
+        *,
+        param: str,
+        begun_ids: tuple[int, ...] = (),
     ) -> Constraint:
         """Compile a grammar and say where in this request's output it begins: after the reasoning.
+
+        Of an answer that was begun (``begun_ids``) it goes on where that ends.
 
         Parameters
         ----------
@@ -51,6 +59,8 @@ class ConstraintBuilder:
         Raises
         ------
         RequestRejected
+        BackendFailure
+            It does not permit what was begun.
         """
         salt = str(request.extra.get("cache_salt", ""))
         try:
@@ -60,6 +70,12 @@ class ConstraintBuilder:
                 grammar = await loop.run_in_executor(self._threads, self._compiler.compile, spec, salt)
         except GrammarError as error:
             raise translate(error, self.model_id, param=param) from error
+        if begun_ids:
+            loop = asyncio.get_running_loop()
+            rest = await loop.run_in_executor(self._threads, grammar.after, begun_ids)
+            if rest is None:
+                raise BackendFailure("The grammar asked for does not permit what was sent of the answer.")
+            return Constraint(rest)
         tags = self._tokenizer.think_tags
         if tags is None or request.messages is None:
             return Constraint(grammar)

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
-from backends.errors import ContextLengthExceeded, RequestRejected
+from backends.errors import ContextLengthExceeded, RequestRejected, UnsupportedByBackend
 from backends.local_engine.errors import translate
 from backends.local_engine.model_tools import ModelTools, has_tools, offers_calls, tool_json
 from backends.local_engine.tool_stream import ToolStream
@@ -65,7 +65,7 @@ class PromptBuilder:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def encode(self, request: GenerateRequest, limit: int | None = None) -> tuple[int, ...]:
-        """Return the token ids of the whole prompt, after the chat template for messages.
+        """Return the token ids of the prompt, after the chat template for messages, without a begun answer.
 
         Raises
         ------
@@ -92,6 +92,42 @@ class PromptBuilder:
         if len(self._kept) > _NUM_KEPT:
             self._kept.popitem(last=False)
         return ids
+
+    async def encode_whole(
+        self, request: GenerateRequest, limit: int | None = None
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the token ids of the prompt and, where an answer was begun, of that; the first end with the second.
+
+        Without a template the two are one text, and may be cut into tokens elsewhere.
+
+        Raises
+        ------
+        ContextLengthExceeded, RequestRejected, UnsupportedByBackend
+        """
+        begun = request.continued
+        if begun is None or (not begun.content and not begun.tool_calls):
+            return await self.encode(request, limit), ()
+        size = _size(begun)
+        begun_ids = await self._work(size, partial(self.tools.begun_ids, begun))
+        if begun_ids is None:
+            raise UnsupportedByBackend("continue", self.model_id)
+        if request.messages is None:
+            whole = dataclasses.replace(request, prompt=(request.prompt or "") + begun.content)
+            return await self.encode(whole, limit), begun_ids
+        tags = self.tokenizer.think_tags
+        reasoning = begun.reasoning if tags is not None else ""
+        prompt_ids = await self.encode(dataclasses.replace(request, thinking=bool(reasoning)), limit)
+        if tags is not None and self.tokenizer.is_thinking_open(prompt_ids):
+            thought = self.tokenizer.encode_plain(reasoning)
+            prompt_ids = (*prompt_ids, *thought, *self._closing_ids())
+        elif tags is not None and reasoning:
+            thought = self.tokenizer.encode_plain(f"\n{reasoning}")
+            prompt_ids = (*prompt_ids, tags.open_id, *thought, *self._closing_ids())
+        return (*prompt_ids, *begun_ids), begun_ids
+
+    def _closing_ids(self) -> tuple[int, ...]:
+        """Return the tokens that end a model's reasoning for it."""
+        return tuple(self.tokenizer.encode("\n</think>" + _AFTER_REASONING, add_special_tokens=False))
 
     async def _work(self, num_chars: int, work: Callable[[], T]) -> T:
         """Do work on so much text: here where it is short, else in a thread of ours."""
@@ -230,8 +266,7 @@ class PromptBuilder:
                 param="thinking_budget",
             )
         limit = int(room * _THINKING_SHARE) if budget is None else budget
-        close_ids = tuple(self.tokenizer.encode("\n</think>" + _AFTER_REASONING, add_special_tokens=False))
-        return engine_request.ThinkingBudget(tags.close_id, close_ids, max(limit, 1))
+        return engine_request.ThinkingBudget(tags.close_id, self._closing_ids(), max(limit, 1))
 
     def score_request(
         self, prompt: GenerateRequest, prompt_ids: tuple[int, ...], answer_ids: tuple[int, ...]

@@ -76,6 +76,10 @@ class ToolStream:
         self._collect()
         self._flush_search()
 
+    def show(self, delta: TokenDelta) -> None:
+        """Let the next :meth:`take` begin with this."""
+        self._out.insert(0, delta)
+
     def take(self) -> list[TokenDelta]:
         """Return what was made since the last call of this, in as few deltas as keep its order."""
         out, self._out = self._out, []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import ceil
 
+from backends.continuation import Seam
 from backends.errors import BackendFailure
 from backends.protocol import (
     Finished,
@@ -19,6 +20,7 @@ from backends.protocol import (
 from backends.remote.answer_limit import AnswerLimit
 from backends.remote.call_assembler import CallAssembler
 from backends.remote.chunk_decoder import AnswerChunk
+from backends.remote.request_encoder import begun_text
 from backends.remote.stop_cutter import StopCutter
 
 # English prose in common vocabularies; only used where a server does not count.
@@ -56,6 +58,10 @@ class AnswerAccumulator:
         self._usage: Usage | None = None
         self._prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
         self._cutter = StopCutter(request.sampling.stop)
+        self._seam = Seam()
+        if request.continued is not None:
+            shown = self._cutter.feed(begun_text(request))
+            self._seam = Seam(request.continued.content[len(shown) :])
         self._calls = CallAssembler()
         self.num_tokens = 0
         self.num_reasoning_tokens = 0
@@ -120,7 +126,7 @@ class AnswerAccumulator:
             if (text and chunk.reasoning) or (calls and (chunk.reasoning or chunk.text)):
                 deltas.append(TokenDelta(text, reasoning, num_tokens, logprobs, calls))
                 text, reasoning, logprobs, num_tokens, calls = "", "", (), 0, ()
-            text += self._cutter.feed(chunk.text) if chunk.text else ""
+            text += self._seam.take(self._cutter.feed(chunk.text)) if chunk.text else ""
             reasoning += chunk.reasoning
             logprobs += chunk.logprobs
             calls += self._calls.take(chunk.tool_calls) if chunk.tool_calls else ()
@@ -133,7 +139,7 @@ class AnswerAccumulator:
 
     def rest(self) -> list[TokenDelta]:
         """Return what was held back, once the answer is over: text in which a stop string might have begun, ``{}``."""
-        held = self._cutter.flush()
+        held = self._seam.take(self._cutter.flush())
         # A call that was cut off must not look as if it had wanted no arguments.
         is_whole = self._reason in (FinishReason.STOP, FinishReason.TOOL_CALLS) and not self.is_over
         calls = self._calls.rest() if is_whole else ()
@@ -239,4 +245,6 @@ def estimate_prompt_tokens(request: GenerateRequest) -> int:
         texts = [message.content for message in request.messages]
     else:
         texts = [request.prompt or ""]
+    if request.continued is not None:
+        texts.append(request.continued.content)
     return max(1, sum(ceil(len(text.encode("utf-8", "replace")) / _BYTES_PER_TOKEN) for text in texts))

@@ -81,6 +81,7 @@ def prompt_size(request: GenerateRequest) -> int:
     """Return the prompt's length in bytes, or in tokens where it is given as tokens."""
     if request.prompt_token_ids is not None:
         return len(request.prompt_token_ids)
-    if request.messages is None:
-        return len((request.prompt or "").encode("utf-8", "replace"))
-    return sum(len(message.content.encode("utf-8", "replace")) for message in request.messages)
+    texts = [request.prompt or ""] if request.messages is None else [each.content for each in request.messages]
+    if request.continued is not None:
+        texts += (request.continued.content, request.continued.reasoning)
+    return sum(len(text.encode("utf-8", "replace")) for text in texts)

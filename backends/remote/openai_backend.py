@@ -185,8 +185,10 @@ class OpenAIBackend:
                 ending = self._broken(lease, answer, error)
         self._num_cut += answer.is_cut
         self._num_bad_usage += answer.has_bad_usage
-        for delta in answer.rest():
-            yield delta
+        # Of an answer that broke, what may be half a stop string is left to whoever goes on with it.
+        if ending.error is None:
+            for delta in answer.rest():
+                yield delta
         yield ending
 
     def _broken(self, lease: ReplicaLease, answer: AnswerAccumulator, error: BackendError | BackendClosed) -> Finished:
@@ -295,6 +297,7 @@ class OpenAIBackend:
             num_cut=self._num_cut,
             num_bad_usage=self._num_bad_usage,
             max_running=self._config.max_outstanding * len(self._config.urls),
+            num_replicas=len(self._config.urls),
         )
 
     async def close(self) -> None:

@@ -78,14 +78,33 @@ def check_supported(request: GenerateRequest, config: RemoteModelConfig) -> None
         "tools": bool(request.tools),
         "structured_output": request.output_format is not PLAIN_TEXT,
         "images": any(message.parts for message in request.messages or ()),
+        "continue": request.continued is not None,
     }
     for capability, is_wanted in wanted.items():
         if is_wanted and capability not in config.capabilities:
             raise UnsupportedByBackend(capability, config.model)
+    if request.continued is not None and not can_continue(request):
+        raise UnsupportedByBackend("continue", config.model)
     if sampling.prompt_logprobs is not None and config.score_api != "vllm":
         raise UnsupportedByBackend("prompt_logprobs", config.model)
     if request.echo and is_chat(request):
         raise UnsupportedByBackend("echo", config.model)
+
+
+def can_continue(request: GenerateRequest) -> bool:
+    """Return whether a begun answer can be finished without its grammar: a server begins that anew."""
+    is_free = request.output_format is PLAIN_TEXT and request.tool_choice.mode != "required"
+    return is_free and (request.continued is None or not request.continued.tool_calls)
+
+
+def begun_text(request: GenerateRequest) -> str:
+    """Return the text behind which a server goes on.
+
+    Chat templates cut blanks off, so there it goes without those at its end, and the model may write them again.
+    """
+    if request.continued is None:
+        return ""
+    return request.continued.content.rstrip() if is_chat(request) else request.continued.content
 
 
 def message_body(message: Message) -> dict[str, Any]:
@@ -158,12 +177,19 @@ def _output_format(wanted: OutputFormat) -> dict[str, Any]:
 
 
 def _prompt(request: GenerateRequest) -> dict[str, Any]:
+    begun = begun_text(request)
     if request.messages is not None:
-        return {"messages": [message_body(message) for message in request.messages]}
+        messages = [message_body(message) for message in request.messages]
+        if request.continued is None or not begun:
+            return {"messages": messages}
+        last = {"role": "assistant", "content": begun}
+        if request.continued.reasoning:
+            last["reasoning_content"] = request.continued.reasoning
+        return {"messages": [*messages, last], "continue_final_message": True, "add_generation_prompt": False}
     if request.prompt_token_ids is not None:
         return {"prompt": list(request.prompt_token_ids), **({"echo": True} if request.echo else {})}
     assert request.prompt is not None, "one of messages, prompt and prompt_token_ids is given"
-    return {"prompt": request.prompt, **({"echo": True} if request.echo else {})}
+    return {"prompt": request.prompt + begun, **({"echo": True} if request.echo else {})}
 
 
 def _sampling(request: GenerateRequest, config: RemoteModelConfig) -> dict[str, Any]:

@@ -29,7 +29,15 @@ def parse_request(body: dict[str, Any]) -> GenerateRequest:
     thinking = (body.get("chat_template_kwargs") or {}).get("enable_thinking")
     if "messages" in body:
         messages = tuple(Message(each["role"], _content(each["content"])) for each in body["messages"])
-        return GenerateRequest("provider", messages=messages, sampling=sampling, thinking=thinking)
+        continued = None
+        # A scored answer is read, not gone on with.
+        if body.get("continue_final_message") and sampling.prompt_logprobs is None:
+            assert body["add_generation_prompt"] is False, "vLLM refuses the two together"
+            *messages, continued = messages
+            assert continued.role == "assistant"
+        return GenerateRequest(
+            "provider", messages=tuple(messages), sampling=sampling, thinking=thinking, continued=continued
+        )
     prompt = body["prompt"]
     if isinstance(prompt, list):
         return GenerateRequest("provider", prompt_token_ids=tuple(prompt), sampling=sampling)

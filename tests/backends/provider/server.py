@@ -38,6 +38,7 @@ class ProviderServer:
 
     Attributes
     ----------
+    behaviours : by name; a test may add its own while the server runs
     requests : everything that arrived, in order
     num_active : requests being answered
     num_gone : clients that hung up before their answer's end
@@ -53,8 +54,7 @@ class ProviderServer:
         context_length: int = 8192,
         more: Mapping[str, Behaviour] | None = None,
     ) -> None:
-        # Looked up when asked: a test may add to the table while the server runs.
-        self._behaviours = ChainMap(dict(more or {}), BEHAVIOURS)
+        self.behaviours = ChainMap(dict(more or {}), BEHAVIOURS)
         self.script = script
         self.model = model
         self.api_key = api_key
@@ -138,7 +138,7 @@ class ProviderServer:
         if refusal is not None and call.seen.behaviour == "ok":
             await call.error(refusal[0], refusal[1])
             return
-        behave = self._behaviours.get(call.seen.behaviour)
+        behave = self.behaviours.get(call.seen.behaviour)
         if behave is None:
             await call.error(404, f"no behaviour {call.seen.behaviour!r}")
         else:
