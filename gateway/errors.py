@@ -31,7 +31,7 @@
     ├── TooManyConnections        as many are open as may be; carries ``retry_after_s``
     ├── Draining                  the server is stopping; carries ``retry_after_s``
     ├── DeadlineExceeded          the request lived longer than ``server.request_timeout_s``
-    ├── AnswerFailed              the model failed after its first token; no other tier can take over
+    ├── AnswerFailed              the model failed after its first token; nobody went on
     ├── ClientGone                the client closed the connection   (nobody left to tell)
     └── ClientStalled             the client stopped reading         (nobody left to tell)
 """

@@ -12,6 +12,7 @@ from enum import StrEnum
 from policies.errors import InvalidPolicy
 from policies.escalation import Escalation
 from policies.ladder import Ladder, is_in_regions, region_problem
+from policies.resumption import OnBreak
 from policies.sampling import Sampling
 from policies.types import ThresholdMode, Tier
 
@@ -77,6 +78,8 @@ class Policy:
     fallback : where a request goes when its tier is down or fails before its first token: `up` and `up_only` keep the
         floor, `any` gives it up for an answer, `none` goes nowhere
     max_fallbacks : how many further tiers are tried
+    on_break : what becomes of an answer whose tier fails after its first token: with `resume` another tier that may
+        answer in its place goes on from what was sent, where it can; with `error` it ends with the error
     escalation : whether an answer its own tier doubts is answered by a higher tier within the request
     expected_output_tokens : completion length assumed when comparing costs, at most the request's ``max_tokens``
 
@@ -107,6 +110,7 @@ class Policy:
     max_wait_s: float | None = None
     fallback: FallbackMode = FallbackMode.UP
     max_fallbacks: int = 3
+    on_break: OnBreak = OnBreak.RESUME
     escalation: Escalation = field(default_factory=Escalation)
     expected_output_tokens: int = 256
 

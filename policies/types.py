@@ -35,6 +35,7 @@ class ReasonCode(StrEnum):
     OVERLOAD = "overload"
     FALLBACK = "fallback"
     ESCALATED = "escalated"
+    RESUMED = "resumed"
     KILL_SWITCH = "kill_switch"
     NOVEL = "novel"
     QUARANTINED = "tightened"

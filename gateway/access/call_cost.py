@@ -73,9 +73,10 @@ def _most(tier: Tier, num_prompt: int, num_output: int) -> int:
 def _prompt_tokens(request: GenerateRequest) -> int:
     if request.prompt_token_ids is not None:
         return len(request.prompt_token_ids) + _TEMPLATE_TOKENS
+    num_begun = 0 if request.continued is None else _message_tokens(request.continued)
     if request.messages is None:
-        return _num_bytes(request.prompt or "") + _TEMPLATE_TOKENS
-    num_asked = sum(map(_message_tokens, request.messages)) + _TEMPLATE_TOKENS
+        return _num_bytes(request.prompt or "") + num_begun + _TEMPLATE_TOKENS
+    num_asked = sum(map(_message_tokens, request.messages)) + num_begun + _TEMPLATE_TOKENS
     if request.tools:
         num_asked += _TOKENS_PER_TOOL * len(request.tools) + len(msgspec.json.encode(request.tools))
     if request.output_format.spec is not None:

@@ -3,9 +3,9 @@ place if the one is low or the other wrong.
 
 What is held has not been sent, so nothing is ever taken back: an answer that is not streamed is held whole, a stream
 for as many tokens as the policy says, or until its calls of tools are complete. Once a stream is let go it belongs to
-its tier; no other can take over. An answer of low confidence is the prediction of the tier that takes its place, and
-stays at hand until that tier has answered (or, in a stream that is not held again, begun to): if it fails, the earlier
-answer is sent after all.
+its tier, unless it breaks off (:mod:`gateway.answering.resumption`). An answer of low confidence is the prediction of
+the tier that takes its place, and stays at hand until that tier has answered (or, in a stream that is not held again,
+begun to): if it fails, the earlier answer is sent after all.
 
 Who is asked next is :func:`policies.escalation.escalation_flow`'s to say; this pumps it.
 """

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from decimal import Decimal
 
-from backends.protocol import Finished, FinishReason, Usage
+from backends.protocol import Finished, FinishReason, Message, Usage
 from classifier.confidence import AnswerConfidence
 from classifier.types import Sufficiency
 from gateway.access.authenticator import Caller
@@ -108,6 +108,12 @@ def add_earlier(bill: Bill, earlier: Sequence[Bill]) -> Bill:
         else None,
         queue_s=sum(each.queue_s for each in every),
     )
+
+
+def join_parts(parts: Sequence[Bill]) -> Bill:
+    """Sum the parts of one answer, each billed as its tier counted it; its caller is shown the prompt once."""
+    usage = _sum([each.usage for each in parts])
+    return replace(add_earlier(parts[-1], parts[:-1]), usage=usage, shown_usage=_shown(usage, [parts[0].usage]))
 
 
 def _whole_nano(amount_usd: Decimal) -> Decimal:
@@ -204,11 +210,13 @@ class Answer:
     attempts : every tier asked, in order
     asked_s, asked_tier : when the first one was asked; who was asked last
     tier : whose answer this is, from its first event on: no other can take over then, unless the answer is held
-        (:mod:`gateway.answering.escalation`)
+        (:mod:`gateway.answering.escalation`) or breaks off (:mod:`gateway.answering.resumption`)
     choices, abandoned : the choices so far, and how generations that were cut off ended
     is_scored : the next tier is asked for log-probabilities, to judge its answer by
     predictions : one a choice, what a tier of low confidence had answered
     earlier_bills : of answers that are not sent
+    continued : what of the answer was written when its tier failed: whoever is asked now goes on behind it
+    broken_bills : of the parts of the answer that were written by tiers that failed, in order
     is_escalated : the answer took the place of one of low confidence
     hold : covers its calls to priced remote models until its row is durable; None where no tier is one
     """
@@ -226,6 +234,8 @@ class Answer:
     is_scored: bool = False
     predictions: tuple[str, ...] = ()
     earlier_bills: list[Bill] = field(default_factory=list)
+    continued: Message | None = None
+    broken_bills: list[Bill] = field(default_factory=list)
     is_escalated: bool = False
     settled_bill: Bill | None = None
     hold: SpendingHold | None = None
@@ -254,6 +264,8 @@ class Answer:
     def reason(self) -> str:
         """Why this tier answered, as ``x-suffice-reason`` says it."""
         decision = self.routed.decision
+        if self.broken_bills:
+            return ReasonCode.RESUMED.value
         if self.is_escalated:
             return ReasonCode.ESCALATED.value
         fell_back = self.tier is not None and self.tier.index != decision.tier
@@ -272,8 +284,25 @@ class Answer:
         """Return what was used and what it costs; settled with the first call, which comes after the last event."""
         if self.settled_bill is None:
             own = Bill() if self.tier is None else self.bill_at(self.tier)
+            if self.broken_bills:
+                own = join_parts([*self.broken_bills, own])
             self.settled_bill = add_earlier(own, self.earlier_bills) if self.earlier_bills else own
         return self.settled_bill
+
+    @property
+    def num_left(self) -> int | None:
+        """Return the tokens that are left of the request's limit; None without one."""
+        most = self.request.sampling.max_tokens
+        return None if most is None else max(0, most - self.num_written)
+
+    @property
+    def num_written(self) -> int:
+        """Return the tokens of the one choice so far: as its servers counted them, where that is more than was seen."""
+        choice = self.choices[0]
+        counted = sum([bill.usage.completion_tokens for bill in self.broken_bills])
+        if choice.finished is not None:
+            counted += choice.finished.usage.completion_tokens
+        return max(choice.num_tokens, counted)
 
     def bill_at(self, tier: Tier) -> Bill:
         """Return what the present choices used and cost at the tier that gives them."""
@@ -289,4 +318,4 @@ class Answer:
         if (abandoned := self.abandoned.get(choice.index)) is not None:
             return abandoned
         # The backend cannot tell: what was seen is the least it can have been.
-        return Finished(FinishReason.CANCELLED, Usage(completion_tokens=choice.num_tokens))
+        return Finished(FinishReason.CANCELLED, Usage(completion_tokens=choice.num_tokens - choice.num_billed))

@@ -97,7 +97,8 @@ class AnswerRecorder:
         assert not admitted.is_settled, "a request ends once"
         admitted.is_settled = True
         assert tier is not None, "an answer has a tier"
-        fault = _fault(answer)
+        # What several tries wrote says nothing of any tier.
+        fault = None if answer.broken_bills else _fault(answer)
         if fault is not None:
             self._metrics.faulty_answers[str(tier.index), fault.value] += 1
         lock = _kept_lock(answer)
@@ -118,7 +119,9 @@ class AnswerRecorder:
         if calls := first.tool_calls:
             record.call_digest = self._sessions.call_digest(admitted.conversation, calls[0].call_id)
         job = None
-        if chances is not None and (check := _check(record, turn, chances, fault)) is not None:
+        if chances is not None and answer.broken_bills:
+            record.verify_probability = 0.0
+        elif chances is not None and (check := _check(record, turn, chances, fault)) is not None:
             job = self.sampler.job(admitted.request, basis.policy, (first.text, calls), record, check, fault)
         started_s = time.perf_counter()
         await self._rows.record(record, job)
@@ -141,7 +144,8 @@ class AnswerRecorder:
         if admitted.is_settled:
             return
         admitted.is_settled = True
-        if answer is not None and is_cancelled:
+        # Of an answer that another tier was going on with, whatever ended that, both have worked.
+        if answer is not None and (is_cancelled or answer.broken_bills):
             await self._count_prompt(answer)
         row = row_of(error)
         reason = FinishReason.CANCELLED if is_cancelled else FinishReason.ERROR

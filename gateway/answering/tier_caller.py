@@ -159,10 +159,12 @@ async def _items(answer: Answer, tier: Tier, backend: Backend, cache_salt: str) 
         Before a call whose cost could not be made durable.
     """
     wants_logprobs = answer.request.sampling.logprobs is not None
-    choices = answer.choices = [
-        AnswerChoice(index, scored=[] if answer.is_scored else None, wants_logprobs=wants_logprobs)
-        for index in range(answer.request.num_choices)
-    ]
+    if answer.continued is None:
+        answer.choices = [
+            AnswerChoice(index, scored=[] if answer.is_scored else None, wants_logprobs=wants_logprobs)
+            for index in range(answer.request.num_choices)
+        ]
+    choices = answer.choices
     answer.abandoned = {}
     requests = _generate_requests(answer, backend, cache_salt)
     if answer.hold is not None and answer.hold.max_attempts(tier):
@@ -242,6 +244,12 @@ def _generate_requests(answer: Answer, backend: Backend, cache_salt: str) -> lis
     asker = answer.routed.admitted.caller
     if answer.is_scored and sampling.logprobs is None and "logprobs" in backend.capabilities:
         sampling = replace(sampling, logprobs=0)
+    prediction = request.prediction
+    if answer.continued is not None:
+        # What was thought and predicted belongs to the beginning.
+        least = max(0, sampling.min_tokens - answer.num_written)
+        sampling, prediction = replace(sampling, max_tokens=answer.num_left, min_tokens=least), None
+        thinking = False if answer.continued.content and "thinking" in backend.capabilities else thinking
     generations = []
     for index in range(num_choices):
         if index and sampling.seed is not None and request.sampling.seed is not None:
@@ -255,11 +263,12 @@ def _generate_requests(answer: Answer, backend: Backend, cache_salt: str) -> lis
                 echo=request.echo,
                 extra={"cache_salt": cache_salt},
                 on_abandoned=answer.note_abandoned(index),
-                prediction=answer.predictions[index] if answer.predictions else request.prediction,
+                prediction=answer.predictions[index] if answer.predictions else prediction,
                 caller=asker.key_id or asker.tenant,
                 tools=request.tools,
                 tool_choice=request.tool_choice,
                 output_format=request.output_format,
+                continued=answer.continued,
                 **prompt_argument(request.prompts[index // request.n]),
             )
         )

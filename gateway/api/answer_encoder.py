@@ -31,8 +31,8 @@ class AnswerChoice:
     """One choice. ``finished`` is None while it runs; what was sent is what ``texts`` and ``reasonings`` join to.
 
     ``wants_logprobs`` says that its caller asked for log-probabilities: an answer that was all thought has none, and an
-    empty list says so. ``scored`` are the log-probabilities of the answer's own tokens, kept where its tier's
-    confidence is asked for.
+    empty list says so. ``num_billed`` are those of its tokens that a tier wrote which failed. ``scored`` are the
+    log-probabilities of the answer's own tokens, kept where its tier's confidence is asked for.
     """
 
     index: int
@@ -41,6 +41,7 @@ class AnswerChoice:
     call_pieces: list[ToolCallDelta] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     num_tokens: int = 0
+    num_billed: int = 0
     finished: Finished | None = None
     scored: list[float] | None = None
     wants_logprobs: bool = False

@@ -19,6 +19,7 @@ from gateway.answering.explanation import answer_headers, answer_note
 from gateway.answering.phases import AdmittedRequest, Answer, Bill, RoutedRequest
 from gateway.answering.recorder import AnswerRecorder
 from gateway.answering.request_router import RequestRouter
+from gateway.answering.resumption import resume_answer
 from gateway.answering.tier_caller import StartedAnswer, start_answer
 from gateway.api.answer_encoder import AnswerEncoder, AnswerEnd, ResponseHead
 from gateway.api.conversation import read_conversation
@@ -30,7 +31,7 @@ from gateway.edge.json_body import parse_object
 from gateway.edge.responder import Responder, Send
 from gateway.edge.stream_pinger import StreamPinger
 from gateway.edge.watchdog import Receive, Watchdog
-from gateway.errors import BodyTooLarge, ClientGone, ClientStalled, Draining, QueueFull, QuotaExhausted
+from gateway.errors import AnswerFailed, BodyTooLarge, ClientGone, ClientStalled, Draining, QueueFull, QuotaExhausted
 from gateway.ids import uuid7
 from gateway.observe.metrics import Metrics
 from gateway.observe.refusal_log import Refusal
@@ -201,7 +202,11 @@ class GenerationRun:
         if admitted.reservation is not None or routed.basis.policy.budget_usd_per_day is not None:
             await self._afford(routed)
         start = start_confident_answer if routed.decision.escalation_path else start_answer
-        started = await start(answer, endpoint.router.catalog)
+        try:
+            started = await start(answer, endpoint.router.catalog)
+        except AnswerFailed as failure:
+            # While it was held.
+            started = await resume_answer(answer, endpoint.router, failure, is_held=admitted.request.stream)
         send = self._stream if admitted.request.stream else self._whole
         await send(answer, started)
 
@@ -235,8 +240,14 @@ class GenerationRun:
             admitted.waited_s = admitted.clock() - began_s
 
     async def _whole(self, answer: Answer, started: StartedAnswer) -> None:
-        async for _ in started.rest:
-            pass
+        while True:
+            try:
+                async with aclosing(started.rest) as items:
+                    async for _ in items:
+                        pass
+                break
+            except AnswerFailed as failure:
+                started = await resume_answer(answer, self._endpoint.router, failure)
         self._watchdog.let_go()
         await self._endpoint.recorder.settle(answer)
         body = self._make_encoder(started.tier.model).whole(_end_of(answer, started))
@@ -244,14 +255,22 @@ class GenerationRun:
         await self._responder.whole(200, headers, body)
 
     async def _stream(self, answer: Answer, started: StartedAnswer) -> None:
-        async with aclosing(started.rest) as items:
-            encoder = self._make_encoder(started.tier.model)
-            self._responder.encode_error = encoder.error_event
-            await self._responder.open_stream(answer_headers(self._admitted, answer, with_cost=False))
-            if started.first is not None:
-                await self._responder.frames(encoder.add(*started.first))
-            async for choice, delta in items:
-                await self._responder.frames(encoder.add(choice, delta))
+        encoder = self._make_encoder(started.tier.model)
+        self._responder.encode_error = encoder.error_event
+        is_open = False
+        while True:
+            try:
+                async with aclosing(started.rest) as items:
+                    if not is_open:
+                        await self._responder.open_stream(answer_headers(self._admitted, answer, with_cost=False))
+                        is_open = True
+                    if started.first is not None:
+                        await self._responder.frames(encoder.add(*started.first))
+                    async for choice, delta in items:
+                        await self._responder.frames(encoder.add(choice, delta))
+                break
+            except AnswerFailed as failure:
+                started = await resume_answer(answer, self._endpoint.router, failure)
         # The commit takes no time worth a ping, and must not be interrupted for a client that takes none.
         if self._pinger is not None:
             self._pinger.stop()

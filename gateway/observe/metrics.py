@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 
 from backends.protocol import Load
 from gateway.observe.log_writer import standard_error
-from gateway.store.records import RequestRecord
+from gateway.store.records import BROKEN, RequestRecord
 from policies.pricing import NANO_USD_PER_USD, to_nano_usd
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -131,6 +131,7 @@ class Metrics(Collector):
         self.rejected: Counter[tuple[str, str]] = Counter()
         self.failed_attempts: Counter[tuple[str, str]] = Counter()
         self.faulty_answers: Counter[tuple[str, str]] = Counter()
+        self.resumed_answers: Counter[tuple[str, str]] = Counter()
         self.http: Counter[tuple[str, str]] = Counter()
         self.overhead_s = Distribution(FAST_S)
         self.routing_s = Distribution(FAST_S)
@@ -153,6 +154,8 @@ class Metrics(Collector):
         for attempt in record.attempts:
             if attempt.error is not None:
                 self.failed_attempts[str(attempt.tier), attempt.error] += 1
+                if attempt.error == BROKEN and record.error_code is None:
+                    self.resumed_answers[str(attempt.tier), tier] += 1
 
     def reject(self, endpoint: str, code: str) -> None:
         """Count one request that ended without a row: refused before it was admitted."""
@@ -221,6 +224,12 @@ class Metrics(Collector):
             "Answers sent that broke what their request asks of calls or form.",
             ["tier", "fault"],
             self.faulty_answers,
+        )
+        yield _counter(
+            "suffice_resumed_answers",
+            "Answers that broke off at a tier and were gone on with to their end.",
+            ["broken_tier", "tier"],
+            self.resumed_answers,
         )
         yield CounterMetricFamily(
             "suffice_log_lines_dropped", "Log lines that nobody read in time.", value=standard_error().num_dropped

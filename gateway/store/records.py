@@ -15,6 +15,9 @@ from policies.sampling import Direction, DrawnCheck
 VALIDATOR, VALIDATOR_VERSION = "validator", "1"
 """What says that an answer is of no use without asking anyone: see :mod:`gateway.outcomes.answer_validator`."""
 
+BROKEN = "broken"
+"""The code of an attempt that wrote the beginning of an answer and failed; another went on with it."""
+
 CALLS_MARK = "\x1d"
 """Begins the kept text of an answer that holds calls of tools: see :func:`gateway.verify.request_codec.pack_answer`."""
 
@@ -26,6 +29,7 @@ class Attempt:
     ``doubted`` is the code of a try that answered and whose answer a higher tier's took the place of: ``cost_nano_usd``
     is what it cost by the price table, and is part of the row's cost. ``confidence`` is the tier's own in its answer,
     where the policy asked for it. ``faulty`` is the same of an answer whose calls or form were wrong for certain.
+    ``broken`` is the code of one that wrote the beginning of the answer and failed; its cost is part of the row's too.
     """
 
     tier: int

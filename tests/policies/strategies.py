@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from policies.errors import PolicyError
 from policies.escalation import Escalation, EscalationMode
 from policies.policy import FallbackMode, Policy, StickyMode
+from policies.resumption import OnBreak
 from policies.routing_decision import decide
 from policies.types import (
     Overrides,
@@ -87,6 +88,7 @@ policies = st.builds(
     max_wait_s=st.none() | st.floats(0, 10),
     fallback=st.sampled_from(FallbackMode),
     max_fallbacks=st.integers(0, 5),
+    on_break=st.sampled_from(OnBreak),
     escalation=st.builds(Escalation, mode=st.sampled_from(EscalationMode), max_escalations=st.integers(1, 3)),
     expected_output_tokens=st.integers(1, 1000),
 )

@@ -36,6 +36,8 @@ def request(*messages: Message, **fields: object) -> GenerateRequest:
         request(tools=(Tool("f", WORD),)),
         request(tools=(Tool("f", "", {"type": "object", "title": WORD}),)),
         request(output_format=OutputFormat("json_schema", {"title": WORD})),
+        request(continued=Message("assistant", WORD)),
+        request(continued=Message("assistant", "hi", tool_calls=(ToolCall("1", "f", WORD),))),
     ],
 )
 def test_all_that_a_model_reads_is_covered(longer: GenerateRequest) -> None:

@@ -53,6 +53,7 @@ kind = "remote"
 urls = ["{url}/v1"]
 model = "m"
 context_length = 4096
+capabilities = ["generate", "continue"]
 retry.base_s = 0.01
 breaker.failure_threshold = 1000
 
@@ -70,7 +71,8 @@ lease_s = 1
 class CountingProvider:
     """Bills every call in full the moment it comes: the prompt's tokens, and all the tokens that were allowed.
 
-    A prompt says what is done: the answer to ``hang`` never ends, the first call of all fails for ``fail``.
+    A prompt says what is done: the answer to ``hang`` never ends, that to ``break`` breaks off, the first call of all
+    fails for ``fail``.
     """
 
     def __init__(self) -> None:
@@ -110,6 +112,8 @@ class CountingProvider:
         yield event({"role": "assistant", "content": "yes"})
         if prompt == "hang":
             await asyncio.sleep(600)
+        if prompt == "break":
+            return
         usage = {"prompt_tokens": num_prompt, "completion_tokens": num_output}
         yield event({}, "stop", usage=usage | {"total_tokens": num_prompt + num_output})
         yield b"data: [DONE]\n\n"
@@ -148,9 +152,10 @@ def settings_of(tmp_path: Path, url: str, **overrides: Any) -> Settings:
         ({"stream": True}, 1),
         ({"n": 3}, 3),
         ({"content": "fail"}, 2),
+        ({"content": "break"}, 2),
         ({"content": "x" * 5000}, 1),
     ],
-    ids=["whole", "stream", "choices", "retry", "long"],
+    ids=["whole", "stream", "choices", "retry", "continuation", "long"],
 )
 async def test_the_database_covers_a_call_when_it_arrives(
     tmp_path: Path, provider: tuple[CountingProvider, str], asked: dict[str, Any], num_calls: int
@@ -196,8 +201,7 @@ async def test_the_database_covers_vectors_when_they_are_asked_for(
     tmp_path: Path, provider: tuple[CountingProvider, str]
 ) -> None:
     counting, url = provider
-    able = 'model = "m"\ncapabilities = ["generate", "embed"]'
-    settings = make_settings(tmp_path, _TOML.format(url=url).replace('model = "m"', able))
+    settings = make_settings(tmp_path, _TOML.format(url=url).replace('"continue"]', '"embed"]'))
     covers = CoverWatch(counting, settings.database.url.removeprefix("sqlite:///"))
     async with running(settings, make_backends(settings)) as gateway:
         asked = {"model": "far", "input": ["x" * 3000, "y"]}

@@ -43,7 +43,7 @@ CHANGED_SINCE = {
     "server.keep_alive_timeout_s": 15.0,
 }
 # Likewise of every policy, and of each model that is served in-process, or by a remote server.
-ADDED_TO_POLICIES = tuple(f".escalation.{name}" for name in ("low_confidence", "faults", "hold_calls"))
+ADDED_TO_POLICIES = (*(f".escalation.{name}" for name in ("low_confidence", "faults", "hold_calls")), ".on_break")
 ADDED_TO_LOCAL = (".max_outstanding", ".tool_format")
 ADDED_TO_REMOTE = (".health_check",)
 ADDED_TO_TIERS = (".price_per_cached_token_usd",)
