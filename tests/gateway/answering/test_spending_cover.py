@@ -53,7 +53,7 @@ kind = "remote"
 urls = ["{url}/v1"]
 model = "m"
 context_length = 4096
-capabilities = ["generate", "continue"]
+capabilities = ["generate", "logprobs", "continue"]
 retry.base_s = 0.01
 breaker.failure_threshold = 1000
 
