@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.access.authenticator import Authenticator
 from gateway.answering import request_router
@@ -24,6 +24,7 @@ from gateway.api.answer_encoder import CompletionsEncoder
 from gateway.api.chat_codec import ChatDecoder
 from gateway.edge.gate import RequestGate
 from gateway.edge.responder import Responder
+from gateway.edge.response_cycle import OneWriteCycle
 from gateway.endpoints import generation
 from gateway.endpoints.generation import GenerationEndpoint, GenerationRun
 from gateway.models.predictor import Predictor
@@ -55,7 +56,7 @@ _PARTS: tuple[tuple[Any, str, str], ...] = (
     (CompletionsEncoder, "whole", "response"),
     (generation, "answer_headers", "response"),
     (Responder, "whole", "response"),
-    (RequestResponseCycle, "send", "write HTTP"),
+    (OneWriteCycle, "send", "write HTTP"),
 )
 # Entered once for each request.
 _ONCE = "decide"

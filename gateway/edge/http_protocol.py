@@ -13,10 +13,11 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.edge.error_format import request_format
 from gateway.edge.error_table import answer_to, row_of
+from gateway.edge.response_cycle import OneWriteCycle, UnchunkedCycle
 from gateway.edge.watchdog import DisconnectSignal
 from gateway.errors import GatewayError, HeadTooLarge, HeadTooSlow, NotHttp, TooManyConnections
 from gateway.ids import uuid7
@@ -76,23 +77,6 @@ class OpenConnections:
                 connection.transport.abort()
                 return True
         return False
-
-
-class UnchunkedCycle(RequestResponseCycle):
-    """Answers a client of HTTP/1.0, which knows no chunks: a body of unknown length ends with its connection."""
-
-    _is_unbounded = False
-
-    async def send(self, message: Any) -> None:
-        """Send a part of the response."""
-        if message["type"] == "http.response.start":
-            self._is_unbounded = all(name.lower() != b"content-length" for name, _ in message.get("headers", ()))
-            if self._is_unbounded:
-                self.chunked_encoding = False
-        elif self._is_unbounded:
-            # uvicorn holds what comes against what was announced.
-            self.expected_content_length = len(message.get("body", b""))
-        await super().send(message)
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
@@ -172,9 +156,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._is_spare and self.url.partition(b"?")[0] not in _HEALTH_PATHS:
             self.app = self._refuse_request
         super().on_headers_complete()
-        if scope["http_version"] == "1.0":
-            # uvicorn names the class of its cycles itself; this one has not begun to send.
-            self.cycle.__class__ = UnchunkedCycle
+        # uvicorn names the class of its cycles itself; this one has not begun to send.
+        self.cycle.__class__ = UnchunkedCycle if scope["http_version"] == "1.0" else OneWriteCycle
 
     def _size(self) -> int:
         """Return the bytes of a head: request line, headers, and the blank line behind them."""
