@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import secrets as random_secrets
 from collections.abc import Mapping
 from contextlib import asynccontextmanager
@@ -20,6 +19,7 @@ from gateway.config.store_section import StoreConfig
 from gateway.store.committer import GroupCommitter
 from gateway.store.engines import make_engine, prepare_sqlite_file, truncate_wal, use_wal
 from gateway.store.errors import RecordRejected, StoreClosed
+from gateway.store.keyed_digest import KeyedDigest
 from gateway.store.migrate import ensure_schema
 from gateway.store.records import ApiKey, PolicyVersion, RequestRecord, SessionRecord, StepRecord, VerificationJob
 from gateway.store.rows import (
@@ -82,7 +82,7 @@ class Store:
             max_batch=config.max_batch_records,
         )
         self._lock: ServerLock | None = None
-        self._digest: hmac.HMAC | None = None
+        self._digest: KeyedDigest | None = None
         self._key_used_at: dict[str, datetime] = {}
         self._is_open = False
 
@@ -115,7 +115,7 @@ class Store:
                 self._take_lock()
             await use_wal(self._engine, self._url)
         await ensure_schema(self._engine, self._url, migrate=self._config.migrate)
-        self._digest = hmac.new(await self._load_digest_key(), digestmod="sha256")
+        self._digest = KeyedDigest(await self._load_digest_key())
         self.committer.start()
         self._is_open = True
         return self
@@ -193,10 +193,7 @@ class Store:
     def digest(self, content: str) -> str:
         """HMAC-SHA256 (hex) of a text under this installation's own key: equal texts match, but none can be guessed."""
         assert self._digest is not None, "open() first"
-        # A copy of one that has the key already is quicker than one made from the key.
-        digest = self._digest.copy()
-        digest.update(clean_text(content).encode())
-        return digest.hexdigest()
+        return self._digest.of(clean_text(content).encode())
 
     async def get_request(self, request_id: str) -> RequestRecord | None:
         rows = await self._rows(select_records().where(requests.c.request_id == clean_text(request_id)))
