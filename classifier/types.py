@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
+
+from msgspec import Struct, field
 
 from classifier.text import own_text
 
 
-@dataclass(frozen=True, slots=True)
-class RouterRequest:
+class RouterRequest(Struct, frozen=True):
     """Holds what the router reads: the conversation as (role, text) turns.
 
     ``history`` is per-tier success history for the tenant or session: tier -> (number right, number seen). ``tools``
@@ -27,8 +27,7 @@ class RouterRequest:
         return own_text(self.turns)
 
 
-@dataclass(frozen=True, slots=True)
-class TierSufficiency:
+class TierSufficiency(Struct, frozen=True):
     """Holds calibrated P(right) and P(as good as the top tier) for one tier."""
 
     tier: int
@@ -36,8 +35,7 @@ class TierSufficiency:
     p_as_good: float
 
 
-@dataclass(frozen=True, slots=True)
-class Sufficiency:
+class Sufficiency(Struct, frozen=True):
     """Holds one prediction per tier, the features it rests on, and how foreign the prompt looks (0 to 1)."""
 
     tiers: tuple[TierSufficiency, ...]

@@ -18,6 +18,8 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Literal
 
+from msgspec import Struct
+
 from policies.errors import InvalidPolicy
 from policies.exploration import Uniform
 
@@ -81,8 +83,7 @@ class Sampling:
         return _strata(self.edges)[place], self.factors[place]
 
 
-@dataclass(frozen=True, slots=True)
-class SampledAnswer:
+class SampledAnswer(Struct, frozen=True):
     """Holds the facts that an answer's inclusion probabilities rest on.
 
     Parameters
@@ -100,8 +101,7 @@ class SampledAnswer:
     downward_share: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class InclusionProbabilities:
+class InclusionProbabilities(Struct, frozen=True):
     """Holds an answer's probabilities of an upward check and of a downward one by tier; one at most happens.
 
     ``up_against`` is the tier it would be compared with; ``down`` has (tier, chance) of every lower tier.
@@ -145,8 +145,7 @@ class InclusionProbabilities:
         return self.up if self.up_against is not None else self.total_down
 
 
-@dataclass(frozen=True, slots=True)
-class DrawnCheck:
+class DrawnCheck(Struct, frozen=True):
     """An answer that is to be checked."""
 
     direction: Direction

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from policies.ladder import Ladder
 from policies.policy import Policy, StickyMode
@@ -12,8 +14,7 @@ from policies.pricing import expected_cost_usd, switch_cost_usd
 from policies.types import ReasonCode, RequestFacts, ThresholdMode, Tier, TierEstimate
 
 
-@dataclass(frozen=True, slots=True)
-class TierChoice:
+class TierChoice(Struct, frozen=True):
     """A tier, the rule that chose it, and the numbers the rule saw."""
 
     tier: int

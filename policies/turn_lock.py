@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from policies.sampling import DrawnCheck
 
 
-@dataclass(frozen=True, slots=True)
-class TurnLock:
+class TurnLock(Struct, frozen=True):
     """Holds the decision that a step of a tool loop stands under.
 
     Parameters

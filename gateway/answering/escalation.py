@@ -15,7 +15,9 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from backends.errors import BackendError
 from backends.protocol import Finished, FinishReason

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-import orjson
+import msgspec
 
 from gateway.answering.sessions import ConversationState
-from policies.sampling import DrawnCheck
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -50,7 +48,7 @@ class RedisSteps:
             return None
         try:
             found = await self._client.get(_PREFIX + key)
-            return None if found is None else _decoded(found)
+            return None if found is None else msgspec.json.decode(found, type=ConversationState)
         except Exception as problem:
             self._pause(problem)
             return None
@@ -62,7 +60,7 @@ class RedisSteps:
         try:
             async with self._client.pipeline(transaction=False) as pipeline:
                 for key, state in states.items():
-                    pipeline.set(_PREFIX + key, orjson.dumps(asdict(state)), px=self._ttl_ms)
+                    pipeline.set(_PREFIX + key, msgspec.json.encode(state), px=self._ttl_ms)
                 await pipeline.execute()
         except Exception as problem:
             self._pause(problem)
@@ -75,9 +73,3 @@ class RedisSteps:
         # Whatever Redis, the system or a strange value raises: the log is asked instead.
         _log.warning("Redis does not tell where conversations stand (%s); the log is asked", problem)
         self._silent_until_s = time.monotonic() + _PAUSE_S
-
-
-def _decoded(found: bytes | str) -> ConversationState:
-    said = orjson.loads(found)
-    drawn = said.pop("drawn")
-    return ConversationState(drawn=None if drawn is None else DrawnCheck(**drawn), **said)

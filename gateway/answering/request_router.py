@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from msgspec import structs
+
 from backends.errors import ContextLengthExceeded
 from backends.protocol import PLAIN_TEXT, Backend, GenerateRequest, ToolCall
 from classifier.log_view import tool_entries
@@ -93,7 +95,7 @@ class RequestRouter:
         estimate = await slot.predictor.predict(turns, tools)
         if tools and estimate is not None:
             # Whether this router reads them or not: the next one may learn from them.
-            estimate = replace(estimate, features={**estimate.features, **tool_entries(tools)})
+            estimate = structs.replace(estimate, features={**estimate.features, **tool_entries(tools)})
         domain = domain_of(estimate.features) if estimate is not None else ""
         basis = admitted.basis = RoutingBasis(policy, version, turns, estimate, domain, tools)
         standing = await self._sessions.find(admitted.conversation)

@@ -10,9 +10,10 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
+
+from msgspec import Struct
 
 from gateway.api.conversation import Conversation
 from gateway.store.records import RequestRecord, SessionRecord, StepRecord
@@ -44,8 +45,7 @@ class SharedSteps(Protocol):
     async def put(self, states: dict[str, ConversationState]) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class ConversationState:
+class ConversationState(Struct, frozen=True):
     """An answer as what goes on from it needs to know it.
 
     ``at_s`` is the wall clock's, ``turn`` and ``step`` the answer's own; the rest as in :class:`TurnLock` and
@@ -71,8 +71,7 @@ class ConversationState:
         return SessionState(self.tier, self.cached_tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
+class Standing(Struct, frozen=True):
     """Where a conversation stands: the tier that served it last, and the turn that goes on; None without."""
 
     session: SessionState | None = None

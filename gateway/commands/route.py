@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from classifier.types import RouterRequest, Sufficiency
 from gateway.commands.result_printer import print_json, print_table
 from gateway.config.settings import Settings, load_settings
@@ -43,10 +45,11 @@ def route(
     estimate = router.predict([RouterRequest((("user", text),))])[0] if router is not None else None
     facts = _facts(estimate, Overrides(min_tier=min_tier, max_tier=max_tier))
     # What would be served without the dice; the dice are in the propensities.
-    still = replace(facts, overrides=replace(facts.overrides, explore=False))
+    still = structs.replace(facts, overrides=replace(facts.overrides, explore=False))
     decision = decide(still, policies[name], settings.ladder, random.Random(0))
     drawn = decide(facts, policies[name], settings.ladder, random.Random(0))
-    shown = _as_json(settings, policies[name], facts, estimate, replace(decision, propensities=drawn.propensities))
+    told = structs.replace(decision, propensities=drawn.propensities)
+    shown = _as_json(settings, policies[name], facts, estimate, told)
     if as_json:
         print_json(shown)
     else:

@@ -18,6 +18,8 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Protocol
 
+from msgspec import structs
+
 from classifier.types import Router, RouterRequest, Sufficiency
 from gateway.control.router_set import RouterSlot
 from gateway.store.control_records import ShadowDecision
@@ -200,7 +202,7 @@ class ShadowRouter:
         estimates = tuple(TierEstimate(each.tier, each.p_right, each.p_as_good) for each in estimate.tiers)
         # The serving router's quarantines are not this one's: its estimates mean something else.
         quarantine = watching.quarantine.get(routed.policy_name, {})
-        facts = replace(routed.facts, estimates=estimates, novelty=estimate.novelty, quarantine=quarantine)
+        facts = structs.replace(routed.facts, estimates=estimates, novelty=estimate.novelty, quarantine=quarantine)
         policy = replace(watching.slot.policies[routed.policy_name], exploration_share=0.0)
         return decide(facts, policy, self._ladder, random.Random(0)).tier
 

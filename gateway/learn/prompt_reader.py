@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+from msgspec import structs
 
 from classifier.features import TEXT_FEATURES
 from classifier.types import RouterRequest
@@ -52,7 +53,7 @@ async def with_requests(store: Store, table: LearningTable) -> LearningTable:
         text = texts.get(table.request_ids[row])
         request = None if text is None else request_of(text)
         if request is not None and _agrees(request, table.views.dense[row]):
-            found[row] = replace(request, tools=table.tools[row])
+            found[row] = structs.replace(request, tools=table.tools[row])
     return replace(table, requests=tuple(found))
 
 

@@ -8,6 +8,8 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
+from msgspec import Struct
+
 from backends.protocol import FinishReason
 from classifier.types import TierSufficiency
 from policies.sampling import Direction, DrawnCheck
@@ -22,8 +24,7 @@ CALLS_MARK = "\x1d"
 """Begins the kept text of an answer that holds calls of tools: see :func:`gateway.verify.request_codec.pack_answer`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
+class Attempt(Struct, frozen=True):
     """One try of one tier. ``error`` is None for the try that answered, else the error code that ended it.
 
     ``doubted`` is the code of a try that answered and whose answer a higher tier's took the place of: ``cost_nano_usd``

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import ROUND_HALF_EVEN, Decimal
 from functools import lru_cache
 from typing import Any
 
 import orjson
+from msgspec import Struct
 
 from backends.protocol import FinishReason
 from classifier.types import TierSufficiency
@@ -42,8 +42,7 @@ _JSON_OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 _ANSWERED = frozenset({FinishReason.STOP, FinishReason.LENGTH, FinishReason.TOOL_CALLS})
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedRecord:
+class EncodedRecord(Struct, frozen=True):
     """The rows of one request, in one transaction: its own, its text, its session, its key's last use, its check."""
 
     request_id: str
@@ -110,6 +109,12 @@ def encode_record(
 
 def _request_row(record: RequestRecord, encode_time: EncodeTime) -> Row:
     r = record
+    tokens: tuple[int, ...] = (
+        r.prompt_tokens, r.completion_tokens, r.cached_tokens, r.reasoning_tokens, r.draft_tokens,
+        r.accepted_draft_tokens,
+    )  # fmt: skip
+    if max(tokens) > _MOST_INTEGER:
+        tokens = tuple([_count(each) for each in tokens])
     return (
         r.request_id,
         encode_time(r.created_at),
@@ -132,18 +137,13 @@ def _request_row(record: RequestRecord, encode_time: EncodeTime) -> Row:
         r.model_served,
         _ladder_json(r.ladder),
         r.propensity,
-        to_json(r.propensities),
+        _propensities_json(tuple(r.propensities.items())),
         str(r.reason),
         r.explored,
         r.confidence,
         to_json(r.overrides) if r.overrides else "{}",
         to_json([_attempt_row(attempt) for attempt in r.attempts]),
-        _count(r.prompt_tokens),
-        _count(r.completion_tokens),
-        _count(r.cached_tokens),
-        _count(r.reasoning_tokens),
-        _count(r.draft_tokens),
-        _count(r.accepted_draft_tokens),
+        *tokens,
         r.compute_s,
         to_nano_usd(r.cost_usd),
         None if r.measured_cost_usd is None else to_nano_usd(r.measured_cost_usd),
@@ -227,6 +227,12 @@ def _read_attempt(
 def _ladder_json(ladder: tuple[int, ...]) -> str:
     """Encode an order of tiers; there are few."""
     return to_json(ladder)
+
+
+@lru_cache(1024)
+def _propensities_json(chances: tuple[tuple[int, float], ...]) -> str:
+    """Encode the chances of tiers; there are as few, and numbers for keys take the encoder's longer way."""
+    return to_json(dict(chances))
 
 
 def _count(number: int) -> int:

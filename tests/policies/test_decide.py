@@ -11,6 +11,7 @@ from decimal import Decimal
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from policies.errors import ConflictingLimits, NoTierAvailable, NoTierFits, PolicyError, UnknownTier
 from policies.escalation import Escalation, EscalationMode
@@ -34,7 +35,7 @@ WORTH = replace(PLAIN, mode=ThresholdMode.BENEFIT, quality_value_usd=Decimal("0.
 
 def request(**changes: object) -> RequestFacts:
     base = RequestFacts(num_prompt_tokens=20, max_tokens=50, estimates=estimates((0.5, 0.97, 0.98, 0.99)))
-    return replace(base, **changes)  # type: ignore[arg-type]
+    return structs.replace(base, **changes)  # type: ignore[arg-type]
 
 
 def decided(asked: RequestFacts, policy: Policy = PLAIN, ladder: tuple[Tier, ...] = LADDER) -> RoutingDecision:
@@ -72,7 +73,7 @@ def test_decision_is_permitted_or_refused_by_type(
 def test_stated_propensities_are_the_frequencies(asked: RequestFacts, policy: Policy, share: float) -> None:
     # Regions and costs that leave no tier are another test's.
     policy = replace(policy, exploration_share=share, allowed_regions=(), max_cost_usd=None)
-    asked = replace(asked, overrides=replace(asked.overrides, regions=(), max_cost_usd=None))
+    asked = structs.replace(asked, overrides=replace(asked.overrides, regions=(), max_cost_usd=None))
     rng = random.Random(20_261)
     try:
         stated = decide(asked, policy, LADDER, rng).propensities
@@ -91,9 +92,9 @@ def test_stated_propensities_are_the_frequencies(asked: RequestFacts, policy: Po
 def test_nothing_is_explored_that_must_not_be(asked: RequestFacts, policy: Policy, seed: int) -> None:
     policy = replace(policy, exploration_share=1.0)
     for still in (
-        replace(asked, overrides=replace(asked.overrides, explore=False)),
-        replace(asked, kill_switch=True),
-        replace(asked, overrides=replace(asked.overrides, tier=2)),
+        structs.replace(asked, overrides=replace(asked.overrides, explore=False)),
+        structs.replace(asked, kill_switch=True),
+        structs.replace(asked, overrides=replace(asked.overrides, tier=2)),
     ):
         try:
             decision = decide(still, policy, LADDER, random.Random(seed))
@@ -209,7 +210,7 @@ def test_a_conversation_leaves_its_tier_when_that_is_worth_its_cache(mode: Thres
     policy = replace(WORTH, mode=mode, switch_cost_per_cached_token_usd=Decimal("0.000001"))
     asked = request(estimates=estimates((0.5, 0.97, 0.971, 0.972)))
     assert decided(asked, policy).tier == 2
-    few, many = (replace(asked, session=SessionState(tier=3, cached_tokens=count)) for count in (100, 5000))
+    few, many = (structs.replace(asked, session=SessionState(tier=3, cached_tokens=count)) for count in (100, 5000))
     assert decided(few, policy).tier == 2
     decision = decided(many, policy)
     assert (decision.tier, decision.reason) == (3, ReasonCode.STICKY)
@@ -228,8 +229,8 @@ def test_an_estimate_that_is_no_probability_is_none(name: str, value: float) -> 
     first, *others = estimates((0.99, 0.97, 0.98, 0.99))
     asked = request(estimates=(first, *others))
     assert decided(asked).tier == 1
-    broken = replace(asked, estimates=(replace(first, **{name: value}), *others))
-    assert decided(broken) == decided(replace(asked, estimates=tuple(others)))
+    broken = structs.replace(asked, estimates=(structs.replace(first, **{name: value}), *others))
+    assert decided(broken) == decided(structs.replace(asked, estimates=tuple(others)))
     assert decided(broken).tier == 2
 
 
@@ -237,7 +238,7 @@ def test_a_conversation_that_must_stay_stays_while_it_can() -> None:
     policy = replace(PLAIN, sticky=StickyMode.ALWAYS, exploration_share=1.0)
     asked = request(session=SessionState(tier=1, cached_tokens=0))
     assert (decided(asked, policy).tier, decided(asked, policy).reason) == (1, ReasonCode.STICKY)
-    assert decided(replace(asked, unavailable=frozenset({1})), policy).tier != 1
+    assert decided(structs.replace(asked, unavailable=frozenset({1})), policy).tier != 1
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
+from msgspec import structs
 
 from policies.errors import BeyondCost, InvalidLadder, InvalidPolicy, OutsideRegions, PolicyError
 from policies.escalation import Escalation, EscalationMode, EscalationVerdict, escalation_flow
@@ -80,7 +81,7 @@ def test_no_part_of_a_decision_is_beyond_regions_or_cost(made: Made) -> None:
 @given(facts, policies, ladders())
 def test_limits_that_bar_nothing_change_nothing(asked: RequestFacts, policy: Policy, ladder: tuple[Tier, ...]) -> None:
     free = replace(policy, allowed_regions=(), max_cost_usd=None)
-    unlimited = replace(asked, overrides=replace(asked.overrides, regions=(), max_cost_usd=None))
+    unlimited = structs.replace(asked, overrides=replace(asked.overrides, regions=(), max_cost_usd=None))
     here = tuple(replace(tier, region="eu") for tier in ladder)
     wide = replace(free, allowed_regions=("eu", "us"), max_cost_usd=Decimal(10**9))
 
@@ -107,9 +108,9 @@ def test_what_is_barred_is_said(made: Made) -> None:
 
 
 def test_the_safe_choice_stays_in_its_region() -> None:
-    unknown = replace(request(), estimates=())
+    unknown = structs.replace(request(), estimates=())
     assert decided(unknown, EU).tier == 3
-    assert decided(replace(request(), kill_switch=True), EU).tier == 3
+    assert decided(structs.replace(request(), kill_switch=True), EU).tier == 3
     assert decided(request(), replace(EU, fallback=FallbackMode.ANY)).ladder == (1,)
     assert decided(request(), EU).barred == {2: BarReason.REGION, 4: BarReason.REGION}
 
@@ -131,17 +132,17 @@ def test_a_pin_outside_is_refused_and_not_moved(pin: dict[str, int]) -> None:
 
 def test_a_tier_without_a_region_is_in_none() -> None:
     nowhere = (*PLACED[:3], replace(PLACED[3], region=None))
-    assert decided(replace(request(), estimates=()), EU, nowhere).barred[4] is BarReason.REGION
+    assert decided(structs.replace(request(), estimates=()), EU, nowhere).barred[4] is BarReason.REGION
     with pytest.raises(OutsideRegions, match="tier 4 is in no region"):
         decided(request(tier=4), EU, nowhere)
 
 
 def test_cost_limits_by_policy_and_request() -> None:
     policy = Policy(exploration_share=0.0, max_cost_usd=Decimal("0.004"))
-    doubtful = replace(request(), estimates=())
+    doubtful = structs.replace(request(), estimates=())
     assert decided(doubtful, policy).tier == 3
-    assert decided(replace(doubtful, num_answers=2), policy).tier == 2, "two answers cost twice"
-    lower = replace(doubtful, overrides=Overrides(max_cost_usd=Decimal("0.0005")))
+    assert decided(structs.replace(doubtful, num_answers=2), policy).tier == 2, "two answers cost twice"
+    lower = structs.replace(doubtful, overrides=Overrides(max_cost_usd=Decimal("0.0005")))
     assert decided(lower, policy).tier == 2
     with pytest.raises(BeyondCost, match=r"may cost \$0\.004 .* expected to cost \$0\.01") as caught:
         decided(request(tier=4), policy)
@@ -152,7 +153,7 @@ def test_cost_limits_by_policy_and_request() -> None:
 
 def test_a_prompt_without_a_count_is_priced_by_its_guess() -> None:
     dear = tuple(replace(tier, price_per_input_token_usd=Decimal("0.000001")) for tier in LADDER)
-    unknown = replace(request(), num_prompt_tokens=None, estimates=(), guessed_prompt_tokens=1000)
+    unknown = structs.replace(request(), num_prompt_tokens=None, estimates=(), guessed_prompt_tokens=1000)
     assert decided(unknown, Policy(exploration_share=0.0, max_cost_usd=Decimal("0.0039")), dear).tier == 2
 
 

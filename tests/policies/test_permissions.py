@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from policies.errors import PolicyError, TierNotPermitted
 from policies.policy import Policy
@@ -27,7 +28,7 @@ bounds = st.builds(Permissions, allowed_tiers=st.just(()) | names, allowed_regio
 def test_no_part_of_a_decision_is_beyond_the_key(made: Made, permissions: Permissions, seed: int) -> None:
     """Choice, exploration, fallback and escalation alike."""
     asked, policy, ladder, _ = made
-    bound = replace(asked, overrides=replace(asked.overrides, permissions=permissions))
+    bound = structs.replace(asked, overrides=replace(asked.overrides, permissions=permissions))
     permitted = {tier.index for tier in ladder if permissions.permits(tier)}
     try:
         decision = decide(bound, policy, ladder, random.Random(seed))
@@ -46,7 +47,7 @@ def test_permissions_that_bar_nothing_change_nothing(asked: RequestFacts, policy
     every = Permissions(allowed_tiers=tuple(tier.name for tier in placed), allowed_regions=REGIONS)
 
     def outcome(permissions: Permissions) -> object:
-        bound = replace(asked, overrides=replace(asked.overrides, permissions=permissions))
+        bound = structs.replace(asked, overrides=replace(asked.overrides, permissions=permissions))
         try:
             return decide(bound, policy, placed, random.Random(1))
         except PolicyError as error:

@@ -8,6 +8,7 @@ from decimal import Decimal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from policies.errors import InvalidLadder
 from policies.ladder import check_ladder
@@ -91,7 +92,7 @@ def test_expected_answer_is_no_longer_than_allowed() -> None:
     policy = Policy(expected_output_tokens=100)
     facts = RequestFacts(num_prompt_tokens=10, max_tokens=None, estimates=())
     assert expected_cost_usd(TIER, facts, policy) == price_usd(TIER, 10, 100)
-    assert expected_cost_usd(TIER, replace(facts, max_tokens=7), policy) == price_usd(TIER, 10, 7)
+    assert expected_cost_usd(TIER, structs.replace(facts, max_tokens=7), policy) == price_usd(TIER, 10, 7)
 
 
 def test_expected_cost_includes_waiting() -> None:

@@ -14,6 +14,7 @@ from decimal import Decimal
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from policies.errors import NoTierAvailable, PolicyError
 from policies.fallback import FallbackOutcome, fallback_flow
@@ -29,7 +30,7 @@ keeping = policies.filter(lambda policy: policy.fallback is not FallbackMode.ANY
 
 def request(*p_as_good: float, **changes: object) -> RequestFacts:
     base = RequestFacts(num_prompt_tokens=20, max_tokens=50, estimates=estimates(p_as_good))
-    return replace(base, **changes)  # type: ignore[arg-type]
+    return structs.replace(base, **changes)  # type: ignore[arg-type]
 
 
 def decided(asked: RequestFacts, policy: Policy, ladder: tuple[Tier, ...] = LADDER, seed: int = 0) -> RoutingDecision:
@@ -79,7 +80,7 @@ def test_no_tier_answers_in_an_outage_that_the_policy_would_not_choose(
     policy = replace(policy, exploration_share=0.0)
     try:
         # Waits are part of the choice where the policy prices them; only its longest wait makes a tier unavailable.
-        wanted = decided(replace(asked, unavailable=frozenset()), replace(policy, max_wait_s=None), ladder).tier
+        wanted = decided(structs.replace(asked, unavailable=frozenset()), replace(policy, max_wait_s=None), ladder).tier
         decision = decided(asked, policy, ladder, seed)
     except PolicyError:
         return
@@ -97,9 +98,9 @@ def test_an_outage_is_refused_only_where_nobody_may_stand_in(
     asked: RequestFacts, policy: Policy, ladder: tuple[Tier, ...], seed: int
 ) -> None:
     policy = replace(policy, fallback=FallbackMode.UP)
-    calm = replace(asked, unavailable=frozenset())
+    calm = structs.replace(asked, unavailable=frozenset())
     try:
-        wanted = decided(replace(calm, expected_wait_s={}), policy, ladder).tier
+        wanted = decided(structs.replace(calm, expected_wait_s={}), policy, ladder).tier
     except PolicyError:
         return
     try:
@@ -113,7 +114,7 @@ def test_an_outage_is_refused_only_where_nobody_may_stand_in(
 def _may_use(tier: int, asked: RequestFacts, policy: Policy, ladder: tuple[Tier, ...]) -> bool:
     """Whether the tier could answer at all: in its limits, and long enough."""
     try:
-        decided(replace(asked, overrides=replace(asked.overrides, tier=tier)), policy, ladder)
+        decided(structs.replace(asked, overrides=replace(asked.overrides, tier=tier)), policy, ladder)
     except PolicyError:
         return False
     return True
@@ -127,13 +128,15 @@ def test_with_the_top_tier_down_only_what_suffices_answers(mode: ThresholdMode) 
     assert decided(hard, policy).tier == 4
     assert decided(hard, policy).ladder == ()
     with pytest.raises(NoTierAvailable, match="4"):
-        decided(replace(hard, unavailable=frozenset({4})), policy)
+        decided(structs.replace(hard, unavailable=frozenset({4})), policy)
     near = request(0.2, 0.5, 0.96, 1.0)
     top_only = replace(policy, thresholds={1: 0.95, 2: 0.95, 3: 0.99})
     assert decided(near, top_only).ladder == ()
-    assert decided(replace(near, unavailable=frozenset({4})), policy).tier == 3
+    assert decided(structs.replace(near, unavailable=frozenset({4})), policy).tier == 3
     assert decided(hard, replace(policy, fallback=FallbackMode.ANY)).ladder == (3, 2, 1)
-    assert decided(replace(hard, unavailable=frozenset({4})), replace(policy, fallback=FallbackMode.ANY)).tier < 4
+    assert (
+        decided(structs.replace(hard, unavailable=frozenset({4})), replace(policy, fallback=FallbackMode.ANY)).tier < 4
+    )
 
 
 def test_order_goes_up_first_then_down_to_what_suffices() -> None:
@@ -155,8 +158,8 @@ def test_a_higher_tier_below_its_threshold_is_passed_over() -> None:
 
 def test_what_cannot_be_judged_has_no_cheaper_stand_in() -> None:
     sure = request(0.99, 0.99, 0.99, 0.99)
-    assert decided(replace(sure, kill_switch=True), PLAIN).ladder == ()
-    assert decided(replace(sure, novelty=0.9), replace(PLAIN, max_novelty=0.5)).ladder == ()
+    assert decided(structs.replace(sure, kill_switch=True), PLAIN).ladder == ()
+    assert decided(structs.replace(sure, novelty=0.9), replace(PLAIN, max_novelty=0.5)).ladder == ()
     assert decided(request(), PLAIN).ladder == ()
     with pytest.raises(NoTierAvailable):
         decided(request(unavailable=frozenset({4})), PLAIN)

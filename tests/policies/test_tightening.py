@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from policies.errors import PolicyError
 from policies.policy import Policy
@@ -35,7 +36,7 @@ def test_tightening_never_lowers_a_tier(
     tiers: list[int] = []
     for each in ({}, quarantine, tighter):
         with contextlib.suppress(PolicyError):
-            tiers.append(decide(replace(asked, quarantine=each), policy, ladder, random.Random(seed)).tier)
+            tiers.append(decide(structs.replace(asked, quarantine=each), policy, ladder, random.Random(seed)).tier)
     assert len(tiers) in (0, 3)
     assert tiers == sorted(tiers)
 
@@ -43,28 +44,28 @@ def test_tightening_never_lowers_a_tier(
 def test_a_closed_tier_gives_everything_up() -> None:
     asked = request(estimates=estimates((0.99, 0.97, 0.98, 0.99)))
     assert decided(asked).tier == 1
-    moved = decided(replace(asked, quarantine={1: 2.0}))
+    moved = decided(structs.replace(asked, quarantine={1: 2.0}))
     assert (moved.tier, moved.reason) == (2, ReasonCode.QUARANTINED)
     assert "tier 1 is in doubt" in moved.detail
-    assert decided(replace(asked, quarantine={1: 2.0, 2: 2.0, 3: 2.0})).tier == LADDER[-1].index
+    assert decided(structs.replace(asked, quarantine={1: 2.0, 2: 2.0, 3: 2.0})).tier == LADDER[-1].index
 
 
 def test_a_tier_keeps_what_reaches_the_more_that_is_asked() -> None:
     asked = request(estimates=estimates((0.97, 0.98, 0.98, 0.99)))
-    assert decided(replace(asked, quarantine={1: 0.96})) == decided(asked)
-    assert decided(replace(asked, quarantine={1: 0.975})).tier == 2
+    assert decided(structs.replace(asked, quarantine={1: 0.96})) == decided(asked)
+    assert decided(structs.replace(asked, quarantine={1: 0.975})).tier == 2
 
 
 def test_tiers_above_are_not_touched() -> None:
     asked = request()
     assert decided(asked).tier == 2
-    assert decided(replace(asked, quarantine={1: 2.0})) == decided(asked)
+    assert decided(structs.replace(asked, quarantine={1: 2.0})) == decided(asked)
 
 
 def test_by_benefit_it_moves_to_no_worse_tier() -> None:
     asked = request(estimates=estimates((0.99, 0.90, 0.995, 1.0)))
     assert decided(asked, WORTH).tier == 1
-    assert decided(replace(asked, quarantine={1: 2.0}), WORTH).tier == 3
+    assert decided(structs.replace(asked, quarantine={1: 2.0}), WORTH).tier == 3
 
 
 def test_exploration_does_not_serve_what_is_in_doubt() -> None:
@@ -72,9 +73,9 @@ def test_exploration_does_not_serve_what_is_in_doubt() -> None:
     asked = request(estimates=estimates((0.99, 0.97, 0.98, 0.99)))
     assert decided(asked, policy).propensities == pytest.approx({1: 0.7, 2: 0.1, 3: 0.1, 4: 0.1})
     # Tier 1's part and choice go to the tier that stands in for it.
-    in_doubt = decided(replace(asked, quarantine={1: 2.0}), policy)
+    in_doubt = decided(structs.replace(asked, quarantine={1: 2.0}), policy)
     assert in_doubt.propensities == pytest.approx({2: 0.8, 3: 0.1, 4: 0.1})
-    closed = decided(replace(asked, quarantine={1: 2.0, 2: 2.0, 3: 2.0}), policy)
+    closed = decided(structs.replace(asked, quarantine={1: 2.0, 2: 2.0, 3: 2.0}), policy)
     assert (closed.tier, dict(closed.propensities)) == (4, {4: 1.0})
 
 

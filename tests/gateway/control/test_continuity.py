@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from gateway.config.policy_body import from_body, to_body
 from gateway.control.equivalent_versions import rule_of
@@ -94,4 +95,4 @@ def test_equal_rules_decide_equally(one: Policy, floor: float, estimates: list[f
 
     first, second = (decide(facts, each, PLACED, Dice()) for each in (one, other))
     # The words may name a threshold that decides nothing, such as the top tier's.
-    assert replace(first, detail="") == replace(second, detail="")
+    assert structs.replace(first, detail="") == structs.replace(second, detail="")
