@@ -65,6 +65,7 @@ class TurnShape(Struct, frozen=True):
 
 
 ONE_TURN = TurnShape(user_turns=1)
+_BY_PREFIX = ConversationKey("prefix")
 
 
 class Conversation:
@@ -153,7 +154,7 @@ def find_key(request: InferenceRequest, headers: Mapping[str, str], *, has_turns
         return ConversationKey("body:prompt_cache_key", hints.prompt_cache_key)
     if hints.user_id and (session := session_of(hints.user_id)):
         return ConversationKey("body:metadata.user_id", f"{session}/{agent}" if agent else session)
-    return ConversationKey("prefix") if has_turns else None
+    return _BY_PREFIX if has_turns else None
 
 
 def session_of(user_id: str) -> str | None:
@@ -192,6 +193,9 @@ def prefix_text(prompt: Prompt) -> str:
 
 def read_shape(turns: Sequence[Turn]) -> TurnShape:
     """Return where a conversation stands. What counts are its shapes; the last role alone says little."""
+    if len(turns) == 1 and turns[0].role == "user" and turns[0].is_plain and not _is_note(turns[0]):
+        # Most conversations begin and end so.
+        return ONE_TURN
     user_turns = steps = num_calls = 0
     results: list[ToolResultPart] = []
     last_call: str | None = None
@@ -224,12 +228,14 @@ def read_shape(turns: Sequence[Turn]) -> TurnShape:
 
 
 def _results(turn: Turn) -> list[ToolResultPart]:
-    if len(turn.parts) == 1 and type(turn.parts[0]) is TextPart:
+    if turn.is_plain:
         return []
     return [part for part in turn.parts if isinstance(part, ToolResultPart)]
 
 
 def _is_note(turn: Turn) -> bool:
+    if turn.is_plain:
+        return turn.text.startswith(_NOTES)
     return all(isinstance(part, TextPart) and part.text.startswith(_NOTES) for part in turn.parts)
 
 

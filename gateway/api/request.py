@@ -63,15 +63,21 @@ class Turn(Struct, frozen=True):
     name: str | None = None
 
     @property
+    def is_plain(self) -> bool:
+        """Whether it is one text and nothing else, as nearly every turn is; then there is nothing to look for."""
+        return len(self.parts) == 1 and type(self.parts[0]) is TextPart
+
+    @property
     def text(self) -> str:
         """The text parts, one a line, those of results among them."""
-        if len(self.parts) == 1 and isinstance(self.parts[0], TextPart):
-            return self.parts[0].text
-        return _text(self.parts)
+        parts = self.parts
+        if len(parts) == 1 and type(parts[0]) is TextPart:
+            return parts[0].text
+        return _text(parts)
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:
-        return tuple([part for part in self.parts if isinstance(part, ToolCall)])
+        return () if self.is_plain else tuple([part for part in self.parts if isinstance(part, ToolCall)])
 
 
 Prompt = tuple[Turn, ...] | str | tuple[int, ...]
@@ -144,7 +150,7 @@ class InferenceRequest(Struct, frozen=True, kw_only=True):
         for prompt in self.prompts:
             if not isinstance(prompt, str) and prompt and isinstance(prompt[0], Turn):
                 for turn in prompt:
-                    if isinstance(turn, Turn) and not (len(turn.parts) == 1 and type(turn.parts[0]) is TextPart):
+                    if isinstance(turn, Turn) and not turn.is_plain:
                         found += [part for part in turn.parts if not isinstance(part, TextPart)]
         return tuple(found)
 
@@ -186,7 +192,8 @@ def prompt_text(prompt: Prompt) -> str:
             lines.append(str(each))
             continue
         lines.append(f"{each.role}: {each.text}")
-        lines += [f"{each.role} calls {call.name}: {call.arguments}" for call in each.tool_calls]
+        if not each.is_plain:
+            lines += [f"{each.role} calls {call.name}: {call.arguments}" for call in each.tool_calls]
     return "\n".join(lines)
 
 
@@ -194,8 +201,8 @@ def messages_of(prompt: tuple[Turn, ...]) -> tuple[Message, ...]:
     """Return a conversation as backends take it: each result of a tool is a message of its own."""
     messages: list[Message] = []
     for turn in prompt:
-        if len(turn.parts) == 1 and isinstance(turn.parts[0], TextPart):
-            messages.append(Message(turn.role, turn.parts[0].text, turn.name))
+        if turn.is_plain:
+            messages.append(Message(turn.role, turn.text, turn.name))
         else:
             messages += _messages(turn)
     return tuple(messages)
@@ -248,4 +255,6 @@ def _with_images(parts: Sequence[Part]) -> tuple[str | Image, ...]:
 
 
 def _size(turn: Turn) -> int:
+    if turn.is_plain:
+        return len(turn.text)
     return len(turn.text) + sum([len(call.name) + len(call.arguments) for call in turn.tool_calls])
