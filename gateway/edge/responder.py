@@ -25,6 +25,7 @@ class Responder:
 
     Attributes
     ----------
+    loop : of the request
     sent_s, is_sending : when something was sent last, by the loop's clock; whether events are on their way
     pinging : sends a ping, which all else waits for; see :class:`gateway.edge.stream_pinger.StreamPinger`
     """
@@ -32,7 +33,7 @@ class Responder:
     def __init__(self, send: Send, watchdog: Watchdog) -> None:
         self._send = send
         self._watchdog = watchdog
-        self._loop = asyncio.get_running_loop()
+        self.loop = watchdog.loop
         self.status: int | None = None
         self.is_complete = False
         self.sent_s = 0.0
@@ -88,7 +89,7 @@ class Responder:
         self.is_sending = False
         self._watchdog.served()
         if frames:
-            self.sent_s = self._loop.time()
+            self.sent_s = self.loop.time()
 
     async def close_stream(self, frames: bytes) -> None:
         """Send the last events.

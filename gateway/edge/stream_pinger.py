@@ -29,7 +29,7 @@ class StreamPinger:
         self._every_s = every_s
         self._ping = ping
         self._headers = headers
-        self._loop = asyncio.get_running_loop()
+        self._loop = responder.loop
         responder.sent_s = self._loop.time()
         self._timer: asyncio.TimerHandle | None = self._loop.call_later(every_s, self._look)
 

@@ -66,6 +66,7 @@ class Watchdog:
     Attributes
     ----------
     body : what its body counts for, see :class:`gateway.edge.body_budget.BodyBudget`
+    loop : the event loop it runs in; asking for the running one is a system call (``getpid``)
     """
 
     __slots__ = (
@@ -74,7 +75,7 @@ class Watchdog:
         "_cancelling",
         "_disconnect",
         "_error",
-        "_loop",
+        "_is_listening",
         "_receive",
         "_stall_error",
         "_stall_timeout_s",
@@ -85,6 +86,7 @@ class Watchdog:
         "_waiting_since_s",
         "_watcher",
         "body",
+        "loop",
     )
 
     def __init__(
@@ -101,8 +103,8 @@ class Watchdog:
         self._timeout_s = timeout_s
         self._stall_timeout_s = stall_timeout_s
         self._body_timeout_s = timeout_s if body_timeout_s is None else min(body_timeout_s, timeout_s)
-        self._loop = asyncio.get_running_loop()
-        self._begun_s = self._loop.time()
+        self.loop = asyncio.get_running_loop()
+        self._begun_s = self.loop.time()
         self.body: BodyShare | None = None
         self._task: asyncio.Task[object] | None = None
         self._started_s: float | None = None
@@ -110,33 +112,34 @@ class Watchdog:
         self._stall_error: type[BodyTooSlow | ClientStalled] = BodyTooSlow
         self._error: GatewayError | None = None
         self._cancelling = 0
+        self._is_listening = False
         self._watcher: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def reading(self) -> Self:
         """Begin to wait for the body."""
-        self._waiting_since_s = self._loop.time()
+        self._waiting_since_s = self.loop.time()
         return self
 
     def answering(self) -> Self:
         """Begin to answer; the whole body must have been received."""
-        self._started_s = self._loop.time()
+        self._started_s = self.loop.time()
         self._stall_error = ClientStalled
         return self
 
     def closing(self) -> Self:
         """Begin to send the last bytes."""
         self._stall_error = ClientStalled
-        self._waiting_since_s = self._loop.time()
+        self._waiting_since_s = self.loop.time()
         return self
 
     def __enter__(self) -> Self:
-        task = self._task = asyncio.current_task()
+        task = self._task = self._task or asyncio.current_task(self.loop)
         assert task is not None, "a request is answered in a task"
         self._cancelling = task.cancelling()
         if self._timer is None:
             longest_s = min(self._timeout_s, self._body_timeout_s, self._stall_timeout_s / 4)
-            self._timer = self._loop.call_later(longest_s, self._look)
+            self._timer = self.loop.call_later(longest_s, self._look)
         if self._started_s is not None and self._waiting_since_s is None:
             self._listen(self._started_s)
         return self
@@ -154,8 +157,11 @@ class Watchdog:
     def let_go(self) -> None:
         """Watch nothing until the next phase: what happens now, as the commit of a row, must not be interrupted."""
         self._started_s = self._waiting_since_s = None
-        if self._disconnect is not None and self._disconnect.listener == self._on_gone:
-            self._disconnect.listener = None
+        if self._is_listening:
+            assert self._disconnect is not None, "it is listened to"
+            self._is_listening = False
+            if self._disconnect.listener == self._on_gone:
+                self._disconnect.listener = None
         if self._watcher is not None:
             self._watcher.cancel()
             self._watcher = None
@@ -170,7 +176,7 @@ class Watchdog:
 
     def waiting(self) -> None:
         """Mark the beginning of a wait for the client: for its next bytes, or for it to take ours."""
-        self._waiting_since_s = self._loop.time()
+        self._waiting_since_s = self.loop.time()
 
     def served(self) -> None:
         """Mark the end of such a wait."""
@@ -179,19 +185,20 @@ class Watchdog:
     def _listen(self, now_s: float) -> None:
         """Listen for the end of the connection."""
         if self._disconnect is None:
-            self._loop.call_later(FIRST_LOOK_S, self._start_watcher, now_s)
+            self.loop.call_later(FIRST_LOOK_S, self._start_watcher, now_s)
         elif self._disconnect.is_over:
             self.let_go()
             raise _gone()
         else:
             self._disconnect.listener = self._on_gone
+            self._is_listening = True
 
     def _start_watcher(self, started_s: float) -> None:
         if self._started_s == started_s and self._watcher is None:
-            self._watcher = self._loop.create_task(self._watch())
+            self._watcher = self.loop.create_task(self._watch())
 
     def _look(self) -> None:
-        now_s = self._loop.time()
+        now_s = self.loop.time()
         wait_s = self._stall_timeout_s / 4
         if self._started_s is not None:
             left_s = self._begun_s + self._timeout_s - now_s
@@ -205,7 +212,7 @@ class Watchdog:
             wait_s = max(0.001, min(left_s, wait_s))
         if self._waiting_since_s is not None and now_s - self._waiting_since_s >= self._stall_timeout_s:
             self._interrupt(self._stall_error(self._stall_timeout_s))
-        self._timer = self._loop.call_later(wait_s, self._look)
+        self._timer = self.loop.call_later(wait_s, self._look)
 
     async def _watch(self) -> None:
         # What a client sends after its request is not looked at; only the end of the connection is.
