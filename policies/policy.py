@@ -159,6 +159,8 @@ class Policy:
 
     def top(self, ladder: Ladder) -> int:
         """Number of the highest tier it permits: the one that its quality is measured against."""
+        if not self.allowed_tiers and not self.allowed_regions:
+            return ladder[-1].index
         return max((tier.index for tier in ladder if self.permits(tier)), default=len(ladder))
 
     def threshold(self, tier: int) -> float:

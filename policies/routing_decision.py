@@ -58,7 +58,9 @@ def decide(facts: RequestFacts, policy: Policy, ladder: Ladder, rng: Uniform) ->
     if facts.lock is not None and _keeps_lock(facts.lock, available, facts):
         return _locked(facts.lock, available, facts, policy, ladder)
     candidates = candidate_tiers(able, available, facts, policy, ladder)
-    best = _left_lock(_choose_and_say_why(permitted, fitting, candidates, facts, policy, ladder), facts)
+    best = _choose_and_say_why(permitted, fitting, candidates, facts, policy, ladder)
+    if facts.lock is not None:
+        best = _left_lock(best, facts.lock)
     tiers = indexes(candidates)
     share = policy.exploration_share if _may_explore(facts, policy, tiers) else 0.0
     parts = exploration_tiers(best, candidates, facts, policy) if share > 0.0 else tiers
@@ -152,8 +154,8 @@ def _locked(lock: TurnLock, available: Ladder, facts: RequestFacts, policy: Poli
     )
 
 
-def _left_lock(best: TierChoice, facts: RequestFacts) -> TierChoice:
+def _left_lock(best: TierChoice, lock: TurnLock) -> TierChoice:
     """Say of a choice that the tier which began the turn could not go on."""
-    if facts.lock is None or best.tier == facts.lock.tier or best.reason in _SAID_OTHERWISE:
+    if best.tier == lock.tier or best.reason in _SAID_OTHERWISE:
         return best
-    return TierChoice(best.tier, ReasonCode.UNLOCKED, f"tier {facts.lock.tier} began the turn; {best.detail}")
+    return TierChoice(best.tier, ReasonCode.UNLOCKED, f"tier {lock.tier} began the turn; {best.detail}")

@@ -42,6 +42,8 @@ def stand_ins(wanted: int, tiers: Ladder, facts: RequestFacts, policy: Policy, l
     p_as_good = {tier: each.p_as_good for tier, each in usable_estimates(facts).items()}
     p_wanted = 1.0 if wanted == top else p_as_good.get(wanted, 1.0)
     is_trusted = not facts.kill_switch and not (policy.max_novelty is not None and facts.novelty > policy.max_novelty)
+    if not facts.quarantine and not (p_as_good and is_trusted):
+        return tuple([tier for tier in others if tier.index > wanted or tier.index == top])
 
     def may_stand_in(tier: int) -> bool:
         if tier == top:

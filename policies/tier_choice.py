@@ -107,6 +107,8 @@ def candidate_costs_usd(candidates: Ladder, facts: RequestFacts, policy: Policy,
 
 def usable_estimates(facts: RequestFacts) -> dict[int, TierEstimate]:
     """Estimates by tier, without those that are not probabilities."""
+    if not facts.estimates:
+        return {}
     return {each.tier: each for each in facts.estimates if 0.0 <= each.p_right <= 1.0 and 0.0 <= each.p_as_good <= 1.0}
 
 

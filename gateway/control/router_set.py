@@ -19,15 +19,19 @@ _NOT_SHOWN = ("features", "hashing", "decision", "prices")
 
 
 class RouterSlot:
-    """Holds a router ready to predict, and the policies with what was derived together with it."""
+    """Holds a router ready to predict, and the policies with what was derived together with it.
 
-    __slots__ = ("policies", "predictor", "router", "version")
+    ``came_of_drift`` says that the router was made after one, see :func:`recovering_since`.
+    """
+
+    __slots__ = ("came_of_drift", "policies", "predictor", "router", "version")
 
     def __init__(self, predictor: Predictor, policies: Mapping[str, Policy] = _NO_POLICIES) -> None:
         self.predictor = predictor
         self.policies = policies
         self.router: Router | None = predictor.router
         self.version: str = predictor.version
+        self.came_of_drift = "drift_at" in _metadata(self.router)
 
 
 class RouterSet:
@@ -75,9 +79,10 @@ class RouterSet:
 
     def downward_sampling_share(self, version: str, now: datetime) -> float:
         """Of a router in use, see :func:`downward_sampling_share`."""
-        slots = (self.serving, self.canary)
-        router = next((slot.router for slot in slots if slot is not None and slot.version == version), None)
-        return downward_sampling_share(router, now)
+        for slot in (self.serving, self.canary):
+            if slot is not None and slot.version == version:
+                return downward_sampling_share(slot.router, now) if slot.came_of_drift else 0.0
+        return 0.0
 
     def pick(self, sticky_key: str) -> RouterSlot:
         """Return the router that decides a request: within a rollout stage always the same for equal keys."""
