@@ -11,6 +11,7 @@ from typing import TypeVar
 from backends.protocol import Priority
 from gateway.access.authenticator import ANONYMOUS, Caller
 from gateway.access.bulkhead import DEFAULT_PLACES, Bulkhead, PlaceClaim
+from gateway.access.key_limits import NO_LIMITS
 from gateway.errors import Draining, QueueFull
 from policies.fair_queue import Claim
 
@@ -138,7 +139,8 @@ class Admission:
         self.num_running -= 1
         _count_off(self._num_by_tenant, claim.tenant)
         _count_off(self._num_by_key, (claim.tenant, claim.key))
-        self._give_out()
+        if self.num_waiting:
+            self._give_out()
         if self.num_running == 0:
             self._idle.set()
 
@@ -164,7 +166,7 @@ class Admission:
         assert isinstance(claim, PlaceClaim), "no others are made here"
         bulkhead = claim.bulkhead
         assert bulkhead is not None, "made with one"
-        if not self._is_within_limits(claim):
+        if claim.limits is not NO_LIMITS and not self._is_within_limits(claim):
             return False
         num_left = min(bulkhead.num_places - bulkhead.queue.held - claim.size, self.max_running - self.num_running - 1)
         # One that needs more than there is keeps it free for itself, as the queue sees to.

@@ -199,10 +199,15 @@ class Authenticator:
                 "No API key was given. Send it as 'Authorization: Bearer sk-suffice-…'; "
                 "'suffice keys create' makes one."
             )
-        if _KEY_FORM.fullmatch(key) is None:
+        key_hash, now_s = hash_key(key), self._clock()
+        remembered = self._remembered.get(key_hash)
+        if remembered is not None and now_s < remembered[0]:
+            caller = remembered[1]
+        elif _KEY_FORM.fullmatch(key) is None:
             # No key was ever made like this, so there is none to look for.
             raise Unauthenticated(_UNKNOWN_KEY)
-        caller = await self._caller(hash_key(key))
+        else:
+            caller = await self._find(key_hash, now_s)
         if scope is not None and caller.scope != scope:
             raise WrongScope(f"The key is of the scope {caller.scope!r}; this wants one of the scope {scope!r}.")
         return caller
@@ -236,11 +241,7 @@ class Authenticator:
             raise Unauthenticated("The API key is too long to be one.")
         return key
 
-    async def _caller(self, key_hash: str) -> Caller:
-        now_s = self._clock()
-        remembered = self._remembered.get(key_hash)
-        if remembered is not None and now_s < remembered[0]:
-            return remembered[1]
+    async def _find(self, key_hash: str, now_s: float) -> Caller:
         refused = self._refused.get(key_hash)
         if refused is not None and now_s < refused[0]:
             raise Unauthenticated(refused[1])

@@ -267,9 +267,9 @@ class Answer:
         if self.broken_bills:
             return ReasonCode.RESUMED.value
         if self.is_escalated:
-            return ReasonCode.ESCALATED.value
+            return str(ReasonCode.ESCALATED)
         fell_back = self.tier is not None and self.tier.index != decision.tier
-        return (ReasonCode.FALLBACK if fell_back else decision.reason).value
+        return str(ReasonCode.FALLBACK if fell_back else decision.reason)
 
     @property
     def itl_s(self) -> float | None:

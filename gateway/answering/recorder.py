@@ -285,7 +285,7 @@ class AnswerRecorder:
 
 def _fault(answer: Answer) -> Fault | None:
     """Return what is wrong for certain with an answer that ended by itself; with the first such of several choices."""
-    rules = AnswerRules.of(answer.request, answer.request.num_choices)
+    rules = AnswerRules.of(answer.request, len(answer.choices))
     if rules is None:
         return None
     whole = [each for each in answer.choices if each.finish_reason in _BY_ITSELF]
@@ -318,7 +318,7 @@ def _add_answer(record: RequestRecord, answer: Answer) -> None:
     record.ladder = decision.ladder
     record.propensity = decision.propensity
     record.propensities = decision.propensities
-    record.reason = decision.reason.value
+    record.reason = str(decision.reason)
     record.explored = decision.explored
     record.confidence = decision.confidence
     record.barred = decision.barred

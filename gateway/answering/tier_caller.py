@@ -181,12 +181,16 @@ async def _items(answer: Answer, tier: Tier, backend: Backend, cache_salt: str) 
         return
     # The same for one choice, without a merge's tasks: nearly every request.
     choice = choices[0]
-    async with aclosing(_stream(backend, requests[0])) as events:
+    events = _stream(backend, requests[0])
+    try:
         async for event in events:
             if isinstance(event, Finished):
                 _take_ending(answer, tier, choice, event)
             else:
                 yield choice, _take_delta(answer, tier, choice, event, clock())
+    finally:
+        # As ``aclosing`` does, without its three calls.
+        await events.aclose()
 
 
 def _stream(backend: Backend, request: GenerateRequest) -> AsyncGenerator[Event, None]:
@@ -239,7 +243,7 @@ def _generate_requests(answer: Answer, backend: Backend, cache_salt: str) -> lis
     thinking = request.thinking
     if thinking is not None and "thinking" not in backend.capabilities:
         thinking = None
-    num_choices = request.num_choices
+    num_choices = len(answer.choices)
     sampling = request.sampling
     asker = answer.routed.admitted.caller
     if answer.is_scored and sampling.logprobs is None and "logprobs" in backend.capabilities:

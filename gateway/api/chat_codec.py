@@ -273,7 +273,7 @@ class ChatEncoder(CompletionsEncoder):
         return self._frame(index, shown, b'{"content":' + orjson.dumps(content) + b',"refusal":null}')
 
     def ending(self, index: int, reason: FinishReason) -> bytes:
-        return self._frame(index, b"{}", reason=b'"' + reason.value.encode() + b'"')
+        return self._frame(index, b"{}", reason=b'"' + reason.encode() + b'"')
 
     def _frame(self, index: int, delta: bytes, logprobs: bytes = b"null", reason: bytes = b"null") -> bytes:
         choice = b'{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b}' % (index, delta, logprobs, reason)
@@ -298,7 +298,7 @@ class ChatEncoder(CompletionsEncoder):
             "index": answer.index,
             "message": message,
             "logprobs": logprobs,
-            "finish_reason": answer.finish_reason.value,
+            "finish_reason": str(answer.finish_reason),
         }
 
 

@@ -158,7 +158,7 @@ class CompletionEncoder(CompletionsEncoder):
         return self._frame(index, orjson.dumps(delta.text), orjson.dumps(_logprobs_json(delta.logprobs, offset)))
 
     def ending(self, index: int, reason: FinishReason) -> bytes:
-        return self._frame(index, b'""', reason=b'"' + reason.value.encode() + b'"')
+        return self._frame(index, b'""', reason=b'"' + reason.encode() + b'"')
 
     def _frame(self, index: int, text: bytes, logprobs: bytes = b"null", reason: bytes = b"null") -> bytes:
         choice = b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b}' % (index, text, logprobs, reason)
@@ -174,7 +174,7 @@ class CompletionEncoder(CompletionsEncoder):
             "index": answer.index,
             "text": answer.text,
             "logprobs": _logprobs_json(entries, 0) if entries or answer.wants_logprobs else None,
-            "finish_reason": answer.finish_reason.value,
+            "finish_reason": str(answer.finish_reason),
         }
 
 

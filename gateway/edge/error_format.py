@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 ErrorBody = Callable[[Mapping[str, Any], int, str], dict[str, Any]]
@@ -53,6 +54,7 @@ ANTHROPIC = ErrorFormat(_anthropic_body, b"request-id")
 _MESSAGES = "/v1/messages"
 
 
+@lru_cache(64)
 def error_format(path: str) -> ErrorFormat:
     """Return the format of a path and of all below it."""
     return ANTHROPIC if path == _MESSAGES or path.startswith(_MESSAGES + "/") else OPENAI

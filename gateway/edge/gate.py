@@ -61,7 +61,7 @@ async def read_body(receive: Receive, content_length: int | None, max_bytes: int
             num_bytes += len(piece)
             if num_bytes > max_bytes:
                 raise BodyTooLarge(max_bytes)
-            if share is not None:
+            if share is not None and num_bytes > share.num_bytes:
                 share.grow_to(num_bytes)
             if not message.get("more_body", False):
                 return b"".join([*pieces, piece]) if pieces else piece
@@ -328,9 +328,9 @@ class RequestGate:
         if caller.key_id is not None and caller.scope not in (ADMIN, ADMIN_READ):
             raise WrongScope("This key is for using the models; the server's own state wants one of the scope 'admin'.")
 
-    async def authenticate(self, head: Head) -> Caller:
+    def authenticate(self, head: Head) -> Awaitable[Caller]:
         """Return the caller behind a head; keeps web pages and proxies off an open server."""
-        return await self._find_caller(head, USE)
+        return self._find_caller(head, USE)
 
     async def _find_caller(self, head: Head, key_scope: str | None) -> Caller:
         authenticator = self.authenticator

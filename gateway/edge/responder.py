@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping
 from typing import Any
 
 from gateway.api import sse
@@ -67,10 +67,12 @@ class Responder:
         if self.status is None:
             await self._start(200, [*sse.HEADERS, *headers])
 
-    async def frames(self, frames: bytes) -> None:
+    def frames(self, frames: bytes) -> Coroutine[Any, Any, None]:
         """Send events."""
-        if self.pinging is not None:
-            await asyncio.wait([self.pinging])
+        return self._frames(frames) if self.pinging is None else self._frames_after(self.pinging, frames)
+
+    async def _frames_after(self, pinging: asyncio.Task[None], frames: bytes) -> None:
+        await asyncio.wait([pinging])
         await self._frames(frames)
 
     async def ping(self, frames: bytes, headers: Callable[[], Headers]) -> None:
@@ -123,7 +125,8 @@ class Responder:
                 await asyncio.wait([self.pinging])
 
     async def _finish(self, body: bytes) -> None:
-        await self._after_ping()
+        if self.pinging is not None:
+            await self._after_ping()
         self.is_complete = True
         with self._watchdog.closing():
             await self._send({"type": "http.response.body", "body": body, "more_body": False})

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from decimal import Decimal
+from functools import lru_cache, partial
 from hashlib import blake2b
 from types import MappingProxyType
 from typing import Any
@@ -52,7 +53,7 @@ class Catalog:
     ) -> None:
         self._embedding_prices_usd = embedding_prices_usd
         # Of this process alone: caches live no longer, and no tenant's salt can be guessed from its name.
-        self._salt_key = None if shares_prefix_cache else secrets.token_bytes(16)
+        self._salt = None if shares_prefix_cache else lru_cache(1024)(partial(_keyed_hash, secrets.token_bytes(16)))
         self.ladder = ladder
         self.backends = backends
         # When each model last answered a request, by ``time.monotonic``: it works, whoever asked.
@@ -128,9 +129,7 @@ class Catalog:
 
     def cache_salt(self, tenant: str) -> str:
         """Return what keeps a tenant's entries apart in every cache of prompts; empty where tenants share them."""
-        if self._salt_key is None:
-            return ""
-        return blake2b(tenant.encode("utf-8", "surrogatepass"), key=self._salt_key, digest_size=16).hexdigest()
+        return "" if self._salt is None else self._salt(tenant)
 
     def backend(self, tier: Tier) -> Backend:
         return self.backends[tier.model]
@@ -248,3 +247,7 @@ class Catalog:
 
 def _model_entry(name: str, created_s: int) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": created_s, "owned_by": "suffice"}
+
+
+def _keyed_hash(key: bytes, name: str) -> str:
+    return blake2b(name.encode("utf-8", "surrogatepass"), key=key, digest_size=16).hexdigest()

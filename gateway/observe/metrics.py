@@ -95,7 +95,7 @@ class ModelMetrics:
                 (self.output_tokens, record.completion_tokens),
             )
         )
-        self.endings[record.finish_reason.value] += 1
+        self.endings[str(record.finish_reason)] += 1
         self.cached_tokens += record.cached_tokens
         self.reasoning_tokens += record.reasoning_tokens
         self.draft_tokens += record.draft_tokens

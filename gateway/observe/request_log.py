@@ -67,7 +67,7 @@ def log_fields(record: RequestRecord) -> dict[str, Any]:
         "tenant": record.tenant,
         "key_id": record.key_id,
         "status": record.status_code,
-        "ending": record.finish_reason.value,
+        "ending": str(record.finish_reason),
         "error": record.error_code,
         "tier": record.final_tier,
         "decided_tier": record.decided_tier,
