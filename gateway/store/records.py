@@ -151,7 +151,8 @@ class RequestRecord:
     call_digest: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# Not frozen, as above: with a router most answers of foreign prompts are drawn.
+@dataclass(slots=True, kw_only=True)
 class VerificationJob:
     """An answer that was drawn to be checked, with what the check reads; committed together with its request's row.
 

@@ -28,6 +28,7 @@ from gateway.store.records import CALLS_MARK
 _LEFT_OUT = frozenset({"logit_bias", "stop_token_ids", "logprobs", "prompt_logprobs"})
 _DEFAULTS = SamplingParams()
 _NAMES = tuple(name for name in SamplingParams.__struct_fields__ if name not in _LEFT_OUT)
+_BY_DEFAULT = tuple((name, getattr(_DEFAULTS, name)) for name in _NAMES)
 
 
 def pack_prompt(request: InferenceRequest) -> str:
@@ -49,8 +50,14 @@ def pack_prompt(request: InferenceRequest) -> str:
 def _packed_prompt(prompt: Prompt) -> dict[str, Any]:
     if isinstance(prompt, str):
         return {"prompt": prompt}
-    turns = tuple([each for each in prompt if isinstance(each, Turn)])
-    return {"messages": [_packed_message(each) for each in messages_of(turns)]}
+    packed: list[list[Any]] = []
+    for turn in prompt:
+        if isinstance(turn, Turn):
+            if turn.is_plain:
+                packed.append([turn.role, turn.text, turn.name])
+            else:
+                packed += [_packed_message(each) for each in messages_of((turn,))]
+    return {"messages": packed}
 
 
 def _packed_message(message: Message) -> list[Any]:
@@ -68,7 +75,10 @@ def _packed_message(message: Message) -> list[Any]:
 
 def pack_sampling(sampling: SamplingParams, thinking: bool | None) -> dict[str, Any]:
     """Return what differs from the defaults, and whether thinking was asked for."""
-    packed = {name: getattr(sampling, name) for name in _NAMES if getattr(sampling, name) != getattr(_DEFAULTS, name)}
+    packed: dict[str, Any] = {}
+    # Nearly every request leaves all as it is.
+    if sampling != _DEFAULTS:
+        packed = {name: value for name, default in _BY_DEFAULT if (value := getattr(sampling, name)) != default}
     return packed if thinking is None else packed | {"thinking": thinking}
 
 
