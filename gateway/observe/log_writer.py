@@ -25,7 +25,7 @@ import orjson
 # Some 10,000 lines of requests.
 _MAX_CHARS = 8_000_000
 # Between two writes: under load many lines share one, and the thread seldom takes the interpreter from the others.
-_LINGER_S = 0.01
+_LINGER_S = 0.05
 # At the end of the process a reader that reads gets all; one that does not is waited for no longer.
 _LAST_LINES_S = 2.0
 
