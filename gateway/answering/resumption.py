@@ -15,6 +15,8 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from backends.errors import BackendError
 from backends.protocol import Finished, FinishReason, Message, TokenDelta
 from gateway.answering.phases import Answer
@@ -164,7 +166,7 @@ class _BrokenPart:
         bill = answer.bill_at(tier)
         attempts = answer.attempts
         place = max(at for at, each in enumerate(attempts) if each.tier == tier.index and each.error is None)
-        attempts[place] = replace(attempts[place], error=BROKEN, cost_nano_usd=to_nano_usd(bill.cost_usd))
+        attempts[place] = structs.replace(attempts[place], error=BROKEN, cost_nano_usd=to_nano_usd(bill.cost_usd))
         answer.broken_bills.append(bill)
         answer.continued = Message("assistant", choice.text, tool_calls=choice.tool_calls, reasoning=choice.reasoning)
         answer.tier, answer.abandoned, answer.predictions, answer.is_scored = None, {}, (), False
