@@ -218,6 +218,7 @@ class _Parts:
             self.backends,
             shares_prefix_cache=settings.server.share_prefix_cache,
             embedding_prices_usd={name: each.price_per_token_usd for name, each in settings.embeddings.items()},
+            aliases=settings.aliases,
         )
         self.lease = make_spending_lease(settings, ladder, self.store, "server")
         sampler = CheckSampler(ladder, settings.log.prompts, self._rng, enabled=settings.verification.enabled)

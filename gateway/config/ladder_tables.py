@@ -1,8 +1,8 @@
-"""Reads the tables whose keys are names: tiers, served models, prices of their vectors, devices, policies."""
+"""Reads the tables whose keys are names: tiers, served models, prices of their vectors, devices, policies, aliases."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from backends.config import MODEL_KINDS, DeviceConfig, ModelConfig, device_key
@@ -16,6 +16,7 @@ from policies.policy import Policy
 from policies.types import Tier
 
 DEFAULT_POLICY = "default"
+AUTO = "auto"
 
 _KIND: Any = Literal[tuple(MODEL_KINDS)]
 
@@ -104,6 +105,38 @@ def read_policies(
         if policy := read_policy(reader, numbered, path, name, ladder, base=base):
             policies[name] = policy
     return policies
+
+
+def read_aliases(
+    reader: ConfigReader,
+    node: Table | Leaf | None,
+    ladder: Ladder,
+    models: Table | Leaf | None,
+    policies: Iterable[str],
+) -> dict[str, str]:
+    """Return ``[aliases]``: name, or beginning of names before a ``*`` -> what it stands for.
+
+    ``models`` is the written ``[models]``. A target is a name itself, so no alias leads to another.
+    """
+    if isinstance(node, Leaf):
+        reader.refuse("aliases", f"is {node.value!r}; expected a table", node)
+        return {}
+    tiers = [name for tier in ladder for name in (tier.name, f"tier-{tier.index}")]
+    known = dict.fromkeys((AUTO, *tiers, *(models if isinstance(models, dict) else ()), *policies))
+    found: dict[str, str] = {}
+    for name, each in (node or {}).items():
+        path = join("aliases", name)
+        target = reader.read_value(str, each, path, None)
+        if "*" in name[:-1] or not name:
+            reader.refuse(path, "is no name; expected one with at most one *, at its end", each)
+        elif name in known:
+            reader.refuse(path, "is the name of a policy, a tier or a model already", each)
+        elif target is not None and target not in known:
+            names = ", ".join(map(repr, known))
+            reader.refuse(path, f"is {target!r}; expected a policy, a tier or a model: {names}", each)
+        elif target is not None:
+            found[name] = target
+    return found
 
 
 def _number_tiers(reader: ConfigReader, table: Table, path: str, numbers: Mapping[str, int]) -> Table:

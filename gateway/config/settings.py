@@ -18,6 +18,7 @@ from gateway.config.display import digest, shown_value
 from gateway.config.ladder_tables import (
     DEFAULT_POLICY,
     check_references,
+    read_aliases,
     read_devices,
     read_embeddings,
     read_ladder,
@@ -42,6 +43,7 @@ class Settings:
     models : served model's name -> how it is served
     devices : device's name -> what its models share
     embeddings : served model's name -> what its vectors cost
+    aliases : further name, or beginning of names before a ``*`` -> policy, tier or model
     policy : the policy of requests that name none
     policies : all policies by name, the default one included
     api_keys : model's name -> the secret its ``api_key_env`` named; never shown
@@ -67,6 +69,7 @@ class Settings:
     models: Mapping[str, ModelConfig]
     devices: Mapping[str, DeviceConfig] = field(default_factory=dict)
     embeddings: Mapping[str, sections.EmbeddingConfig] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
     config_file: Path | None = None
     api_keys: Mapping[str, str] = field(default_factory=dict, repr=False)
     values: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -89,7 +92,7 @@ SECTIONS: Mapping[str, type[Any]] = {
 }
 """Name of each section in the file, and the class that declares its keys."""
 
-_TOP_LEVEL_KEYS = ("data_dir", *SECTIONS, "policy", "policies", "tiers", "models", "devices", "embeddings")
+_TOP_LEVEL_KEYS = ("data_dir", *SECTIONS, "policy", "policies", "tiers", "models", "devices", "embeddings", "aliases")
 
 # Not admin: SUFFICE_ADMIN_KEY is a client's key, and no section with an underscore missing.
 _SECTIONS_IN_VARIABLES = ({*SECTIONS} - {"admin"}) | {"policy"}
@@ -156,6 +159,7 @@ def _settle(table: Table, environ: Mapping[str, str], path: Path | None, need_se
     devices = read_devices(reader, table.get("devices"))
     embeddings = read_embeddings(reader, table.get("embeddings"), table.get("models"))
     policies = read_policies(reader, table.get("policy"), table.get("policies"), ladder)
+    aliases = read_aliases(reader, table.get("aliases"), ladder, table.get("models"), policies)
     url = Leaf(f"sqlite:///{data_dir.absolute() / 'suffice.db'}", "default: in data_dir")
     table = merge([{"database": {"url": url}}, table])
     read = {name: reader.read(cls, table.get(name), name) for name, cls in SECTIONS.items()}
@@ -173,6 +177,7 @@ def _settle(table: Table, environ: Mapping[str, str], path: Path | None, need_se
         models=models,
         devices=devices,
         embeddings=embeddings,
+        aliases=aliases,
         config_file=path,
         api_keys=api_keys,
         values=reader.values,

@@ -13,13 +13,12 @@ from types import MappingProxyType
 from typing import Any
 
 from backends.protocol import Backend
+from gateway.config.ladder_tables import AUTO
 from gateway.errors import InvalidRequest, PolicyNotPermitted, UnknownModel
 from policies.errors import OutsideRegions, TierNotPermitted
 from policies.ladder import Ladder
 from policies.policy import Policy
 from policies.types import EVERYTHING, Permissions, Tier
-
-AUTO = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +33,12 @@ class Target:
 class Catalog:
     """All names that are served, and what is behind them.
 
-    Where two kinds share a name, the first of ``auto``, tier name, ``tier-N``, served model and policy wins. A model on
-    several tiers stands for the cheapest of them.
+    Where two kinds share a name, the first of ``auto``, tier name, ``tier-N``, served model, policy and alias wins. A
+    model on several tiers stands for the cheapest of them.
 
     ``shares_prefix_cache``: tenants may read each other's prefixes from the backends' caches.
     ``embedding_prices_usd``: served model -> price of a token read for its vector, where it is not that of its tier.
+    ``aliases``: further name, or beginning of names before a ``*`` -> one of the names above; the longest match counts.
     """
 
     def __init__(
@@ -50,7 +50,9 @@ class Catalog:
         *,
         shares_prefix_cache: bool = False,
         embedding_prices_usd: Mapping[str, Decimal] = MappingProxyType({}),
+        aliases: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
+        self._aliases = aliases
         self._embedding_prices_usd = embedding_prices_usd
         # Of this process alone: caches live no longer, and no tenant's salt can be guessed from its name.
         self._salt = None if shares_prefix_cache else lru_cache(1024)(partial(_keyed_hash, secrets.token_bytes(16)))
@@ -91,10 +93,19 @@ class Catalog:
         ------
         UnknownModel
         """
-        target = self._targets.get(model)
+        target = self._targets.get(model) or self._targets.get(self._unaliased(model))
         if target is None:
             raise UnknownModel(model, self.names(permissions))
         return target
+
+    def _unaliased(self, model: str) -> str:
+        """Return the name that another stands for; a name of its own, and one that nobody knows, stay."""
+        if model in self._targets or model in self.backends or not self._aliases:
+            return model
+        if model in self._aliases:
+            return self._aliases[model]
+        matching = [each for each in self._aliases if each.endswith("*") and model.startswith(each[:-1])]
+        return self._aliases[max(matching, key=len)] if matching else model
 
     def default_policy(self, permissions: Permissions) -> Policy:
         """Return the policy of a caller that names none: the default one, or the first that its key permits.
@@ -153,10 +164,11 @@ class Catalog:
         """
         able = {name: each for name, each in self.backends.items() if "embed" in each.capabilities}
         permitted = {name: each for name, each in able.items() if self._permits_model(permissions, name)}
+        asked, model = model, self._unaliased(model)
         target = self._targets.get(model)
         name = target.tier.model if target is not None and target.tier is not None else model
         if name not in able and not (model == AUTO and able):
-            raise UnknownModel(model, tuple(permitted))
+            raise UnknownModel(asked, tuple(permitted))
         if not permitted or (model != AUTO and name not in permitted):
             said = f"Of the models that make embeddings the API key may use {', '.join(permitted) or 'none'}."
             raise TierNotPermitted(said, fields=("model",))
@@ -166,7 +178,7 @@ class Catalog:
                 return each, able[each]
         said = " and ".join(", ".join(limit) for limit in limits)
         field = "regions" if regions else "policy"
-        raise OutsideRegions(f"No model that makes embeddings for {model!r} is in {said}.", fields=(field,))
+        raise OutsideRegions(f"No model that makes embeddings for {asked!r} is in {said}.", fields=(field,))
 
     def embedding_tier(self, model: str) -> Tier:
         """Return what a served model's vectors are priced by: its cheapest tier, or as the configuration says."""

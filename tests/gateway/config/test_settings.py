@@ -33,7 +33,7 @@ ADDED_SINCE = {
     "server.conversation_ttl_s",
     *("server.max_body_bytes_in_flight", "server.max_body_bytes_in_flight_per_key"),
     *("log.texts_days", "log.rows_days", "log.sessions_days", "log.history_days"),
-    *("database.report_timeout_s", "server.max_tools", "server.sse_ping_s"),
+    *("database.report_timeout_s", "server.max_tools", "server.sse_ping_s", "aliases.claude-*"),
 }
 # Settings whose default is another now, with what it was.
 CHANGED_SINCE = {
@@ -258,6 +258,14 @@ def test_settings_are_frozen(load: Load) -> None:
         ("models = 3", "models: is 3; expected a table"),
         ("policies = 3", "policies: is 3; expected a table"),
         ("tiers = 3", "tiers: expected a list of tables"),
+        ("aliases = 3", "aliases: is 3; expected a table"),
+        ("[aliases]\n'claude-*' = 'gpt-4'", "aliases.claude-*: is 'gpt-4'; expected a policy, a tier or a model: "),
+        ("[aliases]\n'opus-*' = 'claude-opus'", "aliases.opus-*: is 'claude-opus'; expected a policy"),
+        ("[aliases]\nopus = ''", "aliases.opus: is ''; expected a policy, a tier or a model"),
+        ("[aliases]\nopus = 3", "aliases.opus: is 3; expected a string"),
+        ("[aliases]\n'*-opus' = 'auto'", "aliases.*-opus: is no name; expected one with at most one *, at its end"),
+        ("[aliases]\n'a**' = 'auto'", "aliases.a**: is no name"),
+        ("[aliases]\nsimple = 'expert'", "aliases.simple: is the name of a policy, a tier or a model already"),
         ("[[tiers]]\nmodel = 'x'", "tiers[1].name: expected a name"),
         ("[[tiers]]\nname = 'a'\nmodel = 'x'", "tiers.a.model: is 'x', which no [models] table describes; known: none"),
         ("[[tiers]]\nname='a'\nmodel='x'\n[[tiers]]\nname='a'", "tiers[2].name: 'a' is the name of an earlier tier"),
