@@ -244,7 +244,8 @@ class Finished:
 
     ``compute_s`` is device seconds (GPU, or CPU thread) attributed to the request: its share of every step it took part
     in; 0 with ``compute_measured`` False when the backend cannot know (a remote server). ``usage_estimated`` says that
-    a server did not count its tokens, so the counts are ours, by what was seen of the text.
+    a server did not count its tokens, so the counts are ours, by what was seen of the text. ``stop_string`` is the one
+    that ended the answer, where that is known.
     """
 
     reason: FinishReason
@@ -255,6 +256,7 @@ class Finished:
     error: str | None = None
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
     usage_estimated: bool = False
+    stop_string: str | None = None
 
 
 Event = TokenDelta | Finished

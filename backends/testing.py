@@ -238,6 +238,7 @@ class EchoBackend:
             compute_measured=script.compute_s > 0,
             error=error,
             prompt_logprobs=_prompt_logprobs(request) if wants_prompt else None,
+            stop_string=plan.stop_string if reason is FinishReason.STOP else None,
         )
 
     def _count(self, ending: FinishReason | None) -> None:
@@ -295,6 +296,7 @@ class ScriptedAnswer:
     deltas: tuple[TokenDelta, ...]
     reason: FinishReason
     num_reasoning: int
+    stop_string: str | None = None
 
     @property
     def text(self) -> str:
@@ -308,7 +310,9 @@ def script_answer(request: GenerateRequest, script: Script) -> ScriptedAnswer:
     begun = "" if request.continued is None else request.continued.content
     answer = answer.removeprefix(begun)
     whole = begun + answer
-    cut = max(0, min((at for stop in sampling.stop if (at := whole.find(stop)) >= 0), default=len(whole)) - len(begun))
+    found = [(at, stop) for stop in sampling.stop if (at := whole.find(stop)) >= 0]
+    end, stop_string = min(found, default=(len(whole), None))
+    cut = max(0, end - len(begun))
     reasoning = split_tokens(script.reasoning) if request.thinking is not False else []
     tokens = split_tokens(answer[:cut])
     if sampling.ignore_eos and sampling.max_tokens is not None and cut == len(answer):
@@ -323,7 +327,7 @@ def script_answer(request: GenerateRequest, script: Script) -> ScriptedAnswer:
     if script.tool_calls and reason is FinishReason.STOP:
         deltas += [delta for index, call in enumerate(script.tool_calls) for delta in _call_deltas(index, call)]
         reason = FinishReason.TOOL_CALLS
-    return ScriptedAnswer(tuple(deltas), reason, len(reasoning))
+    return ScriptedAnswer(tuple(deltas), reason, len(reasoning), stop_string if reason is FinishReason.STOP else None)
 
 
 def _call_deltas(index: int, call: ToolCall) -> list[TokenDelta]:

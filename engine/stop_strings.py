@@ -75,13 +75,17 @@ class StopAutomaton:
 
 
 class StopSearch:
-    """Searches one text. Of several matches the one that ends first counts, of those the longest."""
+    """Searches one text. Of several matches the one that ends first counts, of those the longest: ``found``."""
 
     def __init__(self, automaton: StopAutomaton) -> None:
         self._automaton = automaton
         self._node = 0
         self._held = ""
-        self.stopped = False
+        self.found: str | None = None
+
+    @property
+    def stopped(self) -> bool:
+        return self.found is not None
 
     def push(self, text: str) -> str:
         """Return the text that may be shown now. After a match ``stopped`` is True and nothing more is ever shown."""
@@ -92,8 +96,8 @@ class StopSearch:
         for index, char in enumerate(text, start=len(self._held) - len(text) + 1):
             node = automaton.step(node, char)
             if automaton.matched[node]:
-                self.stopped = True
-                shown, self._held = self._held[: index - automaton.matched[node]], ""
+                begin = index - automaton.matched[node]
+                shown, self.found, self._held = self._held[:begin], self._held[begin:index], ""
                 return shown
         self._node = node
         keep = automaton.depth[node]

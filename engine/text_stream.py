@@ -60,6 +60,11 @@ class TextStream:
         return self._search is not None and self._search.stopped
 
     @property
+    def stop_string(self) -> str | None:
+        """Return the stop string that ended the answer."""
+        return None if self._search is None else self._search.found
+
+    @property
     def is_thinking(self) -> bool:
         """Tell whether the next token is part of the reasoning, unless it ends it."""
         return self._thinking

@@ -122,11 +122,12 @@ class EngineCall:
     def finished(self, ending: engine_request.RequestEnding) -> Finished:
         """Return the protocol's ending. An engine that was closed cancelled what ran."""
         closed = isinstance(ending.error, EngineClosed)
+        reason = FinishReason.CANCELLED if closed else self._reason(ending.reason)
         prompt_logprobs = None
         if self.request.sampling.prompt_logprobs is not None:
             prompt_logprobs = (None, *(self._logprob(scored) for scored in ending.prompt_logprobs))
         return Finished(
-            reason=FinishReason.CANCELLED if closed else self._reason(ending.reason),
+            reason=reason,
             usage=Usage(
                 prompt_tokens=ending.num_prompt_tokens,
                 completion_tokens=ending.num_output_tokens,
@@ -142,6 +143,7 @@ class EngineCall:
             compute_measured=True,
             error=None if ending.error is None else str(translate(ending.error, self._model_id)),
             prompt_logprobs=prompt_logprobs,
+            stop_string=self._text.stop_string if reason is FinishReason.STOP else None,
         )
 
     def _reason(self, reason: engine_request.FinishReason) -> FinishReason:

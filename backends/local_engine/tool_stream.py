@@ -37,6 +37,11 @@ class ToolStream:
         return self._search is not None and self._search.stopped
 
     @property
+    def stop_string(self) -> str | None:
+        """Return the stop string that ended the answer."""
+        return None if self._search is None else self._search.found
+
+    @property
     def has_calls(self) -> bool:
         """Tell whether a call has begun."""
         return self._parser.num_calls > 0

@@ -55,6 +55,7 @@ class AnswerAccumulator:
         self._first_s: float | None = None
         self._reason: FinishReason | None = None
         self._unknown_reason: str | None = None
+        self._stop_string: str | None = None
         self._usage: Usage | None = None
         self._prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
         self._cutter = StopCutter(request.sampling.stop)
@@ -149,6 +150,7 @@ class AnswerAccumulator:
         if chunk.reason is not None and self._reason is None:
             self._reason = chunk.reason
             self._unknown_reason = chunk.unknown_reason
+            self._stop_string = chunk.stop_string
         self.has_bad_usage |= chunk.has_bad_usage
         if chunk.usage is not None:
             self._usage = chunk.usage
@@ -218,7 +220,13 @@ class AnswerAccumulator:
             error=error,
             prompt_logprobs=self._prompt_logprobs,
             usage_estimated=self._usage is None,
+            stop_string=self._found_stop() if reason is FinishReason.STOP else None,
         )
+
+    def _found_stop(self) -> str | None:
+        """Return the stop string that ended the answer: the one found here, or one of ours that the server names."""
+        is_ours = self._stop_string in self._request.sampling.stop
+        return self._cutter.found or (self._stop_string if is_ours else None)
 
     def _estimate(self) -> Usage:
         return Usage(

@@ -57,6 +57,8 @@ class AnswerChunk:
 
     ``unknown_reason`` is a finish reason nobody documented: treated as a failure, so that a truncated answer is never
     shown as a whole one.
+
+    ``stop_string`` is what the server says that it stopped at.
     """
 
     text: str = ""
@@ -68,6 +70,7 @@ class AnswerChunk:
     usage: Usage | None = None
     has_bad_usage: bool = False
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    stop_string: str | None = None
 
     @property
     def has_content(self) -> bool:
@@ -126,7 +129,14 @@ def _read(body: dict[str, Any]) -> AnswerChunk:
         usage=read_usage_,
         has_bad_usage=has_bad_usage,
         prompt_logprobs=_prompt_logprobs(choice.get("prompt_logprobs") or body.get("prompt_logprobs")),
+        stop_string=_stop_string(choice),
     )
+
+
+def _stop_string(choice: Any) -> str | None:
+    """Return what vLLM calls ``stop_reason`` and SGLang ``matched_stop``; of a token that stopped they give the id."""
+    found = choice.get("stop_reason") or choice.get("matched_stop")
+    return found if isinstance(found, str) else None
 
 
 def _tool_calls(value: Any) -> tuple[ToolCallDelta, ...]:

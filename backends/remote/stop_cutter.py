@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 class StopCutter:
-    """Pass text through up to the first stop string, holding back only what may be the beginning of one.
+    """Pass text through up to the first stop string (``found``), holding back only what may be the beginning of one.
 
     Examples
     --------
@@ -20,18 +20,22 @@ class StopCutter:
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = [stop for stop in stops if stop]
         self._held = ""
-        self.is_stopped = False
+        self.found: str | None = None
+
+    @property
+    def is_stopped(self) -> bool:
+        return self.found is not None
 
     def feed(self, text: str) -> str:
         """Take more text and return what may be shown now; nothing once stopped."""
         if not self._stops or self.is_stopped:
             return "" if self.is_stopped else text
         text = self._held + text
-        found = [at for stop in self._stops if (at := text.find(stop)) >= 0]
+        found = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
-            self.is_stopped = True
+            at, self.found = min(found)
             self._held = ""
-            return text[: min(found)]
+            return text[:at]
         # The longest overlap of any stop string, since each could still be the one that completes.
         num_held = max(_overlap(text, stop) for stop in self._stops)
         self._held = text[len(text) - num_held :]

@@ -151,7 +151,7 @@ class MessagesEncoder:
     def end(self, end: AnswerEnd) -> bytes:
         last = {
             "type": "message_delta",
-            "delta": {"stop_reason": _stop_reason(end), "stop_sequence": None},
+            "delta": _ending(end),
             "usage": _usage_json(end.usage),
             "suffice": end.note,
         }
@@ -162,7 +162,7 @@ class MessagesEncoder:
         self._writer.add(TokenDelta(choice.text, reasoning=choice.reasoning, tool_calls=tuple(choice.call_pieces)))
         self._writer.end()
         content = [block.shown() for block in self._writer.blocks]
-        return orjson.dumps(self._message(content, _stop_reason(end), end.usage) | {"suffice": end.note})
+        return orjson.dumps(self._message(content, end.usage) | _ending(end) | {"suffice": end.note})
 
     def error_event(self, error: Mapping[str, Any]) -> bytes:
         return _frames([{"type": "error", "error": error}])
@@ -172,23 +172,28 @@ class MessagesEncoder:
             return b""
         self._is_begun = True
         usage = Usage(prompt_tokens=self._head.num_prompt_tokens or 0)
-        return _frames([{"type": "message_start", "message": self._message([], None, usage)}])
+        return _frames([{"type": "message_start", "message": self._message([], usage)}])
 
-    def _message(self, content: Sequence[Any], reason: str | None, usage: Usage) -> dict[str, Any]:
+    def _message(self, content: Sequence[Any], usage: Usage) -> dict[str, Any]:
         return {
             "id": f"msg_{self._head.request_id}",
             "type": "message",
             "role": "assistant",
             "model": self._head.model,
             "content": content,
-            "stop_reason": reason,
+            "stop_reason": None,
             "stop_sequence": None,
             "usage": _usage_json(usage),
         }
 
 
-def _stop_reason(end: AnswerEnd) -> str:
-    return _STOP_REASONS.get(end.choices[0].finish_reason, "end_turn")
+def _ending(end: AnswerEnd) -> dict[str, str | None]:
+    """Return why a message ended; a stop sequence only where its tier says which one it was."""
+    finished = end.choices[0].finished
+    assert finished is not None, "an answer that runs has no ending"
+    if finished.reason is FinishReason.STOP and finished.stop_string is not None:
+        return {"stop_reason": "stop_sequence", "stop_sequence": finished.stop_string}
+    return {"stop_reason": _STOP_REASONS.get(finished.reason, "end_turn"), "stop_sequence": None}
 
 
 def _usage_json(usage: Usage) -> dict[str, Any]:

@@ -186,6 +186,7 @@ async def stop_strings_cut_the_text(subject: ConformanceSubject) -> None:
             request = subject.request(stop=("\u0000never\u0000", stop))
             deltas, ending = await collect(backend, replace(request, thinking=False))
             assert text_of(deltas) == whole[: whole.index(stop)]
+            assert ending.stop_string == stop
             assert ending.reason is FinishReason.STOP
 
 

@@ -138,7 +138,18 @@ def test_a_stop_string_ends_the_answer_before_the_server_does() -> None:
     assert answer.take([AnswerChunk("three", reason=FinishReason.LENGTH)]) == []
     assert answer.rest() == []
     # The reason a server gives for text that nobody wanted is not the answer's.
-    assert answer.whole("far").reason is FinishReason.STOP
+    ending = answer.whole("far")
+    assert (ending.reason, ending.stop_string) == (FinishReason.STOP, "END")
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [("END", "END"), ("</s>", None), (None, None)],
+)
+def test_a_stop_string_that_the_server_names_is_one_that_it_was_told(said: str | None, found: str | None) -> None:
+    answer = make(stop=("STOP", "END"))
+    answer.take([AnswerChunk("one"), AnswerChunk(reason=FinishReason.STOP, stop_string=said)])
+    assert answer.whole("far").stop_string == found
 
 
 def test_the_beginning_of_a_stop_string_is_given_when_nothing_follows() -> None:

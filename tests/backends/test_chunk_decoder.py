@@ -73,6 +73,19 @@ def test_finish_reasons_of_every_server(said: str | None, reason: FinishReason |
     assert (chunk.reason, chunk.unknown_reason) == (reason, None)
 
 
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        ({"stop_reason": "END"}, "END"),
+        ({"matched_stop": "END"}, "END"),
+        ({"stop_reason": 128009, "matched_stop": None}, None),
+        ({}, None),
+    ],
+)
+def test_the_stop_string_that_vllm_and_sglang_name(said: dict[str, Any], found: str | None) -> None:
+    assert chunk_of(delta={}, finish_reason="stop", **said).stop_string == found
+
+
 def test_a_reason_nobody_documented_is_an_error_that_quotes_it() -> None:
     chunk = chunk_of(delta={"content": "half"}, finish_reason="abort" * 100)
     assert chunk.reason is FinishReason.ERROR

@@ -141,7 +141,7 @@ async def test_stop_strings_cut_the_text_and_end_the_work(backend: LocalBackend)
     sampling = SamplingParams(temperature=0.0, max_tokens=24, stop=("never there", stop))
     deltas, ending = await collect(backend, GenerateRequest("r", messages=HELLO, sampling=sampling))
     assert text_of(deltas) == text[: text.index(stop)]
-    assert ending.reason is FinishReason.STOP
+    assert (ending.reason, ending.stop_string) == (FinishReason.STOP, stop)
     assert ending.usage.completion_tokens <= 24
     many = SamplingParams(temperature=0.0, max_tokens=24, stop=(*(f"stop {i}" for i in range(1000)), stop))
     assert text_of((await collect(backend, GenerateRequest("r", messages=HELLO, sampling=many)))[0]) == text_of(deltas)

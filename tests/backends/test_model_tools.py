@@ -139,6 +139,19 @@ async def test_a_call_that_is_cut_off_ends_with_length(backend: LocalBackend) ->
     assert all(call.arguments != "{}" for call in made)
 
 
+async def test_a_stop_string_in_the_text_is_named(backend: LocalBackend) -> None:
+    for seed in range(8):
+        free, made, _ = await collect(backend, sampling=SamplingParams(seed=seed, max_tokens=24))
+        stop = free[len(free) // 2 : len(free) // 2 + 2]
+        if made or len(stop) < 2:
+            continue
+        sampling = SamplingParams(seed=seed, max_tokens=24, stop=(stop,))
+        text, _, ending = await collect(backend, sampling=sampling)
+        assert (text, ending.reason, ending.stop_string) == (free.partition(stop)[0], FinishReason.STOP, stop)
+        return
+    raise AssertionError("no seed made plain text")
+
+
 async def test_without_a_call_to_be_made_there_is_text(backend: LocalBackend) -> None:
     sampling = SamplingParams(seed=0, max_tokens=24)
     text, made, ending = await collect(backend, sampling=sampling, tool_choice=ToolChoice("none"))

@@ -36,6 +36,7 @@ def test_text_is_cut_at_the_first_stop_string_wherever_it_is_split(
     shown = "".join(cutter.feed(piece) for piece in pieces) + cutter.flush()
     ends = [text.index(stop) for stop in stops if stop in text]
     assert cutter.is_stopped == bool(ends)
+    assert (cutter.found in stops and text.startswith(shown + cutter.found)) if ends else cutter.found is None
     # Reading piece by piece, the stop string that is complete first wins; it may begin later than a longer one.
     first_end = min((text.index(stop) + len(stop) for stop in stops if stop in text), default=len(text))
     assert len(shown) <= first_end

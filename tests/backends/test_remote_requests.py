@@ -129,6 +129,7 @@ async def test_stop_strings_are_kept_whatever_the_server_does(
         deltas, ending = await collect(backend, chat(stop=("a", "b", "c", "d", stop)[-1:]))
         assert text_of(deltas) == ANSWER.partition(stop)[0]
         assert (ending.reason, ending.error) == (FinishReason.STOP, None)
+        assert ending.stop_string == (stop if stop in ANSWER else None)
     many = chat(stop=(*(f"never {number}" for number in range(9)), "says"))
     deltas, ending = await collect(backend, many)
     assert text_of(deltas) == ANSWER.partition("says")[0]

@@ -73,7 +73,8 @@ def answer_chunks(
         chunks.append(_chunk(body, is_chat, {"text": prompt_text(request)}))
     chunks += [_chunk(body, is_chat, _choice(delta, is_chat)) for delta in plan.deltas]
     last: dict[str, Any] = {"delta": {}} if is_chat else {"text": ""}
-    chunks.append(_chunk(body, is_chat, {**last, "finish_reason": str(plan.reason)}))
+    # As vLLM has it.
+    chunks.append(_chunk(body, is_chat, {**last, "finish_reason": str(plan.reason), "stop_reason": plan.stop_string}))
     if with_usage:
         num_tokens = sum(delta.num_tokens for delta in plan.deltas)
         usage = usage_body(request, script, num_tokens, plan.num_reasoning)

@@ -50,6 +50,18 @@ async def test_a_stream_joins_to_the_answer(tmp_path: Path) -> None:
         assert [block.type for block in plain.content] == ["text", "tool_use"]
 
 
+async def test_a_stop_sequence_is_named(tmp_path: Path) -> None:
+    backends = echo_backends(large=Script(text="one two three"))
+    async with running(make_settings(tmp_path), backends) as gateway, client_of(gateway) as client:
+        asked: dict[str, Any] = {"model": "expert", "max_tokens": 99, "messages": HI}
+        for stops, reason, found in (([" 3", " three"], "stop_sequence", " three"), ([" 3"], "end_turn", None)):
+            whole = await client.messages.create(**asked, stop_sequences=stops)
+            assert (whole.stop_reason, whole.stop_sequence) == (reason, found)
+            async with client.messages.stream(**asked, stop_sequences=stops) as stream:
+                final = await stream.get_final_message()
+            assert (final.stop_reason, final.stop_sequence) == (reason, found)
+
+
 async def test_a_tool_loop_runs_on_blocks(tmp_path: Path) -> None:
     scripts = [Script(text="I look.", tool_calls=(ToolCall("toolu_1", "now", "{}"),)), Script(text="noon")]
     async with running(make_settings(tmp_path), echo_backends(large=scripts)) as gateway, client_of(gateway) as client:
