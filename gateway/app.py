@@ -35,7 +35,7 @@ from gateway.answering.sessions import Sessions
 from gateway.api.chat_codec import ChatDecoder, ChatEncoder
 from gateway.api.completion_codec import CompletionDecoder, CompletionEncoder
 from gateway.api.generation_body import BodyLimits
-from gateway.api.messages_decoder import MessagesDecoder
+from gateway.api.messages_decoder import CountBody, MessagesDecoder
 from gateway.api.messages_encoder import MessagesEncoder
 from gateway.api.responses_decoder import ResponsesDecoder
 from gateway.api.responses_encoder import ResponsesEncoder
@@ -52,6 +52,7 @@ from gateway.endpoints.embeddings import EmbeddingEndpoint
 from gateway.endpoints.feedback import FeedbackEndpoint
 from gateway.endpoints.generation import GenerationEndpoint
 from gateway.endpoints.pages import Pages, error_response, guarded
+from gateway.endpoints.token_counts import TokenCountEndpoint
 from gateway.errors import Draining, MethodNotAllowed, RouteNotFound
 from gateway.ids import uuid7
 from gateway.learn.retrain_schedule import RetrainSchedule
@@ -286,6 +287,7 @@ class _Parts:
         completions = GenerationEndpoint("/v1/completions", CompletionDecoder(body_limits), CompletionEncoder, *parts)
         responses = GenerationEndpoint("/v1/responses", ResponsesDecoder(body_limits), ResponsesEncoder, *parts)
         messages = GenerationEndpoint("/v1/messages", MessagesDecoder(body_limits), MessagesEncoder, *parts)
+        counts = TokenCountEndpoint(MessagesDecoder(body_limits, CountBody), gate, self.request_router, self.metrics)
         embeddings = EmbeddingEndpoint(
             gate, self.catalog, self.recorder, self.metrics, self.store.committer, self.lease
         )
@@ -303,6 +305,7 @@ class _Parts:
             Route("/v1/completions", completions, methods=["POST"]),
             Route("/v1/responses", responses, methods=["POST"]),
             Route("/v1/messages", messages, methods=["POST"]),
+            Route("/v1/messages/count_tokens", counts, methods=["POST"]),
             Route("/v1/embeddings", embeddings, methods=["POST"]),
             Route("/v1/feedback", guarded(feedback), methods=["POST"]),
             Route("/v1/models", guarded(pages.models)),

@@ -7,12 +7,21 @@ server that knows none of them never sees one it was not asked for.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from backends.config import RemoteModelConfig
 from backends.errors import UnsupportedByBackend
-from backends.protocol import PLAIN_TEXT, GenerateRequest, Image, Message, OutputFormat, SamplingParams, ToolChoice
+from backends.protocol import (
+    PLAIN_TEXT,
+    GenerateRequest,
+    Image,
+    Message,
+    OutputFormat,
+    SamplingParams,
+    Tool,
+    ToolChoice,
+)
 
 # Defaults of OpenAI and vLLM; `temperature` is always sent, because model folders override its default at many servers.
 _DEFAULTS = SamplingParams()
@@ -56,9 +65,11 @@ def request_body(request: GenerateRequest, config: RemoteModelConfig, *, with_us
     if with_usage:
         body["stream_options"] = {"include_usage": True}
     body.update(_sampling(request, config))
-    body.update(_thinking(request, config))
+    body.update(thinking_body(request, config))
     body.update(_prediction(request, config))
-    body.update(_tools(request))
+    if request.tools:
+        body.update(tools_body(request.tools))
+        body.update(_tool_choice(request.tool_choice))
     body.update(_output_format(request.output_format))
     body.update({name: request.extra[name] for name in _FORWARDED if name in request.extra})
     if config.cache_salt and request.extra.get("cache_salt"):
@@ -135,11 +146,10 @@ def _part_body(part: str | Image) -> dict[str, Any]:
     return {"type": "image_url", "image_url": image}
 
 
-def _tools(request: GenerateRequest) -> dict[str, Any]:
-    if not request.tools:
-        return {}
+def tools_body(given: Sequence[Tool]) -> dict[str, Any]:
+    """Return ``tools`` as the server expects them; nothing where there are none."""
     tools = []
-    for tool in request.tools:
+    for tool in given:
         function: dict[str, Any] = {"name": tool.name}
         if tool.description:
             function["description"] = tool.description
@@ -148,7 +158,7 @@ def _tools(request: GenerateRequest) -> dict[str, Any]:
         if tool.strict:
             function["strict"] = True
         tools.append({"type": "function", "function": function})
-    return {"tools": tools, **_tool_choice(request.tool_choice)}
+    return {"tools": tools} if tools else {}
 
 
 def _tool_choice(choice: ToolChoice) -> dict[str, Any]:
@@ -236,7 +246,8 @@ def _prediction(request: GenerateRequest, config: RemoteModelConfig) -> dict[str
     return {"prediction": {"type": "content", "content": request.prediction}}
 
 
-def _thinking(request: GenerateRequest, config: RemoteModelConfig) -> Mapping[str, Any]:
+def thinking_body(request: GenerateRequest, config: RemoteModelConfig) -> Mapping[str, Any]:
+    """Return what switches the model's thinking on or off; nothing where nobody wants either."""
     thinking = request.thinking if request.thinking is not None else config.thinking
     if thinking is None or not is_chat(request) or config.thinking_parameter == "none":
         return {}

@@ -12,7 +12,7 @@ from backends.config import RemoteModelConfig
 from backends.errors import BackendFailure, UnsupportedByBackend
 from backends.protocol import EmbedResult, GenerateRequest, ScoreResult, TokenLogprob, Usage
 from backends.remote.chunk_decoder import UNKNOWN_TOKEN_ID, read_chunk, read_usage
-from backends.remote.request_encoder import message_body
+from backends.remote.request_encoder import message_body, thinking_body, tools_body
 
 # Alternatives asked for where a server gives no ranks: a token outside them has at least this rank.
 _NUM_RANKED = 5
@@ -46,7 +46,11 @@ def _unit(vector: Sequence[float]) -> tuple[float, ...]:
 def tokenize_body(request: GenerateRequest, config: RemoteModelConfig) -> dict[str, Any]:
     """Return the body of vLLM's ``POST /tokenize``."""
     if request.messages is not None:
-        return {"model": config.model, "messages": [message_body(message) for message in request.messages]}
+        body: dict[str, Any] = {
+            "model": config.model,
+            "messages": [message_body(message) for message in request.messages],
+        }
+        return {**body, **tools_body(request.tools), **thinking_body(request, config)}
     return {"model": config.model, "prompt": request.prompt}
 
 

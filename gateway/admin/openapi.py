@@ -57,7 +57,7 @@ def document(settings: Settings, limits: BodyLimits) -> dict[str, Any]:
         },
         "paths": paths,
         "components": {
-            "schemas": {"Error": _ERROR},
+            "schemas": {"Error": _ERROR, "AnthropicError": _ANTHROPIC_ERROR},
             "securitySchemes": {
                 "key": {"type": "http", "scheme": "bearer", "description": "A key of the scope `use`."},
                 "adminKey": {"type": "http", "scheme": "bearer", "description": "A key of the scope `admin`."},
@@ -96,14 +96,16 @@ def codes_of(errors: Iterable[type[Exception]], *, is_typed: bool = True) -> dic
     return dict(found)
 
 
-def error_responses(errors: Iterable[type[Exception]], *, is_typed: bool = True) -> dict[str, Any]:
+def error_responses(
+    errors: Iterable[type[Exception]], *, is_typed: bool = True, schema: str = "Error"
+) -> dict[str, Any]:
     """Return the error responses of an operation, one a status, each with the codes it may carry."""
     found = {}
     for status, codes in sorted(codes_of(errors, is_typed=is_typed).items()):
         narrowed = {"properties": {"error": {"properties": {"code": {"enum": sorted(codes)}}}}}
         response: dict[str, Any] = {
             "description": ", ".join(f"`{code}`" for code in sorted(codes)),
-            "content": {_JSON: {"schema": {"allOf": [{"$ref": "#/components/schemas/Error"}, narrowed]}}},
+            "content": {_JSON: {"schema": {"allOf": [{"$ref": f"#/components/schemas/{schema}"}, narrowed]}}},
         }
         if status in (429, 503):
             response["headers"] = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds."}}
@@ -166,6 +168,7 @@ def _conditions(operation: Operation) -> list[dict[str, Any]]:
     return found
 
 
+_PARAM = {"anyOf": [{"type": "string"}, {"type": "null"}], "description": "The field to blame."}
 _ERROR = {
     "type": "object",
     "required": ["error"],
@@ -178,9 +181,30 @@ _ERROR = {
             "properties": {
                 "message": {"type": "string"},
                 "type": {"type": "string"},
-                "param": {"anyOf": [{"type": "string"}, {"type": "null"}], "description": "The field to blame."},
+                "param": _PARAM,
                 "code": {"type": "string"},
             },
         }
+    },
+}
+# Anthropic's, with the members of ours that its clients pass over.
+_ANTHROPIC_ERROR = {
+    "type": "object",
+    "required": ["type", "error", "request_id"],
+    "additionalProperties": False,
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message", "code"],
+            "additionalProperties": False,
+            "properties": {
+                "type": {"type": "string"},
+                "message": {"type": "string"},
+                "code": {"type": "string"},
+                "param": _PARAM,
+            },
+        },
+        "request_id": {"type": "string"},
     },
 }

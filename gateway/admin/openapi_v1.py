@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
 
 from msgspec import defstruct
 
@@ -16,7 +16,7 @@ from gateway.api.completion_codec import CompletionDecoder
 from gateway.api.declaration import schema_of
 from gateway.api.embedding_decoder import EmbeddingBody
 from gateway.api.generation_body import BodyLimits
-from gateway.api.messages_decoder import MessagesDecoder
+from gateway.api.messages_decoder import CountBody, MessagesDecoder
 from gateway.api.responses_decoder import ResponsesDecoder
 from gateway.endpoints.feedback import FeedbackBody
 from gateway.errors import (
@@ -42,7 +42,12 @@ from gateway.store.errors import FeedbackFull, StoreUnavailable
 from gateway.verify.errors import IdempotencyKeyReused
 from policies import errors as policies
 
-ErrorResponses = Callable[[Iterable[type[Exception]]], dict[str, Any]]
+
+class ErrorResponses(Protocol):
+    """Describes the responses of errors; ``schema`` is the component that says how they are worded."""
+
+    def __call__(self, errors: Iterable[type[Exception]], *, schema: str = ...) -> dict[str, Any]: ...
+
 
 _CALLER = (Unauthenticated, WrongScope, OriginRefused, StoreUnavailable)
 _PLAIN_BODY = (InvalidRequest, MalformedBody, BodyTooLarge, BodyTooSlow)
@@ -61,9 +66,11 @@ GENERATION_ERRORS = (
     backends.BackendFailure,
     AnswerFailed,
 )
+COUNT_ERRORS = (*EMBEDDING_ERRORS, policies.ConflictingLimits, backends.BackendUnavailable)
 READING_ERRORS = _CALLER
 _JSON = "application/json"
 _STREAM = {"type": "string", "description": "Events of OpenAI's stream."}
+_ANTHROPIC_STREAM = {"type": "string", "description": "Events of Anthropic's stream."}
 _TEXT = {"type": "string"}
 
 
@@ -80,6 +87,7 @@ _GENERATED = _answer(id=str, object=str, created=int, model=str, choices=list[Js
 _RESPONSE = _answer(id=str, object=str, created_at=int, status=str, output=list[Json], usage=Json, suffice=_NOTE)
 _MESSAGE = _answer(id=str, type=str, role=str, content=list[Json], stop_reason=str, usage=Json, suffice=_NOTE)
 _VECTORS = _answer(object=str, data=list[Json], model=str, usage=_SPENT)
+_COUNT = _answer(input_tokens=int)
 _FEEDBACK = _answer(id=str, object=str, request_id=str, kind=str)
 _EXPLAINED = _answer(id=str, decision=Json, tiers=list[Json])
 
@@ -87,17 +95,15 @@ _EXPLAINED = _answer(id=str, decision=Json, tiers=list[Json])
 def v1_paths(limits: BodyLimits, error_responses: ErrorResponses, *, with_metrics: bool) -> dict[str, Any]:
     """Return path -> method -> operation."""
 
+    def asking(name: str, summary: str, schema: Mapping[str, Any], responses: Mapping[str, Any]) -> dict[str, Any]:
+        content = {_JSON: {"schema": schema}}
+        body = {"requestBody": {"required": True, "content": content}, "responses": responses}
+        return {"post": _use(name, summary) | {"parameters": _headers(limits)} | body}
+
     def generation(
         name: str, summary: str, schema: Mapping[str, Any], answer: Mapping[str, Any] = _GENERATED
     ) -> dict[str, Any]:
-        return {
-            "post": _use(name, summary)
-            | {
-                "parameters": _headers(limits),
-                "requestBody": {"required": True, "content": {_JSON: {"schema": schema}}},
-                "responses": _success(answer, _STREAM) | error_responses(GENERATION_ERRORS),
-            }
-        }
+        return asking(name, summary, schema, _success(answer, _STREAM) | error_responses(GENERATION_ERRORS))
 
     def reading(name: str, summary: str, schema: Mapping[str, Any], *errors: type[Exception], path: str = "") -> Any:
         return {
@@ -111,12 +117,6 @@ def v1_paths(limits: BodyLimits, error_responses: ErrorResponses, *, with_metric
     embeddings = _use("create_embedding", "Vectors of texts.") | {
         "requestBody": {"required": True, "content": {_JSON: {"schema": schema_of(EmbeddingBody)}}},
         "responses": _success(_VECTORS) | error_responses(EMBEDDING_ERRORS),
-    }
-    # Its errors are worded as Anthropic's, which the schema of the others does not describe.
-    messages = _use("create_message", "Answer a conversation of blocks.") | {
-        "parameters": _headers(limits),
-        "requestBody": {"required": True, "content": {_JSON: {"schema": MessagesDecoder(limits).schema()}}},
-        "responses": _success(_MESSAGE, {"type": "string", "description": "Events of Anthropic's stream."}),
     }
     feedback = _use("create_feedback", "Report what you know of an answer.") | {
         "parameters": [{"name": "Idempotency-Key", "in": "header", "required": False, "schema": _TEXT}],
@@ -135,7 +135,18 @@ def v1_paths(limits: BodyLimits, error_responses: ErrorResponses, *, with_metric
         "/v1/responses": generation(
             "create_response", "Answer a conversation of items.", ResponsesDecoder(limits).schema(), _RESPONSE
         ),
-        "/v1/messages": {"post": messages},
+        "/v1/messages": asking(
+            "create_message",
+            "Answer a conversation of blocks.",
+            MessagesDecoder(limits).schema(),
+            _success(_MESSAGE, _ANTHROPIC_STREAM) | error_responses(GENERATION_ERRORS, schema="AnthropicError"),
+        ),
+        "/v1/messages/count_tokens": asking(
+            "count_message_tokens",
+            "How many tokens a conversation of blocks has.",
+            MessagesDecoder(limits, CountBody).schema(),
+            _success(_COUNT) | error_responses(COUNT_ERRORS, schema="AnthropicError"),
+        ),
         "/v1/embeddings": {"post": embeddings},
         "/v1/feedback": {"post": feedback},
         "/v1/models": reading(

@@ -273,7 +273,8 @@ class AnswerRecorder:
         for choice in answer.choices:
             if choice.finished is None and choice.index not in answer.abandoned:
                 salt = self._catalog.cache_salt(answer.routed.admitted.caller.tenant)
-                num_tokens = await count_prompt_tokens(answer.routed.admitted, backend, salt) or 0
+                admitted = answer.routed.admitted
+                num_tokens = await count_prompt_tokens(admitted.request, admitted.request_id, backend, salt) or 0
                 ending = answer.ending(choice)
                 usage = replace(ending.usage, prompt_tokens=num_tokens)
                 answer.abandoned[choice.index] = replace(ending, usage=usage)

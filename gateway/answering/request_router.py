@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from msgspec import structs
 
-from backends.errors import ContextLengthExceeded
+from backends.errors import BackendError, ContextLengthExceeded
 from backends.protocol import PLAIN_TEXT, Backend, GenerateRequest, ToolCall
 from classifier.log_view import tool_entries
 from classifier.types import Sufficiency
@@ -45,6 +45,14 @@ _LACKING = {
 # The router's word groups that name a subject; the others say how a prompt is put.
 DOMAINS = ("math", "code", "science", "medicine", "law", "finance", "history", "writing", "calendar", "unit")
 _GROUPS = tuple((f"group_{name}", name) for name in DOMAINS)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptCount:
+    """Holds a prompt's tokens; ``is_exact`` where every model that may answer has counted them."""
+
+    num_tokens: int
+    is_exact: bool
 
 
 class RequestRouter:
@@ -84,9 +92,7 @@ class RequestRouter:
         # Thresholds belong to the router they were derived with; nothing is awaited between the two readings.
         policy = slot.policies.get(policy.name, policy)
         version, turns = slot.version, request.turns
-        size = max([prompt_size(prompt) for prompt in request.prompts])
-        if request.tools:
-            size += sum([len(str(tool.parameters)) + len(tool.description) + len(tool.name) for tool in request.tools])
+        size = _size(request)
         # Before anything is encoded: what no tier can do is refused, and none counts what it cannot read.
         unable = self._unable(request, overrides)
         # Before the estimate: a prompt that fits nowhere need not be looked at.
@@ -119,6 +125,34 @@ class RequestRouter:
         decision = decide(facts, policy, self.catalog.ladder, self._rng)
         confidence = getattr(slot.router, "confidence", UNCALIBRATED) if decision.escalation_path else UNCALIBRATED
         return RoutedRequest(admitted, basis, facts, decision, confidence)
+
+    async def count_tokens(self, request: InferenceRequest, request_id: str, tenant: str) -> PromptCount:
+        """Count a request's prompt for the tiers that it may go to: the most that any of their models makes of it.
+
+        Raises
+        ------
+        UnknownModel, InvalidRequest, UnsupportedOption, PolicyError, BackendError
+        """
+        policy, overrides = self._rule(request)
+        unable = self._unable(request, overrides)
+        permitted = permitted_tiers(overrides, policy, self.catalog.ladder)
+        permitted = tuple([tier for tier in permitted if tier.index not in unable]) or permitted
+        salt = self.catalog.cache_salt(tenant)
+        most, is_exact = 0, True
+        for model in dict.fromkeys([tier.model for tier in permitted]):
+            try:
+                found = await count_prompt_tokens(request, request_id, self.catalog.backends[model], salt)
+                is_counted = found is not None
+            except ContextLengthExceeded as error:
+                found, is_counted = error.num_prompt_tokens, error.is_counted
+            except BackendError as error:
+                error.model = model
+                raise
+            if not is_counted:
+                # The least that it can be, or nothing, is known.
+                found = max(found or 0, _guess_tokens(_size(request)))
+            most, is_exact = max(most, found or 0), is_exact and is_counted
+        return PromptCount(most, is_exact)
 
     def is_current(self, routed: RoutedRequest) -> bool:
         """Tell whether what rules out tiers is still as it was when a request that had to wait was routed."""
@@ -192,7 +226,8 @@ class RequestRouter:
         backend = self.catalog.backend(permitted[-1])
         try:
             salt = self.catalog.cache_salt(admitted.caller.tenant)
-            return await count_prompt_tokens(admitted, backend, salt, limit=max(known, default=None)), True
+            most = max(known, default=None)
+            return await count_prompt_tokens(admitted.request, admitted.request_id, backend, salt, limit=most), True
         except ContextLengthExceeded as error:
             return error.num_prompt_tokens, error.is_counted
 
@@ -236,7 +271,7 @@ class RequestRouter:
 
 
 async def count_prompt_tokens(
-    admitted: AdmittedRequest, backend: Backend, cache_salt: str, *, limit: int | None = None
+    request: InferenceRequest, request_id: str, backend: Backend, cache_salt: str, *, limit: int | None = None
 ) -> int | None:
     """Return the length of the longest prompt in a backend's tokens; None where it cannot know.
 
@@ -245,13 +280,14 @@ async def count_prompt_tokens(
     ContextLengthExceeded
         It is more than ``limit``.
     """
-    prompts = admitted.request.prompts
+    prompts = request.prompts
     longest = prompts[0] if len(prompts) == 1 else max(prompts, key=prompt_size)
     asked = GenerateRequest(
-        admitted.request_id,
+        request_id,
         extra={"cache_salt": cache_salt},
-        tools=admitted.request.tools,
-        tool_choice=admitted.request.tool_choice,
+        thinking=request.thinking if "thinking" in backend.capabilities else None,
+        tools=request.tools,
+        tool_choice=request.tool_choice,
         **prompt_argument(longest),
     )
     return await backend.count_tokens(asked, limit=limit)
@@ -280,6 +316,14 @@ def _tier_estimates(estimate: Sufficiency | None) -> tuple[TierEstimate, ...]:
     if estimate is None:
         return ()
     return tuple([TierEstimate(each.tier, each.p_right, each.p_as_good) for each in estimate.tiers])
+
+
+def _size(request: InferenceRequest) -> int:
+    """Return the characters of a request's longest prompt, tools included."""
+    size = max([prompt_size(prompt) for prompt in request.prompts])
+    if request.tools:
+        size += sum([len(str(tool.parameters)) + len(tool.description) + len(tool.name) for tool in request.tools])
+    return size
 
 
 def _guess_tokens(num_chars: int) -> int:

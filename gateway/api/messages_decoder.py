@@ -84,12 +84,11 @@ class OutputField(Struct):
     effort: str | None = None
 
 
-class MessagesBody(Struct, kw_only=True):
-    """A conversation that is to be answered."""
+class CountBody(Struct, kw_only=True):
+    """A conversation whose tokens are to be counted."""
 
     model: ModelName
     messages: list[MessageField]
-    max_tokens: PositiveTokenCount
     system: Content | None = None
     tools: list[ToolField] | None = None
     tool_choice: ToolChoiceField | None = None
@@ -104,18 +103,24 @@ class MessagesBody(Struct, kw_only=True):
     suffice: RoutingOptions | None = None
 
 
+class MessagesBody(CountBody, kw_only=True):
+    """A conversation that is to be answered."""
+
+    max_tokens: PositiveTokenCount
+
+
 class MessagesRequest(InferenceRequest, frozen=True, kw_only=True):
     """A request with what only its encoder reads: whether its client wants to see what the model thinks."""
 
     shows_thinking: bool = False
 
 
-class MessagesDecoder(BodyDecoder[MessagesBody]):
-    """Decodes bodies of ``/v1/messages`` under the server's limits."""
+class MessagesDecoder(BodyDecoder[CountBody]):
+    """Decodes bodies of ``/v1/messages`` under the server's limits; as a ``CountBody`` those of ``/count_tokens``."""
 
-    def __init__(self, limits: BodyLimits) -> None:
+    def __init__(self, limits: BodyLimits, body: type[CountBody] = MessagesBody) -> None:
         shape = limited(
-            MessagesBody,
+            body,
             messages=limits.messages(MessageField),
             tools=limits.tools(ToolField),
             stop_sequences=limits.stop_strings()[1],
@@ -296,8 +301,9 @@ def _tool_choice(given: ToolChoiceField | None, tools: Sequence[Tool]) -> ToolCh
     return FREE_CHOICE if is_parallel else ToolChoice(parallel=False)
 
 
-def _sampling(given: MessagesBody) -> SamplingParams:
-    chosen: dict[str, Any] = {"max_tokens": given.max_tokens, "stop": given.stop_sequences or ()}
+def _sampling(given: CountBody) -> SamplingParams:
+    num_tokens = given.max_tokens if isinstance(given, MessagesBody) else None
+    chosen: dict[str, Any] = {"max_tokens": num_tokens, "stop": given.stop_sequences or ()}
     if given.temperature is not None:
         chosen["temperature"] = given.temperature
     if given.top_p is not None:

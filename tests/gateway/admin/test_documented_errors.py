@@ -14,7 +14,7 @@ from openapi_spec_validator import validate
 from starlette.routing import Route
 
 from backends.errors import BackendFailure, BackendOverloaded, BackendRefused, BackendTimeout, BackendUnavailable
-from backends.protocol import EmbedResult
+from backends.protocol import EmbedResult, GenerateRequest
 from backends.testing import EchoBackend, Script
 from classifier.router import BUILTIN
 from gateway.access.authenticator import make_key
@@ -35,24 +35,45 @@ from tests.gateway.harness import echo_backends, make_settings, running
 CHAT = {"model": "simple", "messages": [{"role": "user", "content": "one two"}]}
 TEXT = {"model": "simple", "prompt": "one two"}
 ITEMS = {"model": "simple", "input": "one two"}
+BLOCKS = CHAT | {"max_tokens": 50}
 VECTORS = {"model": "auto", "input": "one two"}
+COUNTS = "/v1/messages/count_tokens"
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": CHAT,
     "/v1/completions": TEXT,
     "/v1/responses": ITEMS,
+    "/v1/messages": BLOCKS,
+    COUNTS: CHAT,
     "/v1/embeddings": VECTORS,
 }
-VAGUE: dict[str, dict[str, Any]] = {"/v1/embeddings": {"dimensions": 3}, "/v1/responses": {"background": True}}
+KEPT = {"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "file", "file_id": "f"}}]}]}
+VAGUE: dict[str, dict[str, Any]] = {
+    "/v1/embeddings": {"dimensions": 3},
+    "/v1/responses": {"background": True},
+    "/v1/messages": KEPT,
+    COUNTS: KEPT,
+}
 FEEDBACK = "/v1/feedback"
 READING = ("/v1/models", "/v1/models/auto", f"/v1/requests/{uuid7()}")
 
 
 class SlowEmbedder(EchoBackend):
-    """Takes its time over vectors."""
+    """Takes its time over vectors and counts."""
+
+    async def count_tokens(self, request: GenerateRequest, *, limit: int | None = None) -> int | None:
+        await asyncio.sleep(0.4)
+        return await super().count_tokens(request, limit=limit)
 
     async def embed(self, texts: Sequence[str]) -> EmbedResult:
         await asyncio.sleep(0.4)
         return await super().embed(texts)
+
+
+class Uncounting(EchoBackend):
+    """Is closed to whoever wants a count."""
+
+    async def count_tokens(self, request: GenerateRequest, *, limit: int | None = None) -> int | None:
+        raise BackendUnavailable("closed")
 
 
 def operations() -> list[Operation]:
@@ -276,7 +297,8 @@ async def _bodies(tmp_path: Path, seen: Seen) -> None:
             await admin.error("POST", path, 404, "model_not_found", "model", json=body | {"model": "none"})
             await admin.error("POST", path, 400, "invalid_value", "model", json=body | {"model": None})
             vague = VAGUE.get(path, {"functions": [{}]})
-            await admin.error("POST", path, 400, "unsupported_parameter", next(iter(vague)), json=body | vague)
+            param = "messages[0].content[0]" if vague is KEPT else next(iter(vague))
+            await admin.error("POST", path, 400, "unsupported_parameter", param, json=body | vague)
             if path != "/v1/embeddings":
                 asked = body | {"suffice": {"tier": 2}}
                 await admin.error("POST", path, 400, "conflicting_limits", "suffice.tier", json=asked)
@@ -287,6 +309,12 @@ async def _limits(tmp_path: Path, seen: Seen) -> None:
         thrifty = await limited(admin.gateway, tokens_per_minute=1)
         poor = await limited(admin.gateway, budget_usd_per_day="0.000001")
         for path, body in BODIES.items():
+            if path == COUNTS:
+                # It takes no tokens and costs nothing.
+                once = await limited(admin.gateway, requests_per_minute=1)
+                assert (await admin("POST", path, json=body, headers=once)).status_code == 200
+                await admin.error("POST", path, 429, "rate_limit_exceeded", json=body, headers=once)
+                continue
             await admin.error("POST", path, 429, "rate_limit_exceeded", json=body, headers=thrifty)
             if path != "/v1/embeddings":
                 await admin.error("POST", path, 429, "insufficient_quota", json=body, headers=poor)
@@ -308,13 +336,15 @@ async def _failures(tmp_path: Path, seen: Seen) -> None:
         (Script(fail_after=1), 502, "answer_failed"),
     ):
         async with administered(tmp_path, seen, echo_backends(small=script)) as admin:
-            for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses"):
+            for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"):
                 await admin.error("POST", path, status, code, json=BODIES[path])
+    async with administered(tmp_path, seen, {"small": Uncounting("small"), "large": EchoBackend("large")}) as admin:
+        await admin.error("POST", COUNTS, 503, "model_unavailable", json=BODIES[COUNTS])
     slow = {"small": SlowEmbedder("small", Script(hang_after=0)), "large": EchoBackend("large", context_length=4)}
     async with administered(tmp_path, seen, slow, server__request_timeout_s=0.1) as admin:
         for path, body in BODIES.items():
             await admin.error("POST", path, 504, "deadline_exceeded", json=body)
-            if path != "/v1/embeddings":
+            if path not in ("/v1/embeddings", COUNTS):
                 most = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
                 long = body | {"model": "expert", most: 50}
                 await admin.error("POST", path, 400, "context_length_exceeded", "messages", json=long)
