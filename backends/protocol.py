@@ -34,11 +34,28 @@ class Priority(StrEnum):
     BACKGROUND = "background"
 
 
-class Image(Struct, frozen=True):
+class Image(Struct, frozen=True, tag="image"):
     """An image by URL or as a ``data:`` URL; ``detail`` is the client's wish for resolution."""
 
     url: str
     detail: str | None = None
+
+
+class Audio(Struct, frozen=True, tag="audio"):
+    """Sound in base64, as ``wav`` or ``mp3``."""
+
+    data: str
+    format: str
+
+
+class File(Struct, frozen=True, tag="file"):
+    """A file as a ``data:`` URL, or as the client has it; mostly a PDF."""
+
+    data: str
+    name: str | None = None
+
+
+Media = Image | Audio | File
 
 
 class ToolCall(Struct, frozen=True):
@@ -84,7 +101,7 @@ class Message(Struct, frozen=True):
 
     Parameters
     ----------
-    content : its text; where the turn holds images too, ``parts`` has both in order
+    content : its text; where the turn holds media too, ``parts`` has both in order
     tool_calls : of an assistant's turn
     tool_call_id : of a tool's turn, the call that it answers
     reasoning : an assistant's own, as a client sent it back
@@ -96,7 +113,7 @@ class Message(Struct, frozen=True):
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
     reasoning: str = ""
-    parts: tuple[str | Image, ...] = ()
+    parts: tuple[str | Media, ...] = ()
 
 
 class SamplingParams(Struct, frozen=True):
@@ -329,7 +346,12 @@ Capability = Literal[
     "structured_output",
     "images",
     "continue",
+    "audio",
+    "files",
 ]
+
+MEDIA_CAPABILITIES: Mapping[type[Media], Capability] = {Image: "images", Audio: "audio", File: "files"}
+"""What a model must be able to read for each kind of media."""
 
 
 @runtime_checkable

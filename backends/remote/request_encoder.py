@@ -13,9 +13,13 @@ from typing import Any
 from backends.config import RemoteModelConfig
 from backends.errors import UnsupportedByBackend
 from backends.protocol import (
+    MEDIA_CAPABILITIES,
     PLAIN_TEXT,
+    Audio,
+    Capability,
     GenerateRequest,
     Image,
+    Media,
     Message,
     OutputFormat,
     SamplingParams,
@@ -82,14 +86,15 @@ def request_body(request: GenerateRequest, config: RemoteModelConfig, *, with_us
 def check_supported(request: GenerateRequest, config: RemoteModelConfig) -> None:
     """Refuse what the server was not said to offer, by name."""
     sampling = request.sampling
-    wanted = {
+    media = {type(part) for message in request.messages or () for part in message.parts}
+    wanted: dict[Capability, bool] = {
         "logprobs": sampling.logprobs is not None,
         "prompt_token_ids": request.prompt_token_ids is not None,
         "thinking": request.thinking is True,
         "tools": bool(request.tools),
         "structured_output": request.output_format is not PLAIN_TEXT,
-        "images": any(message.parts for message in request.messages or ()),
         "continue": request.continued is not None,
+        **{capability: kind in media for kind, capability in MEDIA_CAPABILITIES.items()},
     }
     for capability, is_wanted in wanted.items():
         if is_wanted and capability not in config.capabilities:
@@ -139,11 +144,16 @@ def message_body(message: Message) -> dict[str, Any]:
     return body
 
 
-def _part_body(part: str | Image) -> dict[str, Any]:
+def _part_body(part: str | Media) -> dict[str, Any]:
     if isinstance(part, str):
         return {"type": "text", "text": part}
-    image = {"url": part.url} if part.detail is None else {"url": part.url, "detail": part.detail}
-    return {"type": "image_url", "image_url": image}
+    if isinstance(part, Image):
+        image = {"url": part.url} if part.detail is None else {"url": part.url, "detail": part.detail}
+        return {"type": "image_url", "image_url": image}
+    if isinstance(part, Audio):
+        return {"type": "input_audio", "input_audio": {"data": part.data, "format": part.format}}
+    file = {"file_data": part.data} if part.name is None else {"file_data": part.data, "filename": part.name}
+    return {"type": "file", "file": file}
 
 
 def tools_body(given: Sequence[Tool]) -> dict[str, Any]:

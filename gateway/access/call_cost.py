@@ -12,7 +12,7 @@ from functools import partial
 
 import msgspec
 
-from backends.protocol import GenerateRequest, Image, Message
+from backends.protocol import Audio, GenerateRequest, Image, Media, Message
 from gateway.access.spending_lease import SpendingHold
 from policies.pricing import price_usd, to_nano_usd
 from policies.types import Tier
@@ -22,6 +22,11 @@ _TOKENS_PER_MESSAGE = 16
 _TOKENS_PER_TOOL = 64
 # More than the largest image costs at today's providers, whatever its address weighs.
 _TOKENS_PER_IMAGE = 16_384
+# Of base64: the least that speech takes is 8 kbit/s, 1,333 characters a second, and none counts 80 tokens for that.
+_CHARS_PER_AUDIO_TOKEN = 16
+# A page is read as text and as image, some 3,000 tokens, and even an empty one weighs a kilobyte.
+_TOKENS_PER_FILE_CHAR = 3
+_LEAST_TOKENS_PER_FILE = 16_384
 # Where neither request nor configuration says more: no answer of today's models is longer.
 _UNKNOWN_CONTEXT = 131_072
 # Of no use as a bound beyond this: a million dollars, which the sums in the database hold many times.
@@ -89,8 +94,16 @@ def _message_tokens(message: Message) -> int:
     num_bytes = sum(map(_num_bytes, (message.role, message.content, message.name or "", message.reasoning)))
     for call in message.tool_calls:
         num_bytes += _num_bytes(call.call_id) + _num_bytes(call.name) + _num_bytes(call.arguments) + _TOKENS_PER_TOOL
-    num_images = sum(isinstance(part, Image) for part in message.parts)
-    return num_bytes + _num_bytes(message.tool_call_id or "") + _TOKENS_PER_IMAGE * num_images + _TOKENS_PER_MESSAGE
+    num_media = sum([_media_tokens(part) for part in message.parts if not isinstance(part, str)])
+    return num_bytes + _num_bytes(message.tool_call_id or "") + num_media + _TOKENS_PER_MESSAGE
+
+
+def _media_tokens(part: Media) -> int:
+    if isinstance(part, Image):
+        return _TOKENS_PER_IMAGE
+    if isinstance(part, Audio):
+        return len(part.data) // _CHARS_PER_AUDIO_TOKEN + 1
+    return max(_LEAST_TOKENS_PER_FILE, _TOKENS_PER_FILE_CHAR * len(part.data)) + _num_bytes(part.name or "")
 
 
 def _num_bytes(text: str) -> int:

@@ -15,7 +15,7 @@ from classifier.log_view import tool_entries
 from classifier.types import Sufficiency
 from gateway.answering.phases import UNCALIBRATED, AdmittedRequest, RoutedRequest, RoutingBasis
 from gateway.answering.sessions import Sessions
-from gateway.api.request import InferenceRequest, Prompt, ToolResultPart, Turn, has_images, messages_of, prompt_size
+from gateway.api.request import InferenceRequest, Prompt, ToolResultPart, Turn, media_in, messages_of, prompt_size
 from gateway.api.tool_use import read_tool_features
 from gateway.control.control_state import groups_of
 from gateway.control.router_set import RouterSet, sticky_key
@@ -39,7 +39,9 @@ _LACKING = {
     "logprobs": "'{}' in this form is not supported by the model asked for.",
     "tools": "'{}' needs a model that calls tools; the model asked for does not.",
     "structured_output": "'{}' is not supported by the model asked for.",
-    "images": "'{}' holds images; the model asked for reads text only.",
+    "images": "'{}' holds images, which the model asked for does not read.",
+    "audio": "'{}' holds audio, which the model asked for does not hear.",
+    "files": "'{}' holds files, which the model asked for does not read.",
 }
 
 # The router's word groups that name a subject; the others say how a prompt is put.
@@ -252,8 +254,8 @@ class RequestRouter:
             needs.append(("tools", "messages"))
         if request.output_format is not PLAIN_TEXT:
             needs.append(("structured_output", "response_format"))
-        if others and has_images(others):
-            needs.append(("images", "messages"))
+        if others:
+            needs += [(each, "messages") for each in sorted(media_in(others))]
         unable = _ALL_ABLE
         for capability, param in needs:
             lacking = {t.index for t in self.catalog.ladder if capability not in self.catalog.backend(t).capabilities}

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import orjson
 from msgspec import Meta, Struct
 
-from backends.protocol import FREE_CHOICE, FinishReason, Image, TokenDelta, Tool, ToolCall, ToolCallDelta
+from backends.protocol import FREE_CHOICE, Audio, File, FinishReason, Image, TokenDelta, Tool, ToolCall, ToolCallDelta
 from gateway.api.answer_encoder import AnswerChoice, CompletionsEncoder, logprob_json
 from gateway.api.conversation import check_results
 from gateway.api.declaration import Words, wrong_type, wrong_value
 from gateway.api.generation_body import BodyLimits, GenerationBody, GenerationDecoder
-from gateway.api.request import InferenceRequest, Part, ReasoningPart, TextPart, ToolResultPart, Turn
+from gateway.api.request import InferenceRequest, Part, ReasoningPart, Shown, TextPart, ToolResultPart, Turn
 from gateway.api.tool_fields import ChatTool, ChoiceField, ToolName, read_tool_choice, read_tools
 from gateway.errors import InvalidRequest, UnsupportedOption
 
 # OpenAI renamed the system role; models know the old name.
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-_PART_TYPES = ("text", "refusal", "image_url")
+_PART_TYPES = ("text", "refusal", "image_url", "input_audio", "file")
 
 
 def _unsupported_part(value: Any, param: str) -> InvalidRequest | None:
@@ -27,8 +27,12 @@ def _unsupported_part(value: Any, param: str) -> InvalidRequest | None:
     if not isinstance(kind, str) or kind in _PART_TYPES:
         return None
     return UnsupportedOption(
-        f"'{param}' is of type {kind[:40]!r}; only text and images are supported.", param=f"{param}.type"
+        f"'{param}' is of type {kind[:40]!r}; only text, images, audio and files are supported.", param=f"{param}.type"
     )
+
+
+def _kept_elsewhere(value: Any, param: str) -> InvalidRequest:
+    return UnsupportedOption(f"'{param}': files are not kept here; send the file itself as 'file_data'.", param=param)
 
 
 def _no_parts(value: Any, param: str) -> InvalidRequest | None:
@@ -75,7 +79,37 @@ class ChatImagePart(Struct, tag="image_url", tag_field="type"):
     image_url: ImageUrl
 
 
-ChatPart = Annotated[ChatTextPart | ChatRefusalPart | ChatImagePart, Words(error=_unsupported_part)]
+class InputAudio(Struct):
+    """Sound in base64."""
+
+    data: Annotated[str, Meta(min_length=1)]
+    format: Literal["wav", "mp3"]
+
+
+class ChatAudioPart(Struct, tag="input_audio", tag_field="type"):
+    """Sound in a message."""
+
+    input_audio: InputAudio
+
+
+class InputFile(Struct):
+    """A file as a ``data:`` URL. Ids would be of one provider, and of all who use its account."""
+
+    checked_first: ClassVar[tuple[str, ...]] = ("file_id",)
+
+    file_data: Annotated[str, Meta(min_length=1)]
+    file_id: Annotated[None, Words(error=_kept_elsewhere)] = None
+    filename: str | None = None
+
+
+class ChatFilePart(Struct, tag="file", tag_field="type"):
+    """A file in a message."""
+
+    file: InputFile
+
+
+ChatPartFields = ChatTextPart | ChatRefusalPart | ChatImagePart | ChatAudioPart | ChatFilePart
+ChatPart = Annotated[ChatPartFields, Words(error=_unsupported_part)]
 Content = Annotated[
     str | Annotated[list[ChatPart], Meta(min_length=1)],
     Words(kind="a string or an array of content parts", error=_no_parts),
@@ -208,16 +242,22 @@ def _turn(message: ChatMessage, place: int) -> Turn:
     return Turn(_ROLES[role], tuple(parts), message.name)
 
 
-def _parts(content: str | list[ChatTextPart | ChatRefusalPart | ChatImagePart]) -> tuple[TextPart | Image, ...]:
+def _parts(content: str | list[ChatPartFields]) -> tuple[Shown, ...]:
     if isinstance(content, str):
         return (TextPart(content),)
     return tuple([_part(part) for part in content])
 
 
-def _part(part: ChatTextPart | ChatRefusalPart | ChatImagePart) -> TextPart | Image:
+def _part(part: ChatPartFields) -> Shown:
+    if isinstance(part, ChatTextPart):
+        return TextPart(part.text)
     if isinstance(part, ChatImagePart):
         return Image(part.image_url.url, part.image_url.detail)
-    return TextPart(part.text) if isinstance(part, ChatTextPart) else TextPart(part.refusal, is_refusal=True)
+    if isinstance(part, ChatAudioPart):
+        return Audio(part.input_audio.data, part.input_audio.format)
+    if isinstance(part, ChatFilePart):
+        return File(part.file.file_data, part.file.filename)
+    return TextPart(part.refusal, is_refusal=True)
 
 
 def _logprobs(body: ChatBody) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 from msgspec import Meta, Struct, ValidationError, convert
 
 from backends.protocol import FREE_CHOICE, PLAIN_TEXT, OutputFormat, SamplingParams, Tool, ToolChoice
-from gateway.api.declaration import JsonScalar, Words, explain, fits, limited, read_scalar, schema_of
+from gateway.api.declaration import JsonScalar, Words, explain, fits, limited, read_scalar, schema_of, wrong_type
 from gateway.api.request import (
     NO_HINTS,
     NO_PREFERENCES,
@@ -24,6 +24,8 @@ from gateway.errors import InvalidRequest, UnsupportedOption
 
 MAX_OUTPUT_TOKENS = 2**31 - 1
 _MAX_TOKEN_ID = 2**31 - 1
+# 0 means "only the likeliest token" to OpenAI; samplers want a positive share.
+LEAST_SHARE = 1e-9
 
 
 def _missing_model(value: Any, param: str) -> InvalidRequest | None:
@@ -269,6 +271,20 @@ class GenerationDecoder(BodyDecoder[B]):
         )
 
 
+def text_of(body: Mapping[str, Any], name: str, where: str) -> str:
+    """Return a text that an object must have.
+
+    Raises
+    ------
+    InvalidRequest
+        It has none; ``param`` begins with ``where``.
+    """
+    value = body.get(name)
+    if not isinstance(value, str):
+        raise wrong_type(f"{where}.{name}", "a string", value)
+    return value
+
+
 def user_id_of(metadata: Mapping[str, Any] | None) -> str | None:
     """Return ``metadata.user_id``, where it is text."""
     found = None if metadata is None else metadata.get("user_id")
@@ -278,8 +294,7 @@ def user_id_of(metadata: Mapping[str, Any] | None) -> str | None:
 # Fields of a body -> what SamplingParams makes of their values.
 _SAMPLING: Mapping[str, Callable[[Any], Any] | None] = {
     "temperature": None,
-    # 0 means "only the likeliest token" to OpenAI; samplers want a positive share.
-    "top_p": lambda share: share or 1e-9,
+    "top_p": lambda share: share or LEAST_SHARE,
     # -1 is vLLM's older word for "all".
     "top_k": lambda count: max(count, 0),
     "min_p": None,

@@ -8,15 +8,35 @@ from typing import Annotated, Any, Literal
 import orjson
 from msgspec import Meta, Struct
 
-from backends.protocol import FREE_CHOICE, PLAIN_TEXT, Image, OutputFormat, SamplingParams, Tool, ToolCall, ToolChoice
+from backends.protocol import (
+    FREE_CHOICE,
+    PLAIN_TEXT,
+    File,
+    Image,
+    OutputFormat,
+    SamplingParams,
+    Tool,
+    ToolCall,
+    ToolChoice,
+)
 from gateway.api.conversation import check_results
 from gateway.api.declaration import Words, limited, wrong_type
-from gateway.api.generation_body import BodyDecoder, BodyLimits, ModelName, PositiveTokenCount, Share, user_id_of
+from gateway.api.generation_body import (
+    LEAST_SHARE,
+    BodyDecoder,
+    BodyLimits,
+    ModelName,
+    PositiveTokenCount,
+    Share,
+    text_of,
+    user_id_of,
+)
 from gateway.api.request import (
     ConversationHints,
     InferenceRequest,
     Part,
     ReasoningPart,
+    Shown,
     TextPart,
     ToolResultPart,
     Turn,
@@ -180,33 +200,33 @@ class _BlockReader:
         """Return a block's part; None for one of a type that nobody here knows."""
         kind = block.get("type")
         if kind == "tool_use":
-            arguments = _member(block, "input", dict, "an object", where)
-            call_id, name = _text(block, "id", where), _text(block, "name", where)
+            arguments = _object(block, "input", where)
+            call_id, name = text_of(block, "id", where), text_of(block, "name", where)
             return ToolCall(call_id, name, orjson.dumps(arguments).decode())
         if kind == "tool_result":
             parts = self._result(block.get("content"), f"{where}.content")
-            return ToolResultPart(_text(block, "tool_use_id", where), parts, block.get("is_error") is True)
+            return ToolResultPart(text_of(block, "tool_use_id", where), parts, block.get("is_error") is True)
         if kind == "thinking":
             signature = block.get("signature")
-            thought = _text(block, "thinking", where)
+            thought = text_of(block, "thinking", where)
             return ReasoningPart(thought, signature if isinstance(signature, str) and signature else None)
         if kind == "redacted_thinking":
-            return ReasoningPart("", _text(block, "data", where))
+            return ReasoningPart("", text_of(block, "data", where))
         return _shown(block, where)
 
-    def _result(self, content: Any, where: str) -> tuple[TextPart | Image, ...]:
+    def _result(self, content: Any, where: str) -> tuple[Shown, ...]:
         if content is None:
             return ()
         if isinstance(content, str):
             return (TextPart(content),)
         if not isinstance(content, list):
             raise wrong_type(where, "a string or an array of content blocks", content)
-        found: list[TextPart | Image] = []
+        found: list[Shown] = []
         for place, block in enumerate(content):
             if not isinstance(block, dict):
                 raise wrong_type(f"{where}[{place}]", "an object", block)
             if block.get("type") == "tool_reference":
-                name = _text(block, "tool_name", f"{where}[{place}]")
+                name = text_of(block, "tool_name", f"{where}[{place}]")
                 self.referenced.add(name)
                 found.append(TextPart(f"Found: {name}"))
             elif (part := _shown(block, f"{where}[{place}]")) is not None:
@@ -214,43 +234,39 @@ class _BlockReader:
         return tuple(found)
 
 
-def _shown(block: Mapping[str, Any], where: str) -> TextPart | Image | None:
-    """Return a block of text, an image or a document of text.
+def _shown(block: Mapping[str, Any], where: str) -> Shown | None:
+    """Return a block of text, an image or a document; None for one of another type.
 
     Raises
     ------
     UnsupportedOption
-        It is a file, or a picture that is kept elsewhere.
+        It is kept elsewhere.
     """
     kind = block.get("type")
     if kind == "text":
-        return TextPart(_text(block, "text", where))
+        return TextPart(text_of(block, "text", where))
     if kind not in ("image", "document"):
         return None
-    source = _member(block, "source", dict, "an object", where)
-    if kind == "image" and source.get("type") == "base64":
-        media = _text(source, "media_type", f"{where}.source")
-        return Image(f"data:{media};base64,{_text(source, 'data', f'{where}.source')}")
+    source = _object(block, "source", where)
+    if source.get("type") == "base64":
+        media = text_of(source, "media_type", f"{where}.source")
+        url, title = f"data:{media};base64,{text_of(source, 'data', f'{where}.source')}", block.get("title")
+        return Image(url) if kind == "image" else File(url, title if isinstance(title, str) else None)
     if kind == "image" and source.get("type") == "url":
-        return Image(_text(source, "url", f"{where}.source"))
+        return Image(text_of(source, "url", f"{where}.source"))
     if kind == "document" and source.get("type") == "text":
-        return TextPart(_text(source, "data", f"{where}.source"))
+        return TextPart(text_of(source, "data", f"{where}.source"))
     told = str(source.get("type"))[:40]
     raise UnsupportedOption(
-        f"'{where}' is of type {kind!r} with a source of type {told!r}; only text and images are supported.",
+        f"'{where}' is of type {kind!r} with a source of type {told!r}; send it in base64, or as text.",
         param=where,
     )
 
 
-def _member(block: Mapping[str, Any], name: str, kind: type, noun: str, where: str) -> Any:
+def _object(block: Mapping[str, Any], name: str, where: str) -> dict[str, Any]:
     value = block.get(name)
-    if not isinstance(value, kind):
-        raise wrong_type(f"{where}.{name}", noun, value)
-    return value
-
-
-def _text(block: Mapping[str, Any], name: str, where: str) -> str:
-    value: str = _member(block, name, str, "a string", where)
+    if not isinstance(value, dict):
+        raise wrong_type(f"{where}.{name}", "an object", value)
     return value
 
 
@@ -259,7 +275,7 @@ def _system(given: str | Sequence[Mapping[str, Any]] | None) -> tuple[TextPart, 
         texts = [given or ""]
     else:
         texts = [
-            _text(block, "text", f"system[{place}]")
+            text_of(block, "text", f"system[{place}]")
             for place, block in enumerate(given)
             if block.get("type", "text") == "text"
         ]
@@ -307,8 +323,7 @@ def _sampling(given: CountBody) -> SamplingParams:
     if given.temperature is not None:
         chosen["temperature"] = given.temperature
     if given.top_p is not None:
-        # Samplers want a positive share.
-        chosen["top_p"] = given.top_p or 1e-9
+        chosen["top_p"] = given.top_p or LEAST_SHARE
     if given.top_k is not None:
         chosen["top_k"] = given.top_k
     return SamplingParams(**chosen)

@@ -17,8 +17,10 @@ from msgspec import Struct, field
 
 from backends.protocol import (
     FREE_CHOICE,
+    MEDIA_CAPABILITIES,
     PLAIN_TEXT,
-    Image,
+    Capability,
+    Media,
     Message,
     OutputFormat,
     Priority,
@@ -37,6 +39,10 @@ class TextPart(Struct, frozen=True):
     is_refusal: bool = False
 
 
+Shown = TextPart | Media
+"""What a turn shows its reader."""
+
+
 class ReasoningPart(Struct, frozen=True):
     """A model's own reasoning as a client sends it back; ``signature`` is opaque and returned unaltered."""
 
@@ -48,11 +54,11 @@ class ToolResultPart(Struct, frozen=True):
     """Holds what a call gave; ``call_id`` names the call it answers."""
 
     call_id: str
-    parts: tuple[TextPart | Image, ...]
+    parts: tuple[Shown, ...]
     is_error: bool = False
 
 
-Part = TextPart | Image | ReasoningPart | ToolCall | ToolResultPart
+Part = Shown | ReasoningPart | ToolCall | ToolResultPart
 
 
 class Turn(Struct, frozen=True):
@@ -145,7 +151,7 @@ class InferenceRequest(Struct, frozen=True, kw_only=True):
 
     @property
     def other_parts(self) -> tuple[Part, ...]:
-        """All that its turns hold beside text: calls of tools, their results, images, reasoning. Mostly nothing."""
+        """All that its turns hold beside text: calls of tools, their results, media, reasoning. Mostly nothing."""
         found: list[Part] = []
         for prompt in self.prompts:
             if not isinstance(prompt, str) and prompt and isinstance(prompt[0], Turn):
@@ -210,7 +216,7 @@ def messages_of(prompt: tuple[Turn, ...]) -> tuple[Message, ...]:
 
 def _messages(turn: Turn) -> list[Message]:
     results = [
-        Message("tool", _text(part.parts), tool_call_id=part.call_id, parts=_with_images(part.parts))
+        Message("tool", _text(part.parts), tool_call_id=part.call_id, parts=_with_media(part.parts))
         for part in turn.parts
         if isinstance(part, ToolResultPart)
     ]
@@ -223,16 +229,20 @@ def _messages(turn: Turn) -> list[Message]:
         turn.name,
         tool_calls=turn.tool_calls,
         reasoning="\n".join([part.text for part in own if isinstance(part, ReasoningPart) and part.text]),
-        parts=_with_images(own),
+        parts=_with_media(own),
     )
     return [*results, message]
 
 
-def has_images(parts: Sequence[Part]) -> bool:
-    """Return whether some parts, or results among them, show an image."""
-    return any(
-        isinstance(part, Image) or (isinstance(part, ToolResultPart) and has_images(part.parts)) for part in parts
-    )
+def media_in(parts: Sequence[Part]) -> set[Capability]:
+    """Return what a model must be able to read for the media of some parts, and of results among them."""
+    found: set[Capability] = set()
+    for part in parts:
+        if isinstance(part, ToolResultPart):
+            found |= media_in(part.parts)
+        elif isinstance(part, Media):
+            found.add(MEDIA_CAPABILITIES[type(part)])
+    return found
 
 
 def _text(parts: Sequence[Part]) -> str:
@@ -245,13 +255,11 @@ def _text(parts: Sequence[Part]) -> str:
     return "\n".join(texts)
 
 
-def _with_images(parts: Sequence[Part]) -> tuple[str | Image, ...]:
-    """Return texts and images in their order; nothing where there is no image."""
-    if not has_images(parts):
+def _with_media(parts: Sequence[Part]) -> tuple[str | Media, ...]:
+    """Return texts and media in their order; nothing where there is no media."""
+    if not any(isinstance(part, Media) for part in parts):
         return ()
-    return tuple(
-        [part.text if isinstance(part, TextPart) else part for part in parts if isinstance(part, TextPart | Image)]
-    )
+    return tuple([part.text if isinstance(part, TextPart) else part for part in parts if isinstance(part, Shown)])
 
 
 def _size(turn: Turn) -> int:

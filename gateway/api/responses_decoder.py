@@ -8,14 +8,25 @@ from typing import Annotated, Any, Literal
 import orjson
 from msgspec import Meta, Struct
 
-from backends.protocol import PLAIN_TEXT, Image, OutputFormat, SamplingParams, ToolCall
+from backends.protocol import PLAIN_TEXT, Audio, File, Image, OutputFormat, SamplingParams, ToolCall
+from gateway.api.chat_codec import InputAudio
 from gateway.api.declaration import Words, checked, limited, wrong_type
-from gateway.api.generation_body import BodyDecoder, BodyLimits, Label, ModelName, PositiveTokenCount, Share
+from gateway.api.generation_body import (
+    LEAST_SHARE,
+    BodyDecoder,
+    BodyLimits,
+    Label,
+    ModelName,
+    PositiveTokenCount,
+    Share,
+    text_of,
+)
 from gateway.api.request import (
     ConversationHints,
     InferenceRequest,
     Part,
     ReasoningPart,
+    Shown,
     TextPart,
     ToolResultPart,
     Turn,
@@ -251,25 +262,25 @@ class _History:
             self._turns.append((_ROLES[role], list(parts), []))
 
     def _add_call(self, kind: str, item: Mapping[str, Any], where: str) -> None:
-        call_id = _text(item, "call_id", where)
+        call_id = text_of(item, "call_id", where)
         if call_id in self._known:
             raise InvalidRequest(f"'{where}' is a second call with the id {call_id!r}.", param=f"{where}.call_id")
         if kind == "tool_search_call":
             name, arguments = "tool_search", orjson.dumps(item.get("arguments") or {}).decode()
         else:
             space = item.get("namespace")
-            name = self._box.model_name(_text(item, "name", where), space if isinstance(space, str) else None)
+            name = self._box.model_name(text_of(item, "name", where), space if isinstance(space, str) else None)
             if kind == "function_call":
-                arguments = _text(item, "arguments", where) or "{}"
+                arguments = text_of(item, "arguments", where) or "{}"
             else:
-                arguments = orjson.dumps({"input": _text(item, "input", where)}).decode()
+                arguments = orjson.dumps({"input": text_of(item, "input", where)}).decode()
         output = self._output()
         output.append(ToolCall(call_id, name, arguments))
         self._known.add(call_id)
         self._waiting[call_id] = self._turns[-1][2]
 
     def _add_result(self, kind: str, item: Mapping[str, Any], where: str) -> None:
-        call_id = _text(item, "call_id", where)
+        call_id = text_of(item, "call_id", where)
         results = self._waiting.pop(call_id, None)
         if results is None:
             raise InvalidRequest(
@@ -277,26 +288,19 @@ class _History:
             )
         if kind == "tool_search_output":
             names = [each.get("name") for each in item.get("tools") or ()]
-            parts: tuple[TextPart | Image, ...] = (TextPart(f"Found: {', '.join(map(str, names))}"),)
+            parts: tuple[Shown, ...] = (TextPart(f"Found: {', '.join(map(str, names))}"),)
         else:
             parts = _parts(item.get("output"), f"{where}.output")
         results.append(ToolResultPart(call_id, parts))
         self._is_output = False
 
 
-def _text(item: Mapping[str, Any], name: str, where: str) -> str:
-    value = item.get(name)
-    if not isinstance(value, str):
-        raise wrong_type(f"{where}.{name}", "a string", value)
-    return value
-
-
-def _parts(content: Any, where: str) -> tuple[TextPart | Image, ...]:
+def _parts(content: Any, where: str) -> tuple[Shown, ...]:
     if isinstance(content, str):
         return (TextPart(content),)
     if not isinstance(content, list):
         raise wrong_type(where, "a string or an array of content parts", content)
-    found: list[TextPart | Image] = []
+    found: list[Shown] = []
     for place, part in enumerate(content):
         if not isinstance(part, dict):
             raise wrong_type(f"{where}[{place}]", "an object", part)
@@ -305,25 +309,32 @@ def _parts(content: Any, where: str) -> tuple[TextPart | Image, ...]:
     return tuple(found)
 
 
-def _part(part: Mapping[str, Any], where: str) -> TextPart | Image | None:
+def _part(part: Mapping[str, Any], where: str) -> Shown | None:
     """Return a part; None for one of a type that nobody here knows.
 
     Raises
     ------
     UnsupportedOption
-        It is a file, sound, or a picture that is kept elsewhere.
+        It is kept elsewhere.
     """
     kind = part.get("type")
     if kind in _TEXT_PARTS:
-        return TextPart(_text(part, "text", where))
+        return TextPart(text_of(part, "text", where))
     if kind == "refusal":
-        return TextPart(_text(part, "refusal", where), is_refusal=True)
+        return TextPart(text_of(part, "refusal", where), is_refusal=True)
     if kind == "input_image" and part.get("image_url") is not None:
         detail = part.get("detail")
-        return Image(_text(part, "image_url", where), detail if isinstance(detail, str) else None)
-    if kind in ("input_image", "input_file", "input_audio"):
+        return Image(text_of(part, "image_url", where), detail if isinstance(detail, str) else None)
+    if kind == "input_audio":
+        sound = checked(part.get("input_audio"), InputAudio, f"{where}.input_audio")
+        return Audio(sound.data, sound.format)
+    if kind == "input_file" and part.get("file_data") is not None:
+        name = part.get("filename")
+        return File(text_of(part, "file_data", where), name if isinstance(name, str) else None)
+    if kind in ("input_image", "input_file"):
         raise UnsupportedOption(
-            f"'{where}' is of type {kind!r}; only text and images by URL are supported.", param=where
+            f"'{where}' is of type {kind!r} and kept elsewhere; send an image by 'image_url', a file as 'file_data'.",
+            param=where,
         )
     return None
 
@@ -342,7 +353,7 @@ def _sampling(given: ResponsesBody) -> SamplingParams:
     if given.temperature is not None:
         chosen["temperature"] = given.temperature
     if given.top_p is not None:
-        chosen["top_p"] = given.top_p or 1e-9
+        chosen["top_p"] = given.top_p or LEAST_SHARE
     if given.max_output_tokens is not None:
         chosen["max_tokens"] = given.max_output_tokens
     if _LOGPROBS in (given.include or ()):

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 from backends.protocol import FinishReason, ToolCall
 from classifier.types import Sufficiency
-from gateway.api.request import InferenceRequest, has_images, is_text
+from gateway.api.request import InferenceRequest, is_text, media_in
 from gateway.config.sections import Retention
 from gateway.ids import uuid7
 from gateway.outcomes.answer_validator import Fault
@@ -54,7 +54,7 @@ class CheckSampler:
         self._ladder = ladder
         self._prices = {tier.index: float(price_usd(tier, _TYPICAL_TOKENS, _TYPICAL_TOKENS)) for tier in ladder}
         self._is_on = enabled and retention != "none" and len(ladder) > 1
-        self._keeps_images = retention == "full"
+        self._keeps_media = retention == "full"
         self._rng = rng
         self.throttle = 1.0
 
@@ -78,12 +78,12 @@ class CheckSampler:
         ``unable`` are the tiers that cannot take the request.
 
         Checked are whole single answers, with their calls of tools. An answer of a tier that the request itself named
-        is left out: its quality was the caller's choice. So is a prompt with images where texts are not kept.
+        is left out: its quality was the caller's choice. So is a prompt with media where texts are not kept.
         """
         if not self._is_on or reason not in _WHOLE or request.num_choices != 1:
             return None
         others = request.other_parts
-        if others and not self._keeps_images and has_images(others):
+        if others and not self._keeps_media and media_in(others):
             return None
         why = decision.reason
         if why is ReasonCode.PINNED or request.echo or not is_text(request.prompts[0]):

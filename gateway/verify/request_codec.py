@@ -12,7 +12,7 @@ from backends.protocol import (
     FREE_CHOICE,
     PLAIN_TEXT,
     GenerateRequest,
-    Image,
+    Media,
     Message,
     OutputFormat,
     Priority,
@@ -140,10 +140,14 @@ def _message(role: str, content: str, name: str | None, more: Mapping[str, Any] 
         tool_calls=_calls(more.get("calls", ())),
         tool_call_id=more.get("answers"),
         reasoning=more.get("reasoning", ""),
-        parts=tuple(
-            [each if isinstance(each, str) else msgspec.convert(each, Image) for each in more.get("parts", ())]
-        ),
+        parts=tuple([each if isinstance(each, str) else _media(each) for each in more.get("parts", ())]),
     )
+
+
+def _media(packed: Mapping[str, Any]) -> Media:
+    # Without a type it was packed when there were only images.
+    found: Media = msgspec.convert({"type": "image", **packed}, Media)
+    return found
 
 
 def _output_format(packed: Any) -> OutputFormat:

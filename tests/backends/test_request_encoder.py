@@ -12,7 +12,19 @@ from hypothesis import strategies as st
 
 from backends.config import RemoteModelConfig
 from backends.errors import BackendFailure, UnsupportedByBackend
-from backends.protocol import GenerateRequest, Image, Message, OutputFormat, SamplingParams, Tool, ToolCall, ToolChoice
+from backends.protocol import (
+    Audio,
+    File,
+    GenerateRequest,
+    Image,
+    Media,
+    Message,
+    OutputFormat,
+    SamplingParams,
+    Tool,
+    ToolCall,
+    ToolChoice,
+)
 from backends.remote.request_encoder import request_body, request_path
 from backends.remote.unary_codec import (
     embed_body,
@@ -162,7 +174,23 @@ def test_calls_results_and_images_of_a_conversation() -> None:
         {"role": "tool", "content": "a cat", "tool_call_id": "call_1"},
     ]
     with pytest.raises(UnsupportedByBackend, match="images"):
-        body_of(replace(CHAT, messages=turns))
+        body_of(replace(CHAT, messages=turns), capabilities=("generate", "audio", "files"))
+
+
+@pytest.mark.parametrize(
+    ("part", "capability", "body"),
+    [
+        (Audio("AA==", "mp3"), "audio", {"type": "input_audio", "input_audio": {"data": "AA==", "format": "mp3"}}),
+        (File("data:,", "a"), "files", {"type": "file", "file": {"file_data": "data:,", "filename": "a"}}),
+        (File("data:,"), "files", {"type": "file", "file": {"file_data": "data:,"}}),
+    ],
+)
+def test_media_are_sent_to_servers_that_take_them(part: Media, capability: str, body: dict[str, Any]) -> None:
+    asked = replace(CHAT, messages=(Message("user", "", parts=(part,)),))
+    assert body_of(asked, capabilities=("generate", capability))["messages"][0]["content"] == [body]
+    others = {"images", "audio", "files"} - {capability}
+    with pytest.raises(UnsupportedByBackend, match=capability):
+        body_of(asked, capabilities=("generate", *others))
 
 
 @pytest.mark.parametrize(

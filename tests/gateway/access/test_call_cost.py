@@ -6,7 +6,7 @@ from decimal import Decimal
 
 import pytest
 
-from backends.protocol import GenerateRequest, Image, Message, OutputFormat, SamplingParams, Tool, ToolCall
+from backends.protocol import Audio, File, GenerateRequest, Image, Message, OutputFormat, SamplingParams, Tool, ToolCall
 from gateway.access.call_cost import most_generation_nano_usd
 from policies.types import Tier
 
@@ -33,6 +33,9 @@ def request(*messages: Message, **fields: object) -> GenerateRequest:
         request(Message("user", "hi", tool_calls=(ToolCall("1", WORD, "{}"),))),
         request(Message("user", "hi", tool_call_id=WORD)),
         request(Message("user", "hi", parts=("hi", Image("https://x/y.png")))),
+        request(Message("user", "hi", parts=("hi", Audio("A" * 16 * 200, "mp3")))),
+        request(Message("user", "hi", parts=("hi", File("data:,")))),
+        request(Message("user", "hi", parts=("hi", File("data:,", WORD)))),
         request(tools=(Tool("f", WORD),)),
         request(tools=(Tool("f", "", {"type": "object", "title": WORD}),)),
         request(output_format=OutputFormat("json_schema", {"title": WORD})),
@@ -42,6 +45,13 @@ def request(*messages: Message, **fields: object) -> GenerateRequest:
 )
 def test_all_that_a_model_reads_is_covered(longer: GenerateRequest) -> None:
     assert bound(longer) >= bound(request()) + 200
+
+
+def test_media_are_covered_by_the_page_and_by_the_second() -> None:
+    pages = "A" * 100 * 1365
+    assert bound(request(Message("user", "", parts=(File(pages),)))) >= 100 * 3000
+    minute = "A" * 60 * 1333
+    assert 60 * 80 <= bound(request(Message("user", "", parts=(Audio(minute, "mp3"),)))) < 60 * 100
 
 
 def test_a_template_has_room() -> None:

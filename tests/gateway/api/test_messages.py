@@ -130,7 +130,7 @@ def test_thinking_goes_back_without_what_is_hidden() -> None:
     assert messages_of(prompt)[1].reasoning == "hm"
 
 
-FILE = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "x"}}
+FILE = {"type": "document", "source": {"type": "url", "url": "https://x/a.pdf"}}
 USE = {"type": "tool_use", "id": "t", "name": "look", "input": {}}
 
 

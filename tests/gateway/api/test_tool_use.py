@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from backends.protocol import FREE_CHOICE, SamplingParams, Tool, ToolCall, ToolChoice
+from backends.protocol import FREE_CHOICE, Image, SamplingParams, Tool, ToolCall, ToolChoice
 from classifier.log_view import tool_values
 from classifier.tool_features import TOOL_FEATURES, chat_request
 from gateway.api.chat_codec import ChatDecoder
 from gateway.api.generation_body import BodyLimits
-from gateway.api.request import Image, InferenceRequest, TextPart, ToolResultPart, Turn, has_images
+from gateway.api.request import InferenceRequest, TextPart, ToolResultPart, Turn, media_in
 from gateway.api.tool_use import read_tool_features
 from gateway.config.sections import ServerConfig
 from gateway.errors import InvalidRequest
@@ -95,7 +95,7 @@ def test_agents_requests_say_the_same_as_files_of_prompts() -> None:
             asked = decoder(body | {"model": "auto"}, {})
         except InvalidRequest:
             continue  # those that are to be refused
-        if not asked.tools or has_images(asked.other_parts):
+        if not asked.tools or media_in(asked.other_parts):
             continue
         found = read_tool_features(asked, asked.turns)
         assert found == pytest.approx(chat_request(body["messages"], body["tools"], body.get("tool_choice")).tools), (

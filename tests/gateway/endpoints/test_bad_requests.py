@@ -131,6 +131,22 @@ WRONG_FIELDS: list[tuple[dict[str, Any], str]] = [
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
         "messages[0].content[0].image_url.url",
     ),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {"format": "wav"}}]}]},
+        "messages[0].content[0].input_audio.data",
+    ),
+    (
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "A", "format": "midi"}}]}
+            ]
+        },
+        "messages[0].content[0].input_audio.format",
+    ),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "file", "file": {}}]}]},
+        "messages[0].content[0].file.file_data",
+    ),
 ]
 
 UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
@@ -141,7 +157,11 @@ UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
     ({"guided_json": {}}, "guided_json"),
     ({"use_beam_search": True}, "use_beam_search"),
     ({"messages": [{"role": "function", "content": "x", "name": "f"}]}, "messages[0]"),
-    ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages[0].content[0].type"),
+    ({"messages": [{"role": "user", "content": [{"type": "input_video"}]}]}, "messages[0].content[0].type"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "file", "file": {"file_id": "f"}}]}]},
+        "messages[0].content[0].file.file_id",
+    ),
 ]
 
 # What other servers tolerate: unknown fields, and options that change nothing.

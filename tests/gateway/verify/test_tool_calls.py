@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from backends.protocol import (
     PLAIN_TEXT,
+    Audio,
+    File,
     Image,
     Message,
     OutputFormat,
@@ -148,9 +150,9 @@ schema = st.dictionaries(st.text(max_size=4), values, max_size=3)
 def test_a_request_with_tools_comes_back_whole(
     tools: tuple[Tool, ...], choice: ToolChoice, wanted: OutputFormat, text: str, made: list[ToolCall]
 ) -> None:
-    image = Image("data:,", "low")
+    media = (Image("data:,", "low"), Audio("AA==", "wav"), File("data:,", "a.pdf"))
     conversation = (
-        Turn("user", (TextPart(text), image)),
+        Turn("user", (TextPart(text), *media)),
         Turn("assistant", tuple(made)),
         Turn("tool", tuple(ToolResultPart(each.call_id, (TextPart(text),)) for each in made)),
     )
@@ -166,9 +168,14 @@ def test_a_request_with_tools_comes_back_whole(
     assert (found.tools, found.tool_choice, found.output_format) == (tools, choice, wanted)
     assert found.messages is not None
     first, second, *results = found.messages
-    assert first == Message("user", text, parts=(text, image))
+    assert first == Message("user", text, parts=(text, *media))
     assert second == Message("assistant", "", tool_calls=tuple(made))
     assert results == [Message("tool", text, tool_call_id=each.call_id) for each in made]
+
+
+def test_an_image_that_was_packed_before_there_were_other_media_comes_back() -> None:
+    packed = '{"messages": [["user", "", null, {"parts": ["", {"url": "data:,", "detail": "low"}]}]]}'
+    assert unpack_request("v", packed, {}).messages == (Message("user", "", parts=("", Image("data:,", "low"))),)
 
 
 @given(st.text() | st.text().map(lambda rest: f"\x1d{rest}"), st.just([]) | calls)
