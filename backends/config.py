@@ -236,7 +236,7 @@ class RemoteModelConfig:
     context_length: int | None = option(None, "The model's context in tokens, where known.", at_least=8)
     capabilities: tuple[Capability, ...] = option(
         ("generate", "logprobs", "tools", "structured_output"),
-        "What the server offers; `continue` is vLLM's `continue_final_message`: it goes on with an answer that broke off.",
+        "What the server offers; `continue` is vLLM's `continue_final_message`: it ends an answer that broke off.",
     )
     thinking: bool | None = option(None, "Whether the model is asked to think unless a request says otherwise.")
     thinking_parameter: ThinkingParameter = option(

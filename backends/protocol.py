@@ -58,6 +58,14 @@ class File(Struct, frozen=True, tag="file"):
 Media = Image | Audio | File
 
 
+class Thought(Struct, frozen=True):
+    """A piece of a model's reasoning with its server's signature; of a redacted one that is its encrypted whole."""
+
+    text: str
+    signature: str
+    is_redacted: bool = False
+
+
 class ToolCall(Struct, frozen=True):
     """A call that a model made; ``arguments`` is JSON text as the model wrote it."""
 
@@ -105,6 +113,7 @@ class Message(Struct, frozen=True):
     tool_calls : of an assistant's turn
     tool_call_id : of a tool's turn, the call that it answers
     reasoning : an assistant's own, as a client sent it back
+    thoughts : what of it is signed, for servers that check it
     """
 
     role: str
@@ -114,6 +123,7 @@ class Message(Struct, frozen=True):
     tool_call_id: str | None = None
     reasoning: str = ""
     parts: tuple[str | Media, ...] = ()
+    thoughts: tuple[Thought, ...] = ()
 
 
 class SamplingParams(Struct, frozen=True):
@@ -219,13 +229,17 @@ def join_calls(pieces: Iterable[ToolCallDelta]) -> tuple[ToolCall, ...]:
 
 @dataclass(frozen=True, slots=True)
 class TokenDelta:
-    """New visible text (never half a character), new reasoning, pieces of tool calls, and the tokens behind them."""
+    """New visible text (never half a character), new reasoning, pieces of tool calls, and the tokens behind them.
+
+    ``signed`` come after the reasoning: each signs what of it came since the one before, unless it is redacted.
+    """
 
     text: str = ""
     reasoning: str = ""
     num_tokens: int = 0
     logprobs: tuple[TokenLogprob, ...] = ()
     tool_calls: tuple[ToolCallDelta, ...] = ()
+    signed: tuple[Thought, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,21 +348,9 @@ class Health:
 
 
 Capability = Literal[
-    "generate",
-    "score",
-    "embed",
-    "tokenize",
-    "thinking",
-    "logprobs",
-    "prompt_token_ids",
-    "prediction",
-    "tools",
-    "structured_output",
-    "images",
-    "continue",
-    "audio",
-    "files",
-]
+    "generate", "score", "embed", "tokenize", "thinking", "logprobs", "prompt_token_ids", "prediction", "tools",
+    "structured_output", "images", "audio", "files", "continue", "thinking_blocks",
+]  # fmt: skip
 
 MEDIA_CAPABILITIES: Mapping[type[Media], Capability] = {Image: "images", Audio: "audio", File: "files"}
 """What a model must be able to read for each kind of media."""

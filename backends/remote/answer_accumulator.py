@@ -11,6 +11,7 @@ from backends.protocol import (
     Finished,
     FinishReason,
     GenerateRequest,
+    Thought,
     Timings,
     TokenDelta,
     TokenLogprob,
@@ -108,6 +109,7 @@ class AnswerAccumulator:
         """
         deltas: list[TokenDelta] = []
         text = reasoning = ""
+        signed: tuple[Thought, ...] = ()
         logprobs: tuple[TokenLogprob, ...] = ()
         calls: tuple[ToolCallDelta, ...] = ()
         num_tokens = 0
@@ -123,17 +125,20 @@ class AnswerAccumulator:
                 chunk = self._shortened(chunk)
                 if not chunk.has_content:
                     break
-            # One delta shows reasoning, text, calls in this order; where they come in another, a new one begins.
-            if (text and chunk.reasoning) or (calls and (chunk.reasoning or chunk.text)):
-                deltas.append(TokenDelta(text, reasoning, num_tokens, logprobs, calls))
-                text, reasoning, logprobs, num_tokens, calls = "", "", (), 0, ()
+            # One delta shows reasoning, what signs it, text, calls in this order; where they come in another, a new one
+            # begins.
+            is_thought = bool(chunk.reasoning or chunk.signed)
+            if (signed and is_thought) or (text and is_thought) or (calls and (is_thought or chunk.text)):
+                deltas.append(TokenDelta(text, reasoning, num_tokens, logprobs, calls, signed))
+                text, reasoning, logprobs, num_tokens, calls, signed = "", "", (), 0, (), ()
             text += self._seam.take(self._cutter.feed(chunk.text)) if chunk.text else ""
             reasoning += chunk.reasoning
+            signed += chunk.signed
             logprobs += chunk.logprobs
             calls += self._calls.take(chunk.tool_calls) if chunk.tool_calls else ()
             num_tokens += self._count(chunk)
         if num_tokens:
-            deltas.append(TokenDelta(text, reasoning, num_tokens, logprobs, calls))
+            deltas.append(TokenDelta(text, reasoning, num_tokens, logprobs, calls, signed))
             if self._first_s is None:
                 self._first_s = self._clock()
         return deltas

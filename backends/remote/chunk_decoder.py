@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from backends.protocol import FinishReason, TokenLogprob, ToolCallDelta, Usage
+from backends.protocol import FinishReason, Thought, TokenLogprob, ToolCallDelta, Usage
 
 UNKNOWN_TOKEN_ID = -1
 """``TokenLogprob.token_id`` where a server names tokens by text only."""
@@ -71,10 +71,11 @@ class AnswerChunk:
     has_bad_usage: bool = False
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
     stop_string: str | None = None
+    signed: tuple[Thought, ...] = ()
 
     @property
     def has_content(self) -> bool:
-        return bool(self.text or self.reasoning or self.logprobs or self.tool_calls)
+        return bool(self.text or self.reasoning or self.logprobs or self.tool_calls or self.signed)
 
     @property
     def num_chars(self) -> int:
@@ -130,7 +131,22 @@ def _read(body: dict[str, Any]) -> AnswerChunk:
         has_bad_usage=has_bad_usage,
         prompt_logprobs=_prompt_logprobs(choice.get("prompt_logprobs") or body.get("prompt_logprobs")),
         stop_string=_stop_string(choice),
+        signed=_signed(source.get("thinking_blocks")),
     )
+
+
+def _signed(blocks: Any) -> tuple[Thought, ...]:
+    """Read LiteLLM's ``thinking_blocks``; their texts come as reasoning too, and count there.
+
+    Where several come at once, as in an answer that is not streamed, nothing says which text each signs: none is kept.
+    """
+    found = []
+    for block in blocks or ():
+        if block.get("type") == "redacted_thinking":
+            found.append(Thought("", _text(block.get("data")), is_redacted=True))
+        elif signature := _text(block.get("signature")):
+            found.append(Thought("", signature))
+    return tuple(found) if len(found) == 1 else ()
 
 
 def _stop_string(choice: Any) -> str | None:

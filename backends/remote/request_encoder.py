@@ -23,6 +23,7 @@ from backends.protocol import (
     Message,
     OutputFormat,
     SamplingParams,
+    Thought,
     Tool,
     ToolChoice,
 )
@@ -65,7 +66,7 @@ def request_body(request: GenerateRequest, config: RemoteModelConfig, *, with_us
     UnsupportedByBackend : the request needs a capability the server was not said to have
     """
     check_supported(request, config)
-    body: dict[str, Any] = {"model": config.model, **_prompt(request), "stream": True}
+    body: dict[str, Any] = {"model": config.model, **_prompt(request, config), "stream": True}
     if with_usage:
         body["stream_options"] = {"include_usage": True}
     body.update(_sampling(request, config))
@@ -123,7 +124,7 @@ def begun_text(request: GenerateRequest) -> str:
     return request.continued.content.rstrip() if is_chat(request) else request.continued.content
 
 
-def message_body(message: Message) -> dict[str, Any]:
+def message_body(message: Message, config: RemoteModelConfig) -> dict[str, Any]:
     """Return one chat turn as the server expects it."""
     body: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.name is not None:
@@ -138,10 +139,19 @@ def message_body(message: Message) -> dict[str, Any]:
             {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
             for call in message.tool_calls
         ]
+    if message.thoughts and "thinking_blocks" in config.capabilities:
+        body["thinking_blocks"] = [_thought_body(thought) for thought in message.thoughts]
+    elif message.tool_calls and message.reasoning:
         # Servers of models that think between calls want it back; the others leave the field.
-        if message.reasoning:
-            body["reasoning_content"] = message.reasoning
+        body["reasoning_content"] = message.reasoning
     return body
+
+
+def _thought_body(thought: Thought) -> dict[str, Any]:
+    """Return a block as LiteLLM has it, which are Anthropic's."""
+    if thought.is_redacted:
+        return {"type": "redacted_thinking", "data": thought.signature}
+    return {"type": "thinking", "thinking": thought.text, "signature": thought.signature}
 
 
 def _part_body(part: str | Media) -> dict[str, Any]:
@@ -196,10 +206,10 @@ def _output_format(wanted: OutputFormat) -> dict[str, Any]:
     return {"structured_outputs": {name: list(wanted.spec) if wanted.kind == "choice" else wanted.spec}}
 
 
-def _prompt(request: GenerateRequest) -> dict[str, Any]:
+def _prompt(request: GenerateRequest, config: RemoteModelConfig) -> dict[str, Any]:
     begun = begun_text(request)
     if request.messages is not None:
-        messages = [message_body(message) for message in request.messages]
+        messages = [message_body(message, config) for message in request.messages]
         if request.continued is None or not begun:
             return {"messages": messages}
         last = {"role": "assistant", "content": begun}

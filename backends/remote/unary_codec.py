@@ -48,7 +48,7 @@ def tokenize_body(request: GenerateRequest, config: RemoteModelConfig) -> dict[s
     if request.messages is not None:
         body: dict[str, Any] = {
             "model": config.model,
-            "messages": [message_body(message) for message in request.messages],
+            "messages": [message_body(message, config) for message in request.messages],
         }
         return {**body, **tools_body(request.tools), **thinking_body(request, config)}
     return {"model": config.model, "prompt": request.prompt}
@@ -79,7 +79,7 @@ def score_body(prompt: GenerateRequest, answer: str, config: RemoteModelConfig) 
         body["prompt_logprobs"] = 0
         if prompt.messages is None:
             return "/completions", {**body, "prompt": (prompt.prompt or "") + answer}
-        messages = [message_body(message) for message in prompt.messages]
+        messages = [message_body(message, config) for message in prompt.messages]
         messages.append({"role": "assistant", "content": answer})
         # The answer stays open, so that no end-of-turn token is scored with it.
         open_end = {"add_generation_prompt": False, "continue_final_message": True}

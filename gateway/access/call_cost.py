@@ -94,6 +94,7 @@ def _message_tokens(message: Message) -> int:
     num_bytes = sum(map(_num_bytes, (message.role, message.content, message.name or "", message.reasoning)))
     for call in message.tool_calls:
         num_bytes += _num_bytes(call.call_id) + _num_bytes(call.name) + _num_bytes(call.arguments) + _TOKENS_PER_TOOL
+    num_bytes += sum([_num_bytes(thought.signature) for thought in message.thoughts])
     num_media = sum([_media_tokens(part) for part in message.parts if not isinstance(part, str)])
     return num_bytes + _num_bytes(message.tool_call_id or "") + num_media + _TOKENS_PER_MESSAGE
 

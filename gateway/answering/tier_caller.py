@@ -211,6 +211,8 @@ def _take_delta(answer: Answer, tier: Tier, choice: AnswerChoice, delta: TokenDe
         choice.texts.append(delta.text)
     if delta.reasoning:
         choice.reasonings.append(delta.reasoning)
+    if delta.signed:
+        choice.sign(delta.signed)
     if delta.tool_calls:
         choice.call_pieces.extend(delta.tool_calls)
     if delta.logprobs:

@@ -15,6 +15,7 @@ import orjson
 from backends.protocol import (
     Finished,
     FinishReason,
+    Thought,
     TokenDelta,
     TokenLogprob,
     ToolCall,
@@ -30,9 +31,10 @@ from gateway.api.request import InferenceRequest
 class AnswerChoice:
     """One choice. ``finished`` is None while it runs; what was sent is what ``texts`` and ``reasonings`` join to.
 
-    ``wants_logprobs`` says that its caller asked for log-probabilities: an answer that was all thought has none, and an
-    empty list says so. ``num_billed`` are those of its tokens that a tier wrote which failed. ``scored`` are the
-    log-probabilities of the answer's own tokens, kept where its tier's confidence is asked for.
+    ``thoughts`` is what of the reasoning was signed, ``num_signed`` the number of its pieces. ``wants_logprobs`` says
+    that its caller asked for log-probabilities: an answer that was all thought has none, and an empty list says so.
+    ``num_billed`` are those of its tokens that a tier wrote which failed. ``scored`` are the log-probabilities of the
+    answer's own tokens, kept where its tier's confidence is asked for.
     """
 
     index: int
@@ -45,6 +47,16 @@ class AnswerChoice:
     finished: Finished | None = None
     scored: list[float] | None = None
     wants_logprobs: bool = False
+    thoughts: list[Thought] = field(default_factory=list)
+    num_signed: int = 0
+
+    def sign(self, signed: Sequence[Thought]) -> None:
+        """Keep what signs the reasoning since the last signature."""
+        for each in signed:
+            if not each.is_redacted:
+                each = Thought("".join(self.reasonings[self.num_signed :]), each.signature)
+                self.num_signed = len(self.reasonings)
+            self.thoughts.append(each)
 
     def score(self, delta: TokenDelta, *, is_wanted: bool) -> TokenDelta:
         """Keep what a delta says of its tokens' probability; the delta as the caller sees it.

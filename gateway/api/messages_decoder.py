@@ -211,7 +211,7 @@ class _BlockReader:
             thought = text_of(block, "thinking", where)
             return ReasoningPart(thought, signature if isinstance(signature, str) and signature else None)
         if kind == "redacted_thinking":
-            return ReasoningPart("", text_of(block, "data", where))
+            return ReasoningPart("", text_of(block, "data", where), is_redacted=True)
         return _shown(block, where)
 
     def _result(self, content: Any, where: str) -> tuple[Shown, ...]:

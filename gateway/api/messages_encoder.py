@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import orjson
 
-from backends.protocol import FinishReason, TokenDelta, ToolCallDelta, Usage
+from backends.protocol import FinishReason, Thought, TokenDelta, ToolCallDelta, Usage
 from gateway.api.answer_encoder import AnswerChoice, AnswerEnd, ResponseHead
 from gateway.api.messages_decoder import MessagesRequest
 from gateway.api.request import InferenceRequest
@@ -51,12 +51,15 @@ class Block:
             found = _parsed(text)
             # What is no object must not run as if it had no arguments.
             return {"type": self.kind, **self.fields, "input": {"invalid_json": text} if found is None else found}
-        return {"type": self.kind, self.kind: text, **self.fields}
+        return {"type": self.kind, **self._text(text), **self.fields}
 
     def opening(self) -> dict[str, Any]:
         if self.kind == "tool_use":
             return {"type": self.kind, **self.fields, "input": {}}
-        return {"type": self.kind, self.kind: "", **self.fields}
+        return {"type": self.kind, **self._text(""), **self.fields}
+
+    def _text(self, text: str) -> dict[str, str]:
+        return {self.kind: text} if self.kind in _DELTAS else {}
 
 
 class BlockWriter:
@@ -78,6 +81,8 @@ class BlockWriter:
         events: list[Event] = []
         if delta.reasoning and self._shows_thinking:
             self._take("thinking", ToolCallDelta(0, arguments=delta.reasoning), events)
+        if delta.signed and self._shows_thinking:
+            self._sign(delta.signed, events)
         if delta.text:
             self._take("text", ToolCallDelta(0, arguments=delta.text), events)
         for piece in delta.tool_calls:
@@ -101,7 +106,7 @@ class BlockWriter:
     def _take(self, kind: str, piece: ToolCallDelta, events: list[Event]) -> None:
         call = piece.index if kind == "tool_use" else None
         block = self._open
-        if block is not None and (block.kind, block.call) == (kind, call):
+        if block is not None and (block.kind, block.call) == (kind, call) and not block.fields.get("signature"):
             self._write(block, piece.arguments, events)
         elif block is not None and (self._waiting or not block.is_whole):
             self._waiting.append((kind, piece))
@@ -109,16 +114,37 @@ class BlockWriter:
             self._close(events)
             self._begin(kind, call, piece, events)
 
+    def _sign(self, signed: Sequence[Thought], events: list[Event]) -> None:
+        """End pieces of reasoning by what signs them; inside a call, where no model thinks, it is left."""
+        for thought in signed:
+            if self._waiting or (self._open is not None and not self._open.is_whole):
+                return
+            if thought.is_redacted:
+                self._close(events)
+                self._start(Block("redacted_thinking", None, data=thought.signature), events)
+                continue
+            if self._open is None or self._open.kind != "thinking" or self._open.fields["signature"]:
+                self._take("thinking", ToolCallDelta(0), events)
+            block = self._open
+            assert block is not None, "it has just begun"
+            block.fields["signature"] = thought.signature
+            delta = {"type": "signature_delta", "signature": thought.signature}
+            events.append({"type": "content_block_delta", "index": len(self.blocks) - 1, "delta": delta})
+
     def _begin(self, kind: str, call: int | None, piece: ToolCallDelta, events: list[Event]) -> None:
         fields: dict[str, Any] = {"signature": ""} if kind == "thinking" else {}
         if call is not None:
             self._begun.add(call)
             fields = {"id": piece.call_id, "name": piece.name}
-        block = self._open = Block(kind, call, **fields)
+        block = Block(kind, call, **fields)
+        self._start(block, events)
+        self._write(block, piece.arguments, events)
+
+    def _start(self, block: Block, events: list[Event]) -> None:
+        self._open = block
         self.blocks.append(block)
         place = len(self.blocks) - 1
         events.append({"type": "content_block_start", "index": place, "content_block": block.opening()})
-        self._write(block, piece.arguments, events)
 
     def _write(self, block: Block, text: str, events: list[Event]) -> None:
         if not text:
@@ -159,7 +185,10 @@ class MessagesEncoder:
 
     def whole(self, end: AnswerEnd) -> bytes:
         choice = end.choices[0]
-        self._writer.add(TokenDelta(choice.text, reasoning=choice.reasoning, tool_calls=tuple(choice.call_pieces)))
+        for thought in choice.thoughts:
+            self._writer.add(TokenDelta(reasoning=thought.text, signed=(thought,)))
+        rest = "".join(choice.reasonings[choice.num_signed :])
+        self._writer.add(TokenDelta(choice.text, reasoning=rest, tool_calls=tuple(choice.call_pieces)))
         self._writer.end()
         content = [block.shown() for block in self._writer.blocks]
         return orjson.dumps(self._message(content, end.usage) | _ending(end) | {"suffice": end.note})

@@ -25,6 +25,7 @@ from backends.protocol import (
     OutputFormat,
     Priority,
     SamplingParams,
+    Thought,
     Tool,
     ToolCall,
     ToolChoice,
@@ -44,10 +45,11 @@ Shown = TextPart | Media
 
 
 class ReasoningPart(Struct, frozen=True):
-    """A model's own reasoning as a client sends it back; ``signature`` is opaque and returned unaltered."""
+    """A model's own reasoning as a client sends it back; ``signature`` is opaque and passed on unaltered."""
 
     text: str
     signature: str | None = None
+    is_redacted: bool = False
 
 
 class ToolResultPart(Struct, frozen=True):
@@ -223,13 +225,15 @@ def _messages(turn: Turn) -> list[Message]:
     own = tuple([part for part in turn.parts if not isinstance(part, ToolResultPart)])
     if results and not own:
         return results
+    thoughts = [part for part in own if isinstance(part, ReasoningPart)]
     message = Message(
         turn.role,
         _text(own),
         turn.name,
         tool_calls=turn.tool_calls,
-        reasoning="\n".join([part.text for part in own if isinstance(part, ReasoningPart) and part.text]),
+        reasoning="\n".join([part.text for part in thoughts if part.text]),
         parts=_with_media(own),
+        thoughts=tuple([Thought(p.text, p.signature, p.is_redacted) for p in thoughts if p.signature]),
     )
     return [*results, message]
 

@@ -17,6 +17,7 @@ from backends.protocol import (
     OutputFormat,
     Priority,
     SamplingParams,
+    Thought,
     Tool,
     ToolCall,
     ToolChoice,
@@ -62,13 +63,14 @@ def _packed_prompt(prompt: Prompt) -> dict[str, Any]:
 
 def _packed_message(message: Message) -> list[Any]:
     plain = [message.role, message.content, message.name]
-    if not (message.tool_calls or message.tool_call_id or message.reasoning or message.parts):
+    if not (message.tool_calls or message.tool_call_id or message.reasoning or message.parts or message.thoughts):
         return plain
     more: dict[str, Any] = {
         "calls": _packed_calls(message.tool_calls),
         "answers": message.tool_call_id,
         "reasoning": message.reasoning,
         "parts": msgspec.to_builtins(message.parts),
+        "thoughts": msgspec.to_builtins(message.thoughts),
     }
     return [*plain, {name: value for name, value in more.items() if value}]
 
@@ -141,6 +143,7 @@ def _message(role: str, content: str, name: str | None, more: Mapping[str, Any] 
         tool_call_id=more.get("answers"),
         reasoning=more.get("reasoning", ""),
         parts=tuple([each if isinstance(each, str) else _media(each) for each in more.get("parts", ())]),
+        thoughts=msgspec.convert(more.get("thoughts", ()), tuple[Thought, ...]),
     )
 
 

@@ -15,6 +15,7 @@ from backends.protocol import (
     GenerateRequest,
     Message,
     SamplingParams,
+    Thought,
     Timings,
     TokenDelta,
     TokenLogprob,
@@ -150,6 +151,17 @@ def test_a_stop_string_that_the_server_names_is_one_that_it_was_told(said: str |
     answer = make(stop=("STOP", "END"))
     answer.take([AnswerChunk("one"), AnswerChunk(reason=FinishReason.STOP, stop_string=said)])
     assert answer.whole("far").stop_string == found
+
+
+def test_what_is_signed_keeps_its_place() -> None:
+    sign, redacted = (Thought("", "s"),), (Thought("", "x", is_redacted=True),)
+    answer = make()
+    chunks = [AnswerChunk(reasoning="a"), AnswerChunk(signed=sign), AnswerChunk(signed=redacted), AnswerChunk("b")]
+    assert answer.take([*chunks, AnswerChunk(reasoning="c"), STOP]) == [
+        TokenDelta("", "a", 2, signed=sign),
+        TokenDelta("b", "", 2, signed=redacted),
+        TokenDelta("", "c", 1),
+    ]
 
 
 def test_the_beginning_of_a_stop_string_is_given_when_nothing_follows() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.protocol import FinishReason, TokenLogprob, Usage
+from backends.protocol import FinishReason, Thought, TokenLogprob, Usage
 from backends.remote.chunk_decoder import UNKNOWN_TOKEN_ID, AnswerChunk, ErrorChunk, MalformedChunk, read_chunk
 
 
@@ -84,6 +84,20 @@ def test_finish_reasons_of_every_server(said: str | None, reason: FinishReason |
 )
 def test_the_stop_string_that_vllm_and_sglang_name(said: dict[str, Any], found: str | None) -> None:
     assert chunk_of(delta={}, finish_reason="stop", **said).stop_string == found
+
+
+@pytest.mark.parametrize(
+    ("blocks", "signed"),
+    [
+        (None, ()),
+        ([{"type": "thinking", "thinking": "hm", "signature": ""}], ()),
+        ([{"type": "thinking", "thinking": "", "signature": "s"}], (Thought("", "s"),)),
+        ([{"type": "redacted_thinking", "data": "x"}], (Thought("", "x", is_redacted=True),)),
+        ([{"type": "thinking", "thinking": "a", "signature": "s"}, {"type": "redacted_thinking", "data": "x"}], ()),
+    ],
+)
+def test_signatures_as_litellm_sends_them(blocks: Any, signed: tuple[Thought, ...]) -> None:
+    assert chunk_of(delta={"thinking_blocks": blocks, "reasoning_content": "hm"}).signed == signed
 
 
 def test_a_reason_nobody_documented_is_an_error_that_quotes_it() -> None:

@@ -49,6 +49,7 @@ WHOLE = [
     "usage_never",
     "two_endings",
     "ignores_stop",
+    "signs",
     "sets_cookie",
 ]
 

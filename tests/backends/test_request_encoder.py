@@ -21,6 +21,7 @@ from backends.protocol import (
     Message,
     OutputFormat,
     SamplingParams,
+    Thought,
     Tool,
     ToolCall,
     ToolChoice,
@@ -191,6 +192,21 @@ def test_media_are_sent_to_servers_that_take_them(part: Media, capability: str, 
     others = {"images", "audio", "files"} - {capability}
     with pytest.raises(UnsupportedByBackend, match=capability):
         body_of(asked, capabilities=("generate", *others))
+
+
+def test_signed_thoughts_go_to_servers_that_check_them() -> None:
+    thoughts = (Thought("hm", "s"), Thought("", "x", is_redacted=True))
+    call = ToolCall("1", "look", "{}")
+    thinking = Message("assistant", "", tool_calls=(call,), reasoning="hm", thoughts=thoughts)
+    asked = replace(CHAT, messages=(thinking, Message("tool", "a", tool_call_id="1")))
+    (message, _) = body_of(asked, capabilities=("generate", "thinking_blocks"))["messages"]
+    assert message["thinking_blocks"] == [
+        {"type": "thinking", "thinking": "hm", "signature": "s"},
+        {"type": "redacted_thinking", "data": "x"},
+    ]
+    assert "reasoning_content" not in message
+    (message, _) = body_of(asked)["messages"]
+    assert (message["reasoning_content"], "thinking_blocks" in message) == ("hm", False)
 
 
 @pytest.mark.parametrize(

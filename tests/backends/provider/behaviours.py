@@ -20,6 +20,11 @@ Behaviour = Callable[[ProviderCall], Awaitable[None]]
 BEHAVIOURS: dict[str, Behaviour] = {}
 _DIED = {"error": {"message": "engine died", "type": "InternalServerError", "code": 500}}
 
+SIGNED = (
+    {"type": "thinking", "thinking": "", "signature": "c2lnbmVk"},
+    {"type": "redacted_thinking", "data": "aGlkZGVu"},
+)
+
 
 def _named(behaviour: Behaviour) -> Behaviour:
     BEHAVIOURS[behaviour.__name__] = behaviour
@@ -141,6 +146,22 @@ async def sets_cookie(call: ProviderCall) -> None:
     await call.start(headers={"content-type": "text/event-stream", "set-cookie": "seen=before; Path=/"})
     await call.write(call.stream_bytes())
     await call.end()
+
+
+@_named
+async def signs(call: ProviderCall) -> None:
+    """Sign reasoning, and hide some, as LiteLLM's proxy passes it on from Anthropic."""
+    await call.start()
+    is_thinking = False
+    for chunk in call.chunks():
+        delta = chunk["choices"][0].get("delta", {}) if chunk["choices"] else {}
+        if is_thinking and not delta.get("reasoning_content"):
+            for block in SIGNED:
+                signing = {**chunk, "choices": [{"index": 0, "delta": {"thinking_blocks": [block]}}]}
+                await call.write(b"data: " + orjson.dumps(signing) + b"\n\n")
+        is_thinking = bool(delta.get("reasoning_content"))
+        await call.write(b"data: " + orjson.dumps(chunk) + b"\n\n")
+    await call.done()
 
 
 @_named

@@ -6,7 +6,18 @@ from decimal import Decimal
 
 import pytest
 
-from backends.protocol import Audio, File, GenerateRequest, Image, Message, OutputFormat, SamplingParams, Tool, ToolCall
+from backends.protocol import (
+    Audio,
+    File,
+    GenerateRequest,
+    Image,
+    Message,
+    OutputFormat,
+    SamplingParams,
+    Thought,
+    Tool,
+    ToolCall,
+)
 from gateway.access.call_cost import most_generation_nano_usd
 from policies.types import Tier
 
@@ -32,6 +43,7 @@ def request(*messages: Message, **fields: object) -> GenerateRequest:
         request(Message("user", "hi", tool_calls=(ToolCall("1", "f", WORD),))),
         request(Message("user", "hi", tool_calls=(ToolCall("1", WORD, "{}"),))),
         request(Message("user", "hi", tool_call_id=WORD)),
+        request(Message("user", "hi", thoughts=(Thought("", WORD, is_redacted=True),))),
         request(Message("user", "hi", parts=("hi", Image("https://x/y.png")))),
         request(Message("user", "hi", parts=("hi", Audio("A" * 16 * 200, "mp3")))),
         request(Message("user", "hi", parts=("hi", File("data:,")))),

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from backends.protocol import Finished, FinishReason, TokenDelta, ToolCallDelta, Usage
+from backends.protocol import Finished, FinishReason, Thought, TokenDelta, ToolCallDelta, Usage
 from gateway.api.answer_encoder import AnswerChoice, AnswerEnd, ResponseHead
 from gateway.api.generation_body import BodyLimits
 from gateway.api.messages_decoder import MessagesDecoder
@@ -30,10 +30,12 @@ REASONS = {
     FinishReason.CONTENT_FILTER: "refusal",
 }
 _words = st.text('ab "\\é{}', max_size=3)
+_thoughts = st.builds(Thought, st.just(""), st.sampled_from(["s", "t"]), st.booleans())
 _pieces = st.lists(
     st.one_of(
         st.builds(lambda text: TokenDelta(text=text), _words),
         st.builds(lambda text: TokenDelta(reasoning=text), _words),
+        st.builds(lambda text, thought: TokenDelta(reasoning=text, signed=(thought,)), _words, _thoughts),
         st.tuples(st.integers(0, 2), st.integers(1, 6)),
     ),
     max_size=14,
@@ -93,7 +95,13 @@ def test_events_are_legal_and_join_to_the_answer(pieces: Any, reason: FinishReas
             texts.append("")
         assert event["index"] == len(blocks) - 1
         if kind == "delta":
-            texts[-1] += next(value for name, value in event["delta"].items() if name != "type")
+            told = dict(event["delta"])
+            if told.pop("type") == "signature_delta":
+                assert (blocks[-1]["type"], blocks[-1]["signature"]) == ("thinking", "")
+                blocks[-1]["signature"] = told["signature"]
+            else:
+                assert not blocks[-1].get("signature"), "a signature ends its block"
+                texts[-1] += next(iter(told.values()))
         is_open = kind != "stop"
     assert not is_open
     joined = {
@@ -118,6 +126,48 @@ def test_a_whole_message_has_its_blocks() -> None:
     assert [block["input"] for block in message["content"][2:]] == [{"a": 1}, {"invalid_json": '{"a": '}]
 
 
+def test_signed_thinking_is_the_same_streamed_and_whole() -> None:
+    request = DECODE(BODY | {"thinking": {"type": "adaptive"}}, {})
+    head, choice = ResponseHead("id", 1, "m", "fp"), AnswerChoice(0)
+    deltas = [
+        TokenDelta(reasoning="a"),
+        TokenDelta(reasoning="b", signed=(Thought("", "s1"),)),
+        TokenDelta(signed=(Thought("", "x", is_redacted=True),)),
+        TokenDelta(reasoning="c"),
+        TokenDelta(signed=(Thought("", "s2"),)),
+        TokenDelta(reasoning="d"),
+        TokenDelta("yes"),
+    ]
+    encoder = MessagesEncoder(head, request)
+    data = b""
+    for delta in deltas:
+        if delta.reasoning:
+            choice.reasonings.append(delta.reasoning)
+        if delta.text:
+            choice.texts.append(delta.text)
+        choice.sign(delta.signed)
+        data += encoder.add(choice, delta)
+    choice.finished = Finished(FinishReason.STOP)
+    end = AnswerEnd([choice], Usage(), {})
+    wanted = [
+        {"type": "thinking", "thinking": "ab", "signature": "s1"},
+        {"type": "redacted_thinking", "data": "x"},
+        {"type": "thinking", "thinking": "c", "signature": "s2"},
+        {"type": "thinking", "thinking": "d", "signature": ""},
+        {"type": "text", "text": "yes"},
+    ]
+    assert json.loads(MessagesEncoder(head, request).whole(end))["content"] == wanted
+    streamed: list[Any] = []
+    for event in frames_of(data + encoder.end(end)):
+        if event["type"] == "content_block_start":
+            streamed.append(event["content_block"])
+        elif event["type"] == "content_block_delta":
+            for name, value in event["delta"].items():
+                if name != "type":
+                    streamed[-1][name] += value
+    assert streamed == wanted
+
+
 def test_thinking_goes_back_without_what_is_hidden() -> None:
     content = [
         {"type": "thinking", "thinking": "hm", "signature": "s"},
@@ -127,7 +177,9 @@ def test_thinking_goes_back_without_what_is_hidden() -> None:
     request = DECODE(BODY | {"messages": [*BODY["messages"], {"role": "assistant", "content": content}]}, {})  # type: ignore[misc]
     prompt: Any = request.prompts[0]
     assert [part.signature for part in prompt[1].parts[:2]] == ["s", "x"]
-    assert messages_of(prompt)[1].reasoning == "hm"
+    message = messages_of(prompt)[1]
+    assert message.reasoning == "hm"
+    assert message.thoughts == (Thought("hm", "s"), Thought("", "x", is_redacted=True))
 
 
 FILE = {"type": "document", "source": {"type": "url", "url": "https://x/a.pdf"}}

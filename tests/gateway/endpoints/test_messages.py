@@ -10,6 +10,9 @@ import pytest
 
 from backends.protocol import ToolCall
 from backends.testing import Script
+from tests.backends.provider.behaviours import SIGNED
+from tests.backends.provider.server import ProviderServer
+from tests.backends.remote_kit import EVERYTHING, make
 from tests.gateway.harness import Gateway, echo_backends, make_settings, running
 
 TOOLS: list[Any] = [{"name": "now", "input_schema": {"type": "object", "properties": {}}}]
@@ -60,6 +63,37 @@ async def test_a_stop_sequence_is_named(tmp_path: Path) -> None:
             async with client.messages.stream(**asked, stop_sequences=stops) as stream:
                 final = await stream.get_final_message()
             assert (final.stop_reason, final.stop_sequence) == (reason, found)
+
+
+async def test_signed_thinking_makes_the_round(tmp_path: Path) -> None:
+    call = ToolCall("toolu_1", "now", "{}")
+    with ProviderServer(Script(text="", reasoning="I need the time.", tool_calls=(call,))) as server:
+        capabilities = (*EVERYTHING, "tools", "thinking_blocks")
+        large: Any = make(server, "signs", capabilities=capabilities, thinking_parameter="none")
+        async with (
+            running(make_settings(tmp_path), echo_backends() | {"large": large}) as gateway,
+            client_of(gateway) as client,
+        ):
+            thinking: Any = {"type": "enabled", "budget_tokens": 1024}
+            asked: dict[str, Any] = {"model": "expert", "max_tokens": 2000, "tools": TOOLS, "thinking": thinking}
+            async with client.messages.stream(**asked, messages=HI) as stream:
+                streamed = await stream.get_final_message()
+            whole = await client.messages.create(**asked, messages=HI)
+            assert [each.to_dict() for each in whole.content] == [each.to_dict() for each in streamed.content]
+            assert [each.to_dict() for each in whole.content[:2]] == [
+                {"type": "thinking", "thinking": "I need the time.", "signature": SIGNED[0]["signature"]},
+                SIGNED[1],
+            ]
+            result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "12:00"}
+            history: list[Any] = [
+                *HI,
+                {"role": "assistant", "content": [each.to_dict() for each in whole.content]},
+                {"role": "user", "content": [result]},
+            ]
+            await client.messages.create(**asked, messages=history)
+            told = server.requests[-1].body["messages"][1]
+            assert told["thinking_blocks"] == [SIGNED[0] | {"thinking": "I need the time."}, SIGNED[1]]
+            assert [each["id"] for each in told["tool_calls"]] == ["toolu_1"]
 
 
 async def test_a_tool_loop_runs_on_blocks(tmp_path: Path) -> None:

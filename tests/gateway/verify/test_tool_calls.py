@@ -17,11 +17,12 @@ from backends.protocol import (
     Message,
     OutputFormat,
     SamplingParams,
+    Thought,
     Tool,
     ToolCall,
     ToolChoice,
 )
-from gateway.api.request import InferenceRequest, TextPart, ToolResultPart, Turn
+from gateway.api.request import InferenceRequest, ReasoningPart, TextPart, ToolResultPart, Turn
 from gateway.verify.grader_combination import GraderCombination
 from gateway.verify.graders.tool_calls import compare
 from gateway.verify.request_codec import pack_answer, pack_prompt, unpack_answer, unpack_request
@@ -153,7 +154,7 @@ def test_a_request_with_tools_comes_back_whole(
     media = (Image("data:,", "low"), Audio("AA==", "wav"), File("data:,", "a.pdf"))
     conversation = (
         Turn("user", (TextPart(text), *media)),
-        Turn("assistant", tuple(made)),
+        Turn("assistant", (ReasoningPart(text, "s"), ReasoningPart("", "x", is_redacted=True), *made)),
         Turn("tool", tuple(ToolResultPart(each.call_id, (TextPart(text),)) for each in made)),
     )
     asked = InferenceRequest(
@@ -169,7 +170,8 @@ def test_a_request_with_tools_comes_back_whole(
     assert found.messages is not None
     first, second, *results = found.messages
     assert first == Message("user", text, parts=(text, *media))
-    assert second == Message("assistant", "", tool_calls=tuple(made))
+    thoughts = (Thought(text, "s"), Thought("", "x", is_redacted=True))
+    assert second == Message("assistant", "", tool_calls=tuple(made), reasoning=text, thoughts=thoughts)
     assert results == [Message("tool", text, tool_call_id=each.call_id) for each in made]
 
 
