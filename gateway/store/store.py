@@ -19,7 +19,7 @@ from gateway.config.store_section import StoreConfig
 from gateway.store.committer import GroupCommitter
 from gateway.store.engines import make_engine, prepare_sqlite_file, truncate_wal, use_wal
 from gateway.store.errors import RecordRejected, StoreClosed
-from gateway.store.keyed_digest import KeyedDigest
+from gateway.store.installation_secret import InstallationSecret
 from gateway.store.migrate import ensure_schema
 from gateway.store.records import ApiKey, PolicyVersion, RequestRecord, SessionRecord, StepRecord, VerificationJob
 from gateway.store.rows import (
@@ -82,7 +82,7 @@ class Store:
             max_batch=config.max_batch_records,
         )
         self._lock: ServerLock | None = None
-        self._digest: KeyedDigest | None = None
+        self._secret: InstallationSecret | None = None
         self._key_used_at: dict[str, datetime] = {}
         self._is_open = False
 
@@ -115,7 +115,7 @@ class Store:
                 self._take_lock()
             await use_wal(self._engine, self._url)
         await ensure_schema(self._engine, self._url, migrate=self._config.migrate)
-        self._digest = KeyedDigest(await self._load_digest_key())
+        self._secret = InstallationSecret(await self._load_digest_key())
         self.committer.start()
         self._is_open = True
         return self
@@ -190,10 +190,15 @@ class Store:
             raise RecordRejected(record.request_id, f"{type(error).__name__}: {error}") from error
         await self.committer.commit(entry)
 
+    @property
+    def secret(self) -> InstallationSecret:
+        """The installation's own."""
+        assert self._secret is not None, "open() first"
+        return self._secret
+
     def digest(self, content: str) -> str:
         """HMAC-SHA256 (hex) of a text under this installation's own key: equal texts match, but none can be guessed."""
-        assert self._digest is not None, "open() first"
-        return self._digest.of(clean_text(content).encode())
+        return self.secret.digest(content)
 
     async def get_request(self, request_id: str) -> RequestRecord | None:
         rows = await self._rows(select_records().where(requests.c.request_id == clean_text(request_id)))
