@@ -16,6 +16,7 @@ AuthMode = Literal["auto", "always", "never"]
 LogFormat = Literal["json", "console"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 Retention = Literal["none", "digest", "full"]
+KeptResponses = Literal["off", "asked", "all"]
 VerificationMethod = Literal["auto", "generate", "score"]
 GraderName = Literal["final_answer", "overlap", "embedding", "likelihood", "judge"]
 
@@ -155,6 +156,14 @@ class LogConfig:
     texts_days: float | None = option(
         None, "Texts older than this many days are deleted; without it none are.", at_least=0
     )
+    responses: KeptResponses = option(
+        "asked",
+        "Answers of `/v1/responses` that are kept, to be read and gone on from: of requests with `store: true` "
+        "(`asked`), of those without `store` too, as at OpenAI (`all`), or of none (`off`, as with `prompts` `none`).",
+    )
+    responses_days: float | None = option(
+        30.0, "Kept responses older than this are deleted; `texts_days` deletes them too.", at_least=0
+    )
     rows_days: float | None = option(
         None, "Rows of the log older than this are deleted, with all that hangs on them.", at_least=0
     )
@@ -165,6 +174,16 @@ class LogConfig:
         "rollouts, and routers out of use.",
         at_least=0,
     )
+
+    @property
+    def keeps_responses(self) -> bool:
+        """Return whether any response may be kept: not where nothing of a text is."""
+        return self.responses != "off" and self.prompts != "none"
+
+    @property
+    def readable_days(self) -> float | None:
+        """Return how long a kept response may be read, whether or not it was deleted yet; for ever when None."""
+        return min((each for each in (self.responses_days, self.texts_days) if each is not None), default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,7 +49,7 @@ class RetentionKeeper:
         self._window = timedelta(days=window_days)
         self._clock = clock
         self._texts_until: datetime | None = None
-        self._last_ended: Any = None
+        self._last_forgotten: Any = None
         self._is_unscrubbed = False
 
     async def prune(self, lease: Lease) -> None:
@@ -66,6 +66,8 @@ class RetentionKeeper:
             after = None if self._texts_until is None else self._texts_until - _OVERLAP
             deleted["texts"] = await pruner.texts(before, after)
             self._texts_until = before
+        if config.responses_days is not None:
+            deleted["responses"] = await pruner.responses(now - timedelta(days=config.responses_days))
         if config.rows_days is not None:
             deleted["rows"] = await pruner.rows(now - timedelta(days=config.rows_days))
         if config.sessions_days is not None:
@@ -89,6 +91,7 @@ class RetentionKeeper:
             return
         async with self._store.transaction() as connection:
             last_ended = (await connection.execute(select(func.max(verifications.c.finished_at)))).scalar()
-        if self._is_unscrubbed or last_ended != self._last_ended:
+        forgotten = (last_ended, self._store.num_forgotten)
+        if self._is_unscrubbed or forgotten != self._last_forgotten:
             self._is_unscrubbed = not await self._store.scrub()
-            self._last_ended = last_ended
+            self._last_forgotten = forgotten

@@ -22,6 +22,7 @@ from gateway.store.tables import (
     gold_labels,
     request_texts,
     requests,
+    responses,
     sessions,
     shadow_decisions,
     verification_texts,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 _AT_ONCE = 500
 _PAUSE_S = 0.01
 # Children before their parents, so that each table's own count is known.
-_BY_REQUEST = (gold_labels, feedback, verifications, shadow_decisions, request_texts, requests)
+_BY_REQUEST = (gold_labels, feedback, verifications, shadow_decisions, responses, request_texts, requests)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ from gateway.store.tables import (
     feedback,
     request_texts,
     requests,
+    responses,
     retrain_runs,
     rollouts,
     router_versions,
@@ -49,7 +50,9 @@ class LogPruner:
         self._pause_s = pause_s
 
     async def texts(self, before: datetime, after: datetime | None = None) -> int:
-        """Forget the texts of requests, checks and feedback from before; their rows stay. Returns of how many.
+        """Forget the texts of requests, checks and feedback from before, and responses. Their rows stay.
+
+        Returns of how many.
 
         A check that was still to be made is given up: it has nothing left to read.
 
@@ -64,6 +67,7 @@ class LogPruner:
             .where(_is_between(requests.c.created_at, after, before))
         )
         num = await self._delete(request_texts, request_texts.c.request_id, kept)
+        num += await self.responses(before)
         await self._give_up_checks(_is_between(verifications.c.created_at, after, before))
         checks = verification_texts.join(verifications)
         column = verification_texts.c.verification_id
@@ -71,6 +75,11 @@ class LogPruner:
         num += await self._delete(verification_texts, column, kept)
         await self._forget_errors(_is_between(verifications.c.created_at, after, before))
         return num + await self._forget_reports(_is_between(feedback.c.created_at, after, before))
+
+    async def responses(self, before: datetime) -> int:
+        """Forget kept answers of ``/v1/responses``; nobody can go on from them any more."""
+        kept = select(responses.c.request_id).where(responses.c.created_at < before)
+        return await self._delete(responses, responses.c.request_id, kept)
 
     async def rows(self, before: datetime) -> int:
         """Forget whole rows, with their texts, checks, feedback, labels and shadow decisions. Returns how many."""

@@ -193,6 +193,33 @@ class VerificationJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseRecord:
+    """An answer of ``/v1/responses`` that is kept, written with its request's row.
+
+    Parameters
+    ----------
+    previous_id : the request whose response it goes on from
+    num_chained : responses that it goes on from, and itself
+    chained_bytes : of the items of all of these
+    conversation : digest of the conversation, not keyed
+    regions : those that its text may be sent to; anywhere when None
+    input : its own items, a JSON array
+    response : as it was answered, a JSON object
+    """
+
+    request_id: str
+    created_at: datetime
+    tenant: str
+    previous_id: str | None
+    num_chained: int
+    chained_bytes: int
+    conversation: str | None
+    regions: tuple[str, ...] | None
+    input: str
+    response: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ApiKey:
     """A caller's key: never the key itself, only its SHA-256 (hex) and the prefix that people recognise it by.
 

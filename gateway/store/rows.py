@@ -25,6 +25,7 @@ from gateway.store.records import (
     Attempt,
     PolicyVersion,
     RequestRecord,
+    ResponseRecord,
     SessionRecord,
     StepRecord,
     VerificationJob,
@@ -43,7 +44,8 @@ _ANSWERED = frozenset({FinishReason.STOP, FinishReason.LENGTH, FinishReason.TOOL
 
 
 class EncodedRecord(Struct, frozen=True):
-    """The rows of one request, in one transaction: its own, its text, its session, its key's last use, its check."""
+    """The rows of one request, in one transaction: its own, its text, its session, its key's last use, its check, its
+    response."""
 
     request_id: str
     request: Row
@@ -52,6 +54,7 @@ class EncodedRecord(Struct, frozen=True):
     key_use: Row | None
     job: Row | None = None
     job_text: Row | None = None
+    response: Row | None = None
 
 
 def to_nano_usd(cost_usd: Decimal) -> int:
@@ -87,7 +90,12 @@ def postgres_time(moment: datetime) -> datetime:
 
 
 def encode_record(
-    record: RequestRecord, encode_time: EncodeTime, *, note_key_use: bool, job: VerificationJob | None = None
+    record: RequestRecord,
+    encode_time: EncodeTime,
+    *,
+    note_key_use: bool,
+    job: VerificationJob | None = None,
+    response: ResponseRecord | None = None,
 ) -> EncodedRecord:
     """Rows for the raw driver whose time format is ``encode_time``."""
     text: Row | None = None
@@ -104,6 +112,7 @@ def encode_record(
         key_use,
         None if job is None else _job_row(job, encode_time),
         None if job is None or job.known_fault else _job_text_row(job),
+        None if response is None else _response_row(response, encode_time),
     )
 
 
@@ -187,6 +196,13 @@ def _job_row(job: VerificationJob, encode_time: EncodeTime) -> Row:
 
 def _job_text_row(job: VerificationJob) -> Row:
     return (job.verification_id, clean_text(job.prompt), to_json(job.sampling), clean_text(job.answer), None)
+
+
+def _response_row(response: ResponseRecord, encode_time: EncodeTime) -> Row:
+    r = response
+    about = (r.request_id, encode_time(r.created_at), clean_text(r.tenant), r.previous_id, r.num_chained)
+    regions = None if r.regions is None else to_json(r.regions)
+    return (*about, r.chained_bytes, r.conversation, regions, r.input, r.response)
 
 
 def _session_row(record: RequestRecord, encode_time: EncodeTime) -> Row | None:
@@ -318,6 +334,11 @@ def decode_step(row: Mapping[str, Any]) -> StepRecord:
     # A fault that was known without a draw says nothing of the turn's own draw.
     is_drawn = direction is not None and stratum != FAULTY
     return StepRecord(drawn=DrawnCheck(direction, against, chance, stratum) if is_drawn else None, **fields)
+
+
+def decode_response(row: Mapping[str, Any]) -> ResponseRecord:
+    regions = row["regions"]
+    return ResponseRecord(**{**row, "regions": None if regions is None else tuple(regions)})
 
 
 def decode_policy_version(row: Mapping[str, Any]) -> PolicyVersion:

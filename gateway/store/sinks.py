@@ -23,7 +23,15 @@ from sqlalchemy import Table
 from gateway.config.store_section import StoreConfig
 from gateway.store.errors import StoreUnavailable
 from gateway.store.rows import EncodedRecord, EncodeTime, Row, postgres_time, sqlite_time
-from gateway.store.tables import api_keys, request_texts, requests, sessions, verification_texts, verifications
+from gateway.store.tables import (
+    api_keys,
+    request_texts,
+    requests,
+    responses,
+    sessions,
+    verification_texts,
+    verifications,
+)
 from gateway.store.urls import DatabaseUrl
 
 # SQLSTATE classes: 08 connection, 40 rolled back (deadlock), 57 operator intervention (restart).
@@ -284,7 +292,7 @@ class _Statements:
 
     def __init__(self, style: str) -> None:
         self._style = style
-        inserted = (requests, request_texts, verifications, verification_texts)
+        inserted = (requests, request_texts, responses, verifications, verification_texts)
         self._insert = {table.name: self._sql_insert(table) for table in inserted}
         columns = [column.name for column in sessions.c]
         updates = ", ".join(f"{name} = excluded.{name}" for name in columns[2:])
@@ -305,7 +313,9 @@ class _Statements:
         # In one order everywhere, so that two servers updating the same rows cannot deadlock.
         session_rows.sort(key=lambda row: row[:2])
         key_uses = sorted((entry.key_use for entry in batch if entry.key_use is not None), key=lambda row: row[1])
+        kept = [entry.response for entry in batch if entry.response is not None]
         work.append((self._inserted(request_texts, again), texts))
+        work.append((self._inserted(responses, again), kept))
         work.append((self._inserted(verifications, again), [entry.job for entry in batch if entry.job is not None]))
         job_texts = [entry.job_text for entry in batch if entry.job_text is not None]
         work.append((self._inserted(verification_texts, again), job_texts))

@@ -21,7 +21,15 @@ from gateway.store.engines import make_engine, prepare_sqlite_file, truncate_wal
 from gateway.store.errors import RecordRejected, StoreClosed
 from gateway.store.installation_secret import InstallationSecret
 from gateway.store.migrate import ensure_schema
-from gateway.store.records import ApiKey, PolicyVersion, RequestRecord, SessionRecord, StepRecord, VerificationJob
+from gateway.store.records import (
+    ApiKey,
+    PolicyVersion,
+    RequestRecord,
+    ResponseRecord,
+    SessionRecord,
+    StepRecord,
+    VerificationJob,
+)
 from gateway.store.rows import (
     clean_text,
     decode_key,
@@ -62,6 +70,10 @@ class Store:
 
     Every method raises :class:`StoreUnavailable` (or its kinds) when the database does not answer; none needs to be
     called again to recover, the next call finds the database back.
+
+    Attributes
+    ----------
+    num_forgotten : texts that this process deleted one by one since it opened; the file is to be scrubbed of them
     """
 
     def __init__(self, config: StoreConfig) -> None:
@@ -85,6 +97,7 @@ class Store:
         self._secret: InstallationSecret | None = None
         self._key_used_at: dict[str, datetime] = {}
         self._is_open = False
+        self.num_forgotten = 0
 
     @property
     def dialect(self) -> Dialect:
@@ -172,10 +185,13 @@ class Store:
 
     # ---- the log
 
-    async def record(self, record: RequestRecord, job: VerificationJob | None = None) -> None:
+    async def record(
+        self, record: RequestRecord, job: VerificationJob | None = None, response: ResponseRecord | None = None
+    ) -> None:
         """Return once the row is committed: only then may the last byte of the answer leave.
 
-        The row's session, its key's last use and the job to check its answer are committed with it, or not at all.
+        The row's session, its key's last use, the job to check its answer and the response that is kept are committed
+        with it, or not at all.
 
         Raises
         ------
@@ -185,7 +201,7 @@ class Store:
             raise StoreClosed(f"{self.shown_url} is not open.", database=self.shown_url)
         try:
             is_first_use = self._is_first_use_this_minute(record)
-            entry = encode_record(record, self._sink.encode_time, note_key_use=is_first_use, job=job)
+            entry = encode_record(record, self._sink.encode_time, note_key_use=is_first_use, job=job, response=response)
         except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
             raise RecordRejected(record.request_id, f"{type(error).__name__}: {error}") from error
         await self.committer.commit(entry)

@@ -30,7 +30,7 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeDecorator
 
 # The newest revision in migrations/versions; a test compares the two. Kept here so that a start needs no Alembic.
-SCHEMA_REVISION = "0012"
+SCHEMA_REVISION = "0013"
 
 metadata = MetaData(
     naming_convention={
@@ -174,6 +174,25 @@ request_texts = Table(
     Column("request_id", String(36), ForeignKey("requests.request_id", ondelete="CASCADE"), primary_key=True),
     Column("prompt", Text),
     Column("answer", Text),
+)
+
+# Answers of ``/v1/responses`` that may be gone on from. Each holds its own items alone: an earlier one that is erased
+# stands nowhere else. ``chained_bytes`` counts the items of all that it goes on from, and its own; ``conversation`` is
+# not keyed, as the text that it is a digest of stands beside it. See gateway/store/responses.py.
+responses = Table(
+    "responses",
+    metadata,
+    Column("request_id", String(36), ForeignKey("requests.request_id", ondelete="CASCADE"), primary_key=True),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("tenant", Text, nullable=False),
+    Column("previous_id", String(36)),
+    Column("num_chained", Integer, nullable=False),
+    Column("chained_bytes", BigInteger, nullable=False),
+    Column("conversation", String(32)),
+    Column("regions", _json()),
+    Column("input", Text, nullable=False),
+    Column("response", Text, nullable=False),
+    Index(None, "created_at"),
 )
 
 api_keys = Table(

@@ -33,6 +33,7 @@ ADDED_SINCE = {
     "server.conversation_ttl_s",
     *("server.max_body_bytes_in_flight", "server.max_body_bytes_in_flight_per_key"),
     *("log.texts_days", "log.rows_days", "log.sessions_days", "log.history_days"),
+    *("log.responses", "log.responses_days"),
     *("database.report_timeout_s", "server.max_tools", "server.sse_ping_s", "aliases.claude-*"),
 }
 # Settings whose default is another now, with what it was.

@@ -36,7 +36,7 @@ CANARY = "kanarienvogel-7f3a9"
 # What is deleted with a request, whichever way it is named. Everything in these tables goes as whole rows.
 ERASED = {
     *("requests", "request_texts", "verifications", "verification_texts", "feedback", "gold_labels"),
-    *("shadow_decisions", "sessions"),
+    *("shadow_decisions", "sessions", "responses"),
 }
 # What holds no caller's text; a new text column must be put here, with a reason, or into a table of the above.
 FREE = {

@@ -21,7 +21,7 @@ from gateway.store.engines import make_engine
 from gateway.store.errors import SchemaMismatch, StoreUnavailable, StoreUrlInvalid
 from gateway.store.store import Store
 from gateway.store.urls import parse_database_url
-from tests.gateway.records import make_record
+from tests.gateway.records import make_record, make_response
 
 MIGRATIONS = Path(migrate.__file__).parents[2] / "migrations"
 
@@ -57,7 +57,7 @@ async def fill(url: str) -> None:
     now = datetime.now(UTC)
     async with Store(StoreConfig(url=url, migrate=False)) as store:
         record = make_record(session_id="s", final_tier=1, prompt_text="p")
-        await store.record(record)
+        await store.record(record, response=make_response(record))
         await store.put_config("hash", {}, now)
     keys = insert(tables.api_keys).values(
         key_id="k", name="n", key_hash="h", prefix="p", tenant="t", created_at=now, limits={}
