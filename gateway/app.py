@@ -31,14 +31,15 @@ from gateway.admin.openapi import document
 from gateway.answering.recorder import AnswerRecorder
 from gateway.answering.redis_steps import RedisSteps
 from gateway.answering.request_router import RequestRouter
+from gateway.answering.response_keeper import ResponseKeeper
 from gateway.answering.sessions import Sessions
 from gateway.api.chat_codec import ChatDecoder, ChatEncoder
 from gateway.api.completion_codec import CompletionDecoder, CompletionEncoder
 from gateway.api.generation_body import BodyLimits
 from gateway.api.messages_decoder import CountBody, MessagesDecoder
 from gateway.api.messages_encoder import MessagesEncoder
+from gateway.api.reasoning_seal import ReasoningSeal
 from gateway.api.responses_decoder import ResponsesDecoder
-from gateway.api.responses_encoder import ResponsesEncoder
 from gateway.control.control_plane import ControlPlane
 from gateway.control.leader_jobs import assign_leader_jobs
 from gateway.control.metrics import ControlMetrics, SpendingMetrics
@@ -52,6 +53,7 @@ from gateway.endpoints.embeddings import EmbeddingEndpoint
 from gateway.endpoints.feedback import FeedbackEndpoint
 from gateway.endpoints.generation import GenerationEndpoint
 from gateway.endpoints.pages import Pages, error_response, guarded
+from gateway.endpoints.responses import ResponsePages, ResponsesEndpoint
 from gateway.endpoints.token_counts import TokenCountEndpoint
 from gateway.errors import Draining, MethodNotAllowed, RouteNotFound
 from gateway.ids import uuid7
@@ -63,6 +65,7 @@ from gateway.observe.metrics import Gauges, Metrics
 from gateway.observe.refusal_log import RefusalLog
 from gateway.observe.request_log import RequestLog
 from gateway.store.feedback import FeedbackBook
+from gateway.store.responses import ResponseBook
 from gateway.store.store import Store
 from gateway.verify.check_sampler import CheckSampler
 from gateway.verify.worker import VerificationWorker
@@ -285,7 +288,15 @@ class _Parts:
         )
         chat = GenerationEndpoint("/v1/chat/completions", ChatDecoder(body_limits), ChatEncoder, *parts)
         completions = GenerationEndpoint("/v1/completions", CompletionDecoder(body_limits), CompletionEncoder, *parts)
-        responses = GenerationEndpoint("/v1/responses", ResponsesDecoder(body_limits), ResponsesEncoder, *parts)
+        response_book = ResponseBook(self.store, settings.log.readable_days)
+        secret = self.store.secret
+        seal = ReasoningSeal(secret.derive_key("reasoning"), secret.derive_key("reasoning key id"))
+        responses = ResponsesEndpoint(
+            ResponsesDecoder(body_limits),
+            ResponseKeeper(settings.log, response_book, seal, server.max_body_bytes),
+            parts,
+        )
+        response_pages = ResponsePages(gate, response_book)
         messages = GenerationEndpoint("/v1/messages", MessagesDecoder(body_limits), MessagesEncoder, *parts)
         counts = TokenCountEndpoint(MessagesDecoder(body_limits, CountBody), gate, self.request_router, self.metrics)
         embeddings = EmbeddingEndpoint(
@@ -304,6 +315,9 @@ class _Parts:
             Route("/v1/chat/completions", chat, methods=["POST"]),
             Route("/v1/completions", completions, methods=["POST"]),
             Route("/v1/responses", responses, methods=["POST"]),
+            Route("/v1/responses/{response_id}", guarded(response_pages.response), methods=["GET", "DELETE"]),
+            Route("/v1/responses/{response_id}/input_items", guarded(response_pages.input_items)),
+            Route("/v1/responses/{response_id}/cancel", guarded(response_pages.cancel), methods=["POST"]),
             Route("/v1/messages", messages, methods=["POST"]),
             Route("/v1/messages/count_tokens", counts, methods=["POST"]),
             Route("/v1/embeddings", embeddings, methods=["POST"]),

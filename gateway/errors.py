@@ -5,12 +5,14 @@
     GatewayError
     ├── InvalidRequest            a field is missing, of the wrong type or out of range; ``param`` names it
     │   ├── MalformedBody         not JSON, not UTF-8, nested too deeply
-    │   └── UnsupportedOption     understood, but nothing here can do it yet
+    │   ├── UnsupportedOption     understood, but nothing here can do it yet
+    │   └── PreviousResponseNotFound   no response of the caller's tenant has this id, or a part of it is gone
     ├── UnknownModel              ``model`` names nothing that is served
     ├── PolicyNotPermitted        the caller's key is bound to other policies; ``param`` says where it was named
     ├── RouteNotFound             no such path
     ├── MethodNotAllowed          the path exists, not with this method
     ├── RequestNotFound           no request of the caller's has this id
+    ├── ResponseNotFound          no response of the caller's tenant that is kept has this id
     ├── Unauthenticated           no key, or not a valid one
     │   └── KeyWanted             no key, in a request that an open server is not open to
     ├── WrongScope                a key for use where one for administration is wanted, or the other way round
@@ -61,6 +63,16 @@ class UnsupportedOption(InvalidRequest):
     pass
 
 
+class PreviousResponseNotFound(InvalidRequest):
+    def __init__(self, response_id: str, *, is_part_gone: bool = False) -> None:
+        """``is_part_gone``: it is there, but not all that it goes on from."""
+        what = "An earlier response that it goes on from is gone" if is_part_gone else "No response that is kept has it"
+        super().__init__(
+            f"Previous response with id {shorten(response_id)!r} not found. {what}; send the whole conversation.",
+            param="previous_response_id",
+        )
+
+
 class UnknownModel(GatewayError):
     param = "model"
 
@@ -91,6 +103,11 @@ class MethodNotAllowed(GatewayError):
 class RequestNotFound(GatewayError):
     def __init__(self, request_id: str) -> None:
         super().__init__(f"No request of yours has the id {shorten(request_id)!r}.")
+
+
+class ResponseNotFound(GatewayError):
+    def __init__(self, response_id: str) -> None:
+        super().__init__(f"Response with id {shorten(response_id)!r} not found.")
 
 
 class Unauthenticated(GatewayError):

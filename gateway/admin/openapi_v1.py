@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from msgspec import defstruct
@@ -19,6 +19,7 @@ from gateway.api.generation_body import BodyLimits
 from gateway.api.messages_decoder import CountBody, MessagesDecoder
 from gateway.api.responses_decoder import ResponsesDecoder
 from gateway.endpoints.feedback import FeedbackBody
+from gateway.endpoints.responses import ItemsQuery
 from gateway.errors import (
     AnswerFailed,
     BodiesFull,
@@ -29,10 +30,12 @@ from gateway.errors import (
     InvalidRequest,
     MalformedBody,
     OriginRefused,
+    PreviousResponseNotFound,
     QueueFull,
     QuotaExhausted,
     RateLimited,
     RequestNotFound,
+    ResponseNotFound,
     Unauthenticated,
     UnknownModel,
     UnsupportedOption,
@@ -85,6 +88,8 @@ _NOTE = defstruct("AnswerNote", [("request_id", str), ("tier", int), ("reason", 
 _MODEL = defstruct("ModelEntry", [("id", str), ("object", str), ("created", int), ("owned_by", str)])
 _GENERATED = _answer(id=str, object=str, created=int, model=str, choices=list[Json], usage=_USAGE, suffice=_NOTE)
 _RESPONSE = _answer(id=str, object=str, created_at=int, status=str, output=list[Json], usage=Json, suffice=_NOTE)
+_DELETED = _answer(id=str, object=str, deleted=bool)
+_ITEMS = _answer(object=str, data=list[Json], has_more=bool)
 _MESSAGE = _answer(id=str, type=str, role=str, content=list[Json], stop_reason=str, usage=Json, suffice=_NOTE)
 _VECTORS = _answer(object=str, data=list[Json], model=str, usage=_SPENT)
 _COUNT = _answer(input_tokens=int)
@@ -101,9 +106,13 @@ def v1_paths(limits: BodyLimits, error_responses: ErrorResponses, *, with_metric
         return {"post": _use(name, summary) | {"parameters": _headers(limits)} | body}
 
     def generation(
-        name: str, summary: str, schema: Mapping[str, Any], answer: Mapping[str, Any] = _GENERATED
+        name: str,
+        summary: str,
+        schema: Mapping[str, Any],
+        answer: Mapping[str, Any] = _GENERATED,
+        *errors: type[Exception],
     ) -> dict[str, Any]:
-        return asking(name, summary, schema, _success(answer, _STREAM) | error_responses(GENERATION_ERRORS))
+        return asking(name, summary, schema, _success(answer, _STREAM) | error_responses((*GENERATION_ERRORS, *errors)))
 
     def reading(name: str, summary: str, schema: Mapping[str, Any], *errors: type[Exception], path: str = "") -> Any:
         return {
@@ -133,8 +142,13 @@ def v1_paths(limits: BodyLimits, error_responses: ErrorResponses, *, with_metric
         ),
         "/v1/completions": generation("create_completion", "Continue a text.", CompletionDecoder(limits).schema()),
         "/v1/responses": generation(
-            "create_response", "Answer a conversation of items.", ResponsesDecoder(limits).schema(), _RESPONSE
+            "create_response",
+            "Answer a conversation of items.",
+            ResponsesDecoder(limits).schema(),
+            _RESPONSE,
+            PreviousResponseNotFound,
         ),
+        **_kept_responses(error_responses),
         "/v1/messages": asking(
             "create_message",
             "Answer a conversation of blocks.",
@@ -190,6 +204,37 @@ def v1_paths(limits: BodyLimits, error_responses: ErrorResponses, *, with_metric
             }
         }
     return found
+
+
+def _kept_responses(error_responses: ErrorResponses) -> dict[str, Any]:
+    """Return the operations on responses that are kept."""
+    path = "/v1/responses/{response_id}"
+
+    def operation(
+        name: str, summary: str, answer: Mapping[str, Any] | None, *errors: type[Exception], query: Sequence[Json] = ()
+    ) -> dict[str, Any]:
+        found = error_responses((*_CALLER, RateLimited, ResponseNotFound, *errors))
+        return _use(name, summary) | {
+            "parameters": [_path("response_id"), *query],
+            "responses": found if answer is None else _success(answer) | found,
+        }
+
+    queried = [
+        {"name": name, "in": "query", "required": False, "schema": schema}
+        for name, schema in schema_of(ItemsQuery)["properties"].items()
+    ]
+    return {
+        path: {
+            "get": operation("get_response", "A response that is kept.", _RESPONSE, UnsupportedOption),
+            "delete": operation("delete_response", "Forget it.", _DELETED),
+        },
+        f"{path}/input_items": {
+            "get": operation("list_input_items", "What it answers.", _ITEMS, InvalidRequest, query=queried)
+        },
+        f"{path}/cancel": {
+            "post": operation("cancel_response", "Refused: none runs in the background.", None, UnsupportedOption)
+        },
+    }
 
 
 def _use(name: str, summary: str) -> dict[str, Any]:

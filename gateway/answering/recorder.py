@@ -24,7 +24,7 @@ from gateway.observe.metrics import Metrics
 from gateway.observe.request_log import RequestLog
 from gateway.outcomes.answer_validator import AnswerRules, Fault
 from gateway.store.errors import StoreError
-from gateway.store.records import RequestRecord, VerificationJob
+from gateway.store.records import RequestRecord, ResponseRecord, VerificationJob
 from gateway.verify.check_sampler import CheckSampler
 from policies.sampling import DrawnCheck, InclusionProbabilities
 from policies.turn_lock import TurnLock
@@ -40,7 +40,9 @@ _BY_ITSELF = frozenset({FinishReason.STOP, FinishReason.TOOL_CALLS})
 class RowWriter(Protocol):
     """The part of the store that is needed here; ``digest`` is a keyed hash of a text."""
 
-    async def record(self, record: RequestRecord, job: VerificationJob | None = None) -> None: ...
+    async def record(
+        self, record: RequestRecord, job: VerificationJob | None = None, response: ResponseRecord | None = None
+    ) -> None: ...
 
     def digest(self, content: str) -> str: ...
 
@@ -83,8 +85,12 @@ class AnswerRecorder:
         self._metrics = metrics
         self._request_log = request_log
 
-    async def settle(self, answer: Answer) -> None:
+    async def settle(self, answer: Answer, response: ResponseRecord | None = None) -> None:
         """Commit the row of a request that was answered; until this returns no last byte may leave.
+
+        Parameters
+        ----------
+        response : kept with the row
 
         Raises
         ------
@@ -124,7 +130,7 @@ class AnswerRecorder:
         elif chances is not None and (check := _check(record, turn, chances, fault)) is not None:
             job = self.sampler.job(admitted.request, basis.policy, (first.text, calls), record, check, fault)
         started_s = time.perf_counter()
-        await self._rows.record(record, job)
+        await self._rows.record(record, job, response)
         if answer.hold is not None:
             answer.hold.settle()
         self._metrics.commit_s.observe(time.perf_counter() - started_s)

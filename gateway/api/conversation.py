@@ -27,6 +27,7 @@ SESSION_HEADERS: Final = frozenset({AGENT_HEADER, *_NAMING_HEADERS})
 """Request headers by which clients name their conversations, in lower case."""
 
 _MAX_NAME_CHARS = 512
+_CHAIN = "body:previous_response_id"
 _DIGEST_CHARS = 32
 # User messages by which Codex tells of the project and of its surroundings; they open no turn.
 _NOTES = ("# AGENTS.md instructions", "<environment_context>", "<user_instructions>")
@@ -78,6 +79,7 @@ class Conversation:
     shape : where the request stands in it
     prompt : of the request
     is_side_request : it shares the name, not the history: a title, a count of tokens
+    digest : where it is known from an earlier request
 
     Attributes
     ----------
@@ -94,6 +96,7 @@ class Conversation:
         prompt: Prompt = (),
         *,
         is_side_request: bool = False,
+        digest: str | None = None,
     ) -> None:
         self.tenant = tenant
         self.key = key
@@ -101,7 +104,7 @@ class Conversation:
         self.is_side_request = is_side_request
         self.keyed_digest: str | None = None
         self._prompt = prompt
-        self._digest: str | None = None
+        self._digest = digest
 
     @property
     def name(self) -> str | None:
@@ -135,11 +138,17 @@ def read_conversation(request: InferenceRequest, headers: Mapping[str, str], ten
     is_session = key is not None and key.source.startswith(("header:", "body:metadata"))
     # Agents offer their tools in every step; without any, and without a history, it is no step of theirs.
     is_side = is_session and not request.tools and shape.user_turns <= 1 and not shape.steps_in_turn
-    return Conversation(tenant, key, shape, prompt, is_side_request=is_side)
+    earlier = request.hints.earlier
+    # By name it follows from the name; without one the prompt may begin otherwise now: with other instructions.
+    digest = earlier.digest if earlier is not None and key is not None and key.source == _CHAIN else None
+    return Conversation(tenant, key, shape, prompt, is_side_request=is_side, digest=digest)
 
 
 def find_key(request: InferenceRequest, headers: Mapping[str, str], *, has_turns: bool) -> ConversationKey | None:
-    """Return the first name that counts: our own field, session headers, the body's names; else the prefix."""
+    """Return the first name that counts: our own field, session headers, the body's names, what it goes on from.
+
+    Without any the prefix stands for it.
+    """
     own = request.preferences.overrides.session_id
     if own is not None:
         return ConversationKey("suffice.session_id", own)
@@ -154,6 +163,8 @@ def find_key(request: InferenceRequest, headers: Mapping[str, str], *, has_turns
         return ConversationKey("body:prompt_cache_key", hints.prompt_cache_key)
     if hints.user_id and (session := session_of(hints.user_id)):
         return ConversationKey("body:metadata.user_id", f"{session}/{agent}" if agent else session)
+    if hints.earlier is not None:
+        return ConversationKey(_CHAIN, hints.earlier.name)
     return _BY_PREFIX if has_turns else None
 
 

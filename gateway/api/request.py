@@ -107,11 +107,19 @@ class RoutingPreferences(Struct, frozen=True):
 NO_PREFERENCES = RoutingPreferences()
 
 
+class EarlierConversation(Struct, frozen=True):
+    """The conversation of an answer that is gone on from: its digest, and what its client called it."""
+
+    digest: str | None = None
+    name: str | None = None
+
+
 class ConversationHints(Struct, frozen=True):
-    """Names by which a body may call its conversation: ``prompt_cache_key``, and ``user_id`` of its metadata."""
+    """Tells of a body's conversation: its ``prompt_cache_key``, ``user_id`` of its metadata, what it goes on from."""
 
     prompt_cache_key: str | None = None
     user_id: str | None = None
+    earlier: EarlierConversation | None = None
 
 
 NO_HINTS = ConversationHints()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import orjson
@@ -31,6 +31,7 @@ from gateway.api.request import (
     ToolResultPart,
     Turn,
 )
+from gateway.api.response_context import ALONE, Item, ResponseContext, own_items
 from gateway.api.responses_tools import ClientTool, ToolBox
 from gateway.api.routing_preferences import RoutingOptions
 from gateway.errors import InvalidRequest, UnsupportedOption
@@ -38,18 +39,13 @@ from gateway.errors import InvalidRequest, UnsupportedOption
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _TEXT_PARTS = frozenset({"input_text", "output_text", "text", "summary_text", "reasoning_text"})
 _LOGPROBS = "message.output_text.logprobs"
+_SEALED = "reasoning.encrypted_content"
 # One output of a model is often three items: reasoning, call, result.
 _ITEMS_PER_MESSAGE = 4
 
 
 def _unsupported(value: Any, param: str) -> InvalidRequest:
     return UnsupportedOption(f"'{param}' is not supported; leave it out.", param=param)
-
-
-def _not_kept(value: Any, param: str) -> InvalidRequest:
-    return UnsupportedOption(
-        f"'{param}': answers are not kept here; send the whole conversation as 'input'.", param=param
-    )
 
 
 _REFUSED = Words(error=_unsupported)
@@ -107,8 +103,8 @@ class ResponsesBody(Struct, kw_only=True):
     service_tier: Annotated[str, Meta(max_length=64)] | None = None
     suffice: RoutingOptions | None = None
 
-    previous_response_id: Annotated[None, Words(error=_not_kept)] = None
-    conversation: Annotated[None, Words(error=_not_kept)] = None
+    previous_response_id: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
+    conversation: Annotated[None, _REFUSED] = None
     background: Annotated[Literal[False], _REFUSED] | None = None
     prompt: Annotated[None, _REFUSED] = None
 
@@ -121,11 +117,25 @@ class ResponsesRequest(InferenceRequest, frozen=True, kw_only=True):
     body : as it was checked
     clients : what the client calls each tool, by the model's name for it
     shown_tools : what of the body's tools is served
+    items : its own input
+    context : what it rests on beside its body
     """
 
     body: ResponsesBody
     clients: Mapping[str, ClientTool]
     shown_tools: tuple[Mapping[str, Any], ...] = ()
+    items: Sequence[Item] = ()
+    context: ResponseContext = ALONE
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether its answer is kept."""
+        return self.context.is_kept(self.body.store)
+
+    @property
+    def wants_seal(self) -> bool:
+        """Whether its client keeps the reasoning itself."""
+        return _SEALED in (self.body.include or ())
 
 
 class ResponsesDecoder(BodyDecoder[ResponsesBody]):
@@ -138,7 +148,9 @@ class ResponsesDecoder(BodyDecoder[ResponsesBody]):
         self._server = limits.server
         super().__init__(shape, limits.preferences)
 
-    def __call__(self, body: Mapping[str, Any], headers: Mapping[str, str]) -> ResponsesRequest:
+    def __call__(
+        self, body: Mapping[str, Any], headers: Mapping[str, str], context: ResponseContext = ALONE
+    ) -> ResponsesRequest:
         """Check everything the body says.
 
         Raises
@@ -148,10 +160,17 @@ class ResponsesDecoder(BodyDecoder[ResponsesBody]):
         UnsupportedOption
             Understood, but nothing here can do it yet.
         """
-        given = self._checked(body)
+        given, earlier = self._checked(body), context.earlier
+        if given.previous_response_id is not None and earlier is None:
+            raise UnsupportedOption(
+                "'previous_response_id': answers are not kept here; send the whole conversation as 'input'.",
+                param="previous_response_id",
+            )
+        items = own_items(given.input)
         box = ToolBox(self._server.max_tools)
         box.add(given.tools or (), "tools", is_shown=True)
-        turns = self._turns(given, box)
+        turns = self._turns(given, items, box, context)
+        preferences = self._preferences(given.suffice, headers, given.service_tier)
         effort = None if given.reasoning is None else given.reasoning.effort
         return ResponsesRequest(
             model=given.model,
@@ -159,38 +178,43 @@ class ResponsesDecoder(BodyDecoder[ResponsesBody]):
             sampling=_sampling(given),
             stream=bool(given.stream),
             thinking=None if effort is None else effort not in ("none", "minimal"),
-            preferences=self._preferences(given.suffice, headers, given.service_tier),
+            preferences=preferences if earlier is None else earlier.narrow(preferences),
             tools=tuple(box.tools.values()),
             tool_choice=box.choice(given.tool_choice, given.parallel_tool_calls),
             output_format=_output_format(given.text),
-            hints=ConversationHints(given.prompt_cache_key),
+            hints=ConversationHints(given.prompt_cache_key, None, None if earlier is None else earlier.conversation),
             body=given,
             clients=box.clients,
             shown_tools=tuple(box.shown),
+            items=items,
+            context=context,
         )
 
-    def _turns(self, given: ResponsesBody, box: ToolBox) -> tuple[Turn, ...]:
+    def _turns(
+        self, given: ResponsesBody, items: Sequence[Item], box: ToolBox, context: ResponseContext
+    ) -> tuple[Turn, ...]:
         first = [Turn("system", (TextPart(given.instructions),))] if given.instructions else []
-        if isinstance(given.input, str):
-            return (*first, Turn("user", (TextPart(given.input),)))
+        placed = [(item, f"input[{place}]") for place, item in enumerate(items)]
+        if context.earlier is not None:
+            placed[:0] = [(item, "previous_response_id") for item in context.earlier.items]
+        blamed = "input" if context.earlier is None else "previous_response_id"
         most = _ITEMS_PER_MESSAGE * self._server.max_messages
-        if len(given.input) > most:
-            raise InvalidRequest(f"'input' has {len(given.input)} items; expected at most {most}.", param="input")
+        if len(placed) > most:
+            raise InvalidRequest(f"The conversation has {len(placed)} items; expected at most {most}.", param=blamed)
         # Calls are named by the tools, wherever in the input these stand.
-        for place, item in enumerate(given.input):
+        for item, where in placed:
             if item.get("type") in ("additional_tools", "tool_search_output"):
-                tools = item.get("tools")
-                where = f"input[{place}].tools"
-                box.add(checked(tools, list[dict[str, Any]], where), where)
-        history = _History(box)
-        for place, item in enumerate(given.input):
-            history.add(item, f"input[{place}]")
+                box.add(checked(item.get("tools"), list[dict[str, Any]], f"{where}.tools"), f"{where}.tools")
+        history = _History(box, context)
+        for item, where in placed:
+            history.add(item, where)
         turns = (*first, *history.turns())
         if len(turns) == len(first):
             raise InvalidRequest("'input' has no item that a model can read.", param="input")
         if len(turns) > self._server.max_messages:
             raise InvalidRequest(
-                f"'input' makes {len(turns)} messages; expected at most {self._server.max_messages}.", param="input"
+                f"The conversation makes {len(turns)} messages; expected at most {self._server.max_messages}.",
+                param=blamed,
             )
         return turns
 
@@ -198,8 +222,9 @@ class ResponsesDecoder(BodyDecoder[ResponsesBody]):
 class _History:
     """Joins items into turns: a run of reasoning, text and calls is one output, and its results follow it."""
 
-    def __init__(self, box: ToolBox) -> None:
+    def __init__(self, box: ToolBox, context: ResponseContext) -> None:
         self._box = box
+        self._context = context
         self._turns: list[tuple[str, list[Part], list[ToolResultPart]]] = []
         self._waiting: dict[str, list[ToolResultPart]] = {}
         self._known: set[str] = set()
@@ -218,14 +243,14 @@ class _History:
         if kind == "message":
             self._add_message(item, where)
         elif kind == "reasoning":
-            if text := _reasoning(item, where):
+            if text := self._reasoning(item, where):
                 self._output().append(ReasoningPart(text))
         elif kind in ("function_call", "custom_tool_call", "tool_search_call"):
             self._add_call(kind, item, where)
         elif kind in ("function_call_output", "custom_tool_call_output", "tool_search_output"):
             self._add_result(kind, item, where)
         elif kind == "item_reference":
-            raise UnsupportedOption(f"'{where}': answers are not kept here; send the item itself.", param=where)
+            raise UnsupportedOption(f"'{where}': items are not referred to; send the item itself.", param=where)
 
     def turns(self) -> list[Turn]:
         """Return the turns.
@@ -249,6 +274,18 @@ class _History:
             self._turns.append(("assistant", [], []))
             self._is_output = True
         return self._turns[-1][1]
+
+    def _reasoning(self, item: Mapping[str, Any], where: str) -> str:
+        """Return a model's reasoning as it was sent back: sealed by us, in full, else its summary."""
+        text = self._context.unsealed(item.get("encrypted_content"), where)
+        if text is not None:
+            return text
+        for name in ("content", "summary"):
+            content = item.get(name)
+            if content:
+                parts = _parts(content, f"{where}.{name}")
+                return "\n".join([part.text for part in parts if isinstance(part, TextPart)])
+        return ""
 
     def _add_message(self, item: Mapping[str, Any], where: str) -> None:
         role = item.get("role")
@@ -337,15 +374,6 @@ def _part(part: Mapping[str, Any], where: str) -> Shown | None:
             param=where,
         )
     return None
-
-
-def _reasoning(item: Mapping[str, Any], where: str) -> str:
-    """Return a model's reasoning as it was sent back: in full, else its summary; what is encrypted is not ours."""
-    for name in ("content", "summary"):
-        content = item.get(name)
-        if content:
-            return "\n".join([part.text for part in _parts(content, f"{where}.{name}") if isinstance(part, TextPart)])
-    return ""
 
 
 def _sampling(given: ResponsesBody) -> SamplingParams:

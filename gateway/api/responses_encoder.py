@@ -57,6 +57,7 @@ class OutputWriter:
         self._response_id = response_id
         reasoning = request.body.reasoning
         self._is_summary = reasoning is not None and reasoning.summary not in (None, "none")
+        self._sealed = request.context.sealed if request.wants_seal else None
         self._open: OutputItem | None = None
         self._calls: dict[int, OutputItem] = {}
 
@@ -147,6 +148,8 @@ class OutputWriter:
             events.append(("response.output_text.done", {**told, "text": text, "logprobs": item.logprobs}))
             events.append(("response.content_part.done", {**told, "part": _text_part(text, item.logprobs)}))
         elif item.kind == "reasoning":
+            if self._sealed is not None:
+                item.fields["encrypted_content"] = self._sealed(text)
             name, index = self._reasoning_names()
             events.append((f"response.{name}_text.done", {**at, index: 0, "text": text}))
             if self._is_summary:
@@ -177,24 +180,33 @@ class OutputWriter:
 
 
 class ResponsesEncoder:
-    """Encodes one response; see :class:`gateway.api.answer_encoder.AnswerEncoder`."""
+    """Encodes one response; see :class:`gateway.api.answer_encoder.AnswerEncoder`.
+
+    Attributes
+    ----------
+    request : as it was decoded
+    final : the response as it ends, once it has
+    """
 
     ping: ClassVar[bytes] = sse.PING
 
     def __init__(self, head: ResponseHead, request: InferenceRequest) -> None:
         assert isinstance(request, ResponsesRequest), "its own decoder makes them"
         self._head = head
-        self._request = request
+        self.request = request
+        self.final: dict[str, Any] | None = None
         self._writer = OutputWriter(request, head.request_id)
-        self._number = 0
+        self._number = self._num_sent = 0
 
     def add(self, choice: AnswerChoice, delta: TokenDelta) -> bytes:
-        return self._begin() + self._frames(self._writer.add(delta))
+        frames = self._begin() + self._frames(self._writer.add(delta))
+        self._num_sent = self._number
+        return frames
 
     def end(self, end: AnswerEnd) -> bytes:
         reason = end.choices[0].finish_reason
         frames = self._begin() + self._frames(self._writer.end(reason))
-        response = self._response(_status(reason), reason, end.usage, end.note)
+        response = self.final = self._response(_status(reason), reason, end.usage, end.note)
         return frames + self._frames([(f"response.{_status(reason)}", {"response": response})])
 
     def whole(self, end: AnswerEnd) -> bytes:
@@ -204,11 +216,14 @@ class ResponsesEncoder:
         self._writer.add(TokenDelta(tool_calls=tuple(choice.call_pieces)))
         self._writer.end(choice.finish_reason)
         reason = choice.finish_reason
-        return orjson.dumps(self._response(_status(reason), reason, end.usage, end.note))
+        self.final = self._response(_status(reason), reason, end.usage, end.note)
+        return orjson.dumps(self.final)
 
     def error_event(self, error: Mapping[str, Any]) -> bytes:
         """OpenAI's SDKs raise at the first of the two events, Codex reads the second."""
-        failed = self._response("failed")
+        # The events of an end whose commit failed were made, and not sent.
+        self._number = self._num_sent
+        failed = self._response("failed") | {"store": False}
         code = error["code"] if error["code"] in ("server_error", "rate_limit_exceeded") else "server_error"
         failed["error"] = {"code": code, "message": error["message"]}
         flat = {name: error[name] for name in ("code", "message", "param")}
@@ -236,7 +251,7 @@ class ResponsesEncoder:
         usage: Usage | None = None,
         note: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        head, given = self._head, self._request.body
+        head, given = self._head, self.request.body
         reasoning, text = given.reasoning, given.text
         cut = None if reason is None else _INCOMPLETE.get(reason)
         response: dict[str, Any] = {
@@ -252,7 +267,7 @@ class ResponsesEncoder:
             "model": head.model,
             "output": self._writer.output() if status != "in_progress" else [],
             "parallel_tool_calls": given.parallel_tool_calls is not False,
-            "previous_response_id": None,
+            "previous_response_id": given.previous_response_id,
             "prompt_cache_key": given.prompt_cache_key,
             "reasoning": {
                 "effort": None if reasoning is None else reasoning.effort,
@@ -260,11 +275,11 @@ class ResponsesEncoder:
             },
             "safety_identifier": given.safety_identifier,
             "service_tier": "flex" if given.service_tier == "flex" else "default",
-            "store": False,
+            "store": self.request.is_kept,
             "temperature": 1.0 if given.temperature is None else given.temperature,
             "text": {"format": _format(given), "verbosity": None if text is None else text.verbosity},
             "tool_choice": given.tool_choice or "auto",
-            "tools": self._request.shown_tools,
+            "tools": self.request.shown_tools,
             "top_logprobs": given.top_logprobs or 0,
             "top_p": 1.0 if given.top_p is None else given.top_p,
             "truncation": "disabled",

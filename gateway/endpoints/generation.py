@@ -37,6 +37,7 @@ from gateway.observe.metrics import Metrics
 from gateway.observe.refusal_log import Refusal
 from gateway.store.committer import GroupCommitter
 from gateway.store.errors import StoreUnavailable
+from gateway.store.records import ResponseRecord
 from policies.pricing import to_nano_usd
 from policies.types import EVERYTHING
 
@@ -101,7 +102,7 @@ class GenerationEndpoint:
         opened: OpenedRequest | None = None
         try:
             opened = await gate.open(scope, receive, watchdog)
-            request = await self.decode(opened)
+            request = await self.decode(opened, watchdog)
             permissions = opened.caller.permissions
             if permissions is EVERYTHING:
                 self.router.catalog.resolve(request.model)
@@ -125,7 +126,7 @@ class GenerationEndpoint:
         await GenerationRun(self, admitted, responder, watchdog).run()
         self.metrics.http[self.path, str(responder.status or 499)] += 1
 
-    async def decode(self, opened: OpenedRequest) -> InferenceRequest:
+    async def decode(self, opened: OpenedRequest, watchdog: Watchdog) -> InferenceRequest:
         """Return what a body asks for.
 
         Raises
@@ -133,6 +134,10 @@ class GenerationEndpoint:
         InvalidRequest and its kinds
         """
         return self._decoder(parse_object(opened.body, self.gate.limits.max_json_depth), opened.head.suffice)
+
+    def kept_response(self, encoder: AnswerEncoder, routed: RoutedRequest) -> ResponseRecord | None:
+        """Return what is kept of an answer that was just encoded to its end, beside its row: nothing."""
+        return None
 
     def note_refusal(self, told: ErrorAnswer, request_id: str, key_id: str | None) -> None:
         """Note a request that ends without a row."""
@@ -249,8 +254,9 @@ class GenerationRun:
             except AnswerFailed as failure:
                 started = await resume_answer(answer, self._endpoint.router, failure)
         self._watchdog.let_go()
-        await self._endpoint.recorder.settle(answer)
-        body = self._make_encoder(started.tier.model).whole(_end_of(answer, started))
+        encoder = self._make_encoder(started.tier.model)
+        body = encoder.whole(_end_of(answer, started))
+        await self._settle(answer, encoder)
         headers = [(b"content-type", b"application/json"), *answer_headers(self._admitted, answer, with_cost=True)]
         await self._responder.whole(200, headers, body)
 
@@ -275,8 +281,14 @@ class GenerationRun:
         if self._pinger is not None:
             self._pinger.stop()
         self._watchdog.let_go()
-        await self._endpoint.recorder.settle(answer)
-        await self._responder.close_stream(encoder.end(_end_of(answer, started)))
+        last = encoder.end(_end_of(answer, started))
+        await self._settle(answer, encoder)
+        await self._responder.close_stream(last)
+
+    async def _settle(self, answer: Answer, encoder: AnswerEncoder) -> None:
+        """Commit the row of an answer whose end is encoded; only then may that be sent."""
+        endpoint = self._endpoint
+        await endpoint.recorder.settle(answer, endpoint.kept_response(encoder, answer.routed))
 
     def _make_encoder(self, model: str) -> AnswerEncoder:
         admitted, endpoint = self._admitted, self._endpoint

@@ -140,7 +140,7 @@ class CheckSampler:
             policy_name=record.policy_name,
             policy_version=record.policy_version,
             router_version=record.router_version,
-            regions=_regions(policy, request),
+            regions=permitted_regions(policy, request),
             known_fault=str(fault) if is_known else "",
             turn_id=record.turn_id,
             ended_at=record.created_at + timedelta(seconds=record.total_s),
@@ -156,7 +156,7 @@ class CheckSampler:
         )
 
 
-def _regions(policy: Policy, request: InferenceRequest) -> tuple[str, ...] | None:
+def permitted_regions(policy: Policy, request: InferenceRequest) -> tuple[str, ...] | None:
     """Return where the prompt may go, by policy, request and key; None for anywhere."""
     overrides = request.preferences.overrides
     limits = [

@@ -54,6 +54,8 @@ VAGUE: dict[str, dict[str, Any]] = {
     COUNTS: KEPT,
 }
 FEEDBACK = "/v1/feedback"
+KEPT = f"/v1/responses/resp_{uuid7()}"
+KEPT_PATHS = (("GET", KEPT), ("DELETE", KEPT), ("GET", f"{KEPT}/input_items"), ("POST", f"{KEPT}/cancel"))
 READING = ("/v1/models", "/v1/models/auto", f"/v1/requests/{uuid7()}")
 
 
@@ -268,7 +270,8 @@ async def _callers(tmp_path: Path, seen: Seen) -> None:
     async with administered(tmp_path, seen) as admin:
         holder, _ = await add_key(admin.gateway, scope="admin")
         wrong = {"authorization": f"Bearer {make_key()}"}
-        for method, path in [("POST", path) for path in (*BODIES, FEEDBACK)] + [("GET", path) for path in READING]:
+        posts, reads = [("POST", path) for path in (*BODIES, FEEDBACK)], [("GET", path) for path in READING]
+        for method, path in [*posts, *reads, *KEPT_PATHS]:
             await admin.error(method, path, 401, "invalid_api_key", headers=wrong)
             await admin.error(method, path, 403, "wrong_key_scope", headers=holder)
             await admin.error(method, path, 403, "origin_refused", headers={"origin": "https://evil.example"})
@@ -283,6 +286,22 @@ async def _callers(tmp_path: Path, seen: Seen) -> None:
         await admin("POST", FEEDBACK, json=report | {"kind": 7})
         await admin.error("GET", "/v1/models/none", 404, "model_not_found", "model")
         await admin.error("GET", f"/v1/requests/{uuid7()}", 404, "request_not_found")
+        await _kept(admin)
+
+
+async def _kept(admin: Admin) -> None:
+    for method, path in KEPT_PATHS:
+        await admin.error(method, path, 404, "response_not_found")
+        hurried = await limited(admin.gateway, requests_per_minute=1)
+        await admin(method, path, headers=hurried)
+        await admin.error(method, path, 429, "rate_limit_exceeded", headers=hurried)
+    kept = f"/v1/responses/{(await admin('POST', '/v1/responses', json=ITEMS | {'store': True})).json()['id']}"
+    await admin.error("GET", f"{kept}?stream=true", 400, "unsupported_parameter", "stream")
+    await admin.error("POST", f"{kept}/cancel", 400, "unsupported_parameter")
+    await admin.error("GET", f"{kept}/input_items?limit=0", 400, "invalid_value", "limit")
+    await admin.error("GET", f"{kept}/input_items?limit=few", 400, "invalid_type", "limit")
+    missing = ITEMS | {"previous_response_id": "resp_x"}
+    await admin.error("POST", "/v1/responses", 400, "previous_response_not_found", "previous_response_id", json=missing)
 
 
 async def _bodies(tmp_path: Path, seen: Seen) -> None:
@@ -357,8 +376,8 @@ async def _use_without_a_database(tmp_path: Path, seen: Seen, cluster: PrivatePo
         for path, body in BODIES.items():
             await admin.error("POST", path, 503, "log_unavailable", json=body, headers=key)
         await admin.error("POST", FEEDBACK, 503, "log_unavailable", json={}, headers=key)
-        for path in READING:
-            await admin.error("GET", path, 503, "log_unavailable", headers=key)
+        for method, path in [*(("GET", path) for path in READING), *KEPT_PATHS]:
+            await admin.error(method, path, 503, "log_unavailable", headers=key)
         cluster.start()
 
 

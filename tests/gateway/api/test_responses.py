@@ -146,3 +146,17 @@ CALL = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{
 def test_calls_and_results_must_pair(items: list[Any], word: str) -> None:
     with pytest.raises(InvalidRequest, match=word):
         DECODE({"model": "auto", "input": items}, {})
+
+
+@pytest.mark.parametrize("deltas", [[], [TokenDelta(text="a")]])
+def test_a_withheld_end_leaves_no_gap(deltas: list[TokenDelta]) -> None:
+    """An end is encoded before its commit, and is not sent where that fails."""
+    choice = AnswerChoice(0, finished=Finished(FinishReason.STOP))
+    encoder = ResponsesEncoder(ResponseHead("id", 1, "m", "fp"), DECODE({"model": "auto", "input": "hi"}, {}))
+    sent = b"".join([encoder.add(choice, delta) for delta in deltas])
+    encoder.end(AnswerEnd([choice], Usage(3, 2), {}))
+    sent += encoder.error_event({"code": "log_unavailable", "message": "m", "param": None})
+    events = [json.loads(line[6:]) for line in sent.decode().split("\n") if line.startswith("data: ")]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert (events[0]["type"], events[-1]["type"]) == ("response.created", "response.failed")
+    assert not events[-1]["response"]["store"]

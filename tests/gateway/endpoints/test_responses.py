@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from backends.protocol import ToolCall
 from backends.testing import Script
-from tests.gateway.harness import Gateway, assert_error, echo_backends, make_settings, running
+from tests.gateway.harness import Gateway, echo_backends, make_settings, running
 
 TOOLS: list[Any] = [{"type": "function", "name": "now", "parameters": {"type": "object", "properties": {}}}]
 
@@ -90,10 +90,3 @@ async def test_a_broken_stream_raises_in_the_package(tmp_path: Path) -> None:
             async for _ in stream:
                 pass
         assert (await gateway.row()).error_code == "answer_failed"
-
-
-async def test_an_earlier_answer_is_not_kept(tmp_path: Path) -> None:
-    async with running(make_settings(tmp_path)) as gateway:
-        body = {"model": "auto", "input": "hi", "previous_response_id": "resp_1"}
-        answer = await gateway.client.post("/v1/responses", json=body)
-        assert_error(answer, 400, "unsupported_parameter", "previous_response_id")

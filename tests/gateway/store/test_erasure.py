@@ -112,6 +112,9 @@ async def tell_everything(admin: Admin, headers: dict[str, str], tag: str, sessi
     answer = await client.post("/v1/chat/completions", json=body, headers=headers)
     assert answer.status_code == 200, answer.text
     request_id = answer.headers["x-suffice-request-id"]
+    asked = {"model": "auto", "input": tag, "store": True}
+    kept = await client.post("/v1/responses", json=asked, headers=headers)
+    assert kept.json()["store"], kept.text
     vectors = await client.post("/v1/embeddings", json={"model": "simple", "input": tag}, headers=headers)
     assert vectors.status_code == 200, vectors.text
     report = {
@@ -172,6 +175,7 @@ async def test_what_was_erased_is_nowhere(admin: Admin, tmp_path: Path, by: str)
         rest = await admin("POST", "/erasures", json={"key_id": key.key_id})
         assert rest.status_code == 200
     least = {"request_texts", "verifications", "verification_texts", "feedback", "shadow_decisions", "sessions"}
+    least |= {"responses"} if by in ("tenant", "key_id") else set()
     assert {name for name, num in deleted.items() if num} >= least
     assert CANARY not in await dump(store, tmp_path)
     # Once more is no error, and the other tenant has lost nothing.
