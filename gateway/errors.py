@@ -66,9 +66,10 @@ class UnsupportedOption(InvalidRequest):
 class PreviousResponseNotFound(InvalidRequest):
     def __init__(self, response_id: str, *, is_part_gone: bool = False) -> None:
         """``is_part_gone``: it is there, but not all that it goes on from."""
-        what = "An earlier response that it goes on from is gone" if is_part_gone else "No response that is kept has it"
+        kept = "Kept are responses whose requests said 'store': true"
+        why = "An earlier response that it goes on from is gone" if is_part_gone else kept
         super().__init__(
-            f"Previous response with id {shorten(response_id)!r} not found. {what}; send the whole conversation.",
+            f"Previous response with id {shorten(response_id)!r} not found. {why}; send the whole conversation.",
             param="previous_response_id",
         )
 

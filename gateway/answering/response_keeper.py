@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
+from msgspec import structs
 
 from gateway.answering.phases import RoutedRequest
 from gateway.api.reasoning_seal import ReasoningSeal
 from gateway.api.request import EarlierConversation
-from gateway.api.response_context import EarlierResponses, Item, ResponseContext
+from gateway.api.response_context import (
+    EarlierResponses,
+    Item,
+    ResponseContext,
+    listed_items,
+    referred_ids,
+)
 from gateway.api.responses_encoder import ResponsesEncoder
 from gateway.config.sections import LogConfig
 from gateway.edge.body_budget import BodyShare
@@ -19,6 +26,9 @@ from gateway.ids import bare_id, is_uuid
 from gateway.store.records import ResponseRecord
 from gateway.store.responses import MAX_CHAINED, ResponseBook
 from gateway.verify.check_sampler import permitted_regions
+
+# Responses whose items one request may name.
+_MOST_OWNERS = 64
 
 
 class ResponseKeeper:
@@ -51,11 +61,15 @@ class ResponseKeeper:
         PreviousResponseNotFound, InvalidRequest, BodiesFull
         StoreUnavailable and its kinds
         """
-        previous = body.get("previous_response_id")
-        earlier = None
-        if isinstance(previous, str) and self._keeping != "off":
-            earlier = await self._earlier(previous, tenant, share)
-        return ResponseContext(tenant=tenant, keeping=self._keeping, seal=self._seal, earlier=earlier)
+        alone = ResponseContext(tenant=tenant, keeping=self._keeping, seal=self._seal)
+        if self._keeping == "off":
+            return alone
+        previous, given = body.get("previous_response_id"), body.get("input")
+        context = await self._chained(previous, alone, share) if isinstance(previous, str) else alone
+        items = [*(context.earlier.items if context.earlier else ()), *(given if isinstance(given, list) else ())]
+        if named := referred_ids(items):
+            context = await self._referred(named, context, share)
+        return context
 
     def record(self, encoder: ResponsesEncoder, routed: RoutedRequest) -> ResponseRecord | None:
         """Return what is kept of an answer that is encoded to its end; None of one that is not kept."""
@@ -77,9 +91,10 @@ class ResponseKeeper:
             response=final.decode(),
         )
 
-    async def _earlier(self, previous: str, tenant: str, share: BodyShare | None) -> EarlierResponses:
+    async def _chained(self, previous: str, alone: ResponseContext, share: BodyShare | None) -> ResponseContext:
+        """Return a context with the responses that a request goes on from."""
         request_id = bare_id(previous)
-        found = await self._book.get(tenant, request_id) if is_uuid(request_id) else None
+        found = await self._book.get(alone.tenant, request_id) if is_uuid(request_id) else None
         if found is None:
             raise PreviousResponseNotFound(previous)
         newest = found.record
@@ -103,11 +118,49 @@ class ResponseKeeper:
         for each in chain:
             items += orjson.loads(each.input)
             items += orjson.loads(each.response)["output"]
-        return EarlierResponses(
+        earlier = EarlierResponses(
             request_id=request_id,
             num_chained=newest.num_chained,
             num_bytes=newest.chained_bytes,
             items=items,
             conversation=EarlierConversation(newest.conversation, found.session_id),
-            regions=newest.regions,
         )
+        return structs.replace(alone, earlier=earlier, regions=newest.regions)
+
+    async def _referred(
+        self, named: Sequence[tuple[str, str]], context: ResponseContext, share: BodyShare | None
+    ) -> ResponseContext:
+        """Return a context with the items that are named. They are kept as references: the text stays in one place."""
+        owners, owner_of = sorted({owner for _, owner in named}), dict(named)
+        if len(owners) > _MOST_OWNERS:
+            raise InvalidRequest(
+                f"'input' refers to {len(owners)} responses; expected at most {_MOST_OWNERS}.", param="input"
+            )
+        referred: dict[str, Item] = {}
+        regions = context.regions
+        for owner in owners:
+            found = await self._book.get(context.tenant, owner)
+            if found is None:
+                continue
+            record = found.record
+            if share is not None:
+                share.grow_to(share.num_bytes + len(record.input) + len(record.response))
+            items = listed_items(orjson.loads(record.input), owner, set())
+            items += orjson.loads(record.response)["output"]
+            # Others may hold references to the same, or items that bear its id.
+            referred |= {item["id"]: item for item in items if owner_of.get(item["id"]) == owner}
+            if record.regions is not None:
+                regions = (
+                    record.regions if regions is None else tuple([each for each in regions if each in record.regions])
+                )
+        self._check_size(named, referred)
+        return structs.replace(context, referred=referred, regions=regions)
+
+    def _check_size(self, named: Sequence[tuple[str, str]], referred: Mapping[str, Item]) -> None:
+        """Refuse references that stand for more than a body can hold: a short one may name a long item often."""
+        sizes = {item_id: len(orjson.dumps(item)) for item_id, item in referred.items()}
+        num_bytes = sum([sizes.get(item_id, 0) for item_id, _ in named])
+        if num_bytes > self._max_bytes:
+            raise InvalidRequest(
+                f"What 'input' refers to has {num_bytes} bytes; expected at most {self._max_bytes}.", param="input"
+            )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -10,7 +11,7 @@ from msgspec import Struct, structs
 
 from gateway.api.reasoning_seal import BrokenSeal, ReasoningSeal
 from gateway.api.request import EarlierConversation, RoutingPreferences
-from gateway.errors import InvalidRequest
+from gateway.errors import InvalidRequest, UnsupportedOption, shorten
 
 _ID_PREFIXES: Mapping[str, str] = {
     "message": "msg",
@@ -20,6 +21,9 @@ _ID_PREFIXES: Mapping[str, str] = {
     "function_call_output": "fco",
     "custom_tool_call_output": "ctco",
 }
+
+# As items are named here, of the output and of the input.
+_ITEM_ID = re.compile(r"[a-z]+_([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})_(?:in)?[0-9]+")
 
 Item = dict[str, Any]
 
@@ -33,7 +37,6 @@ class EarlierResponses(Struct, frozen=True, kw_only=True):
     num_chained, num_bytes : how many responses, and how large their items are
     items : of all of these, oldest first
     conversation : the one that they are of
-    regions : those that their texts may be sent to; anywhere when None
     """
 
     request_id: str
@@ -41,27 +44,6 @@ class EarlierResponses(Struct, frozen=True, kw_only=True):
     num_bytes: int
     items: Sequence[Item]
     conversation: EarlierConversation
-    regions: tuple[str, ...] | None = None
-
-    def narrow(self, preferences: RoutingPreferences) -> RoutingPreferences:
-        """Return preferences under which no earlier text goes where its own request did not let it.
-
-        Raises
-        ------
-        InvalidRequest
-        """
-        if self.regions is None:
-            return preferences
-        overrides = preferences.overrides
-        regions = tuple([each for each in overrides.regions or self.regions if each in self.regions])
-        if not regions:
-            raise InvalidRequest(
-                f"The text of 'previous_response_id' may go to no regions but {', '.join(self.regions) or '(none)'}.",
-                param="suffice.regions" if overrides.regions else "previous_response_id",
-                code="region_not_permitted",
-            )
-        given = {**preferences.given, "regions": regions}
-        return structs.replace(preferences, overrides=replace(overrides, regions=regions), given=given)
 
 
 class ResponseContext(Struct, frozen=True, kw_only=True):
@@ -73,12 +55,16 @@ class ResponseContext(Struct, frozen=True, kw_only=True):
     keeping : which answers are kept: those that ask for it, all that do not decline, or none
     seal : seals reasoning; None where nobody can
     earlier : None where it goes on from nothing
+    referred : items that it names by their ids, by these
+    regions : those that all of these texts may be sent to; anywhere when None
     """
 
     tenant: str = ""
     keeping: Literal["off", "asked", "all"] = "off"
     seal: ReasoningSeal | None = None
     earlier: EarlierResponses | None = None
+    referred: Mapping[str, Item] = {}
+    regions: tuple[str, ...] | None = None
 
     def is_kept(self, store: bool | None) -> bool:
         """Return whether an answer is kept whose request says ``store``."""
@@ -105,6 +91,43 @@ class ResponseContext(Struct, frozen=True, kw_only=True):
                 f"'{param}' is not as it was sent: altered, cut, or of another tenant.", param=param
             ) from None
 
+    def resolved(self, item: Item, where: str) -> Item:
+        """Return an item, or the one that it refers to.
+
+        Raises
+        ------
+        InvalidRequest
+        """
+        if item.get("type") != "item_reference":
+            return item
+        found = self.referred.get(str(item.get("id")))
+        if found is None:
+            said = f"Item with id {shorten(repr(item.get('id')))} not found: its response is not kept."
+            kind = UnsupportedOption if self.keeping == "off" else InvalidRequest
+            raise kind(f"{said} Send the item itself.", param=where)
+        return found
+
+    def narrow(self, preferences: RoutingPreferences) -> RoutingPreferences:
+        """Return preferences under which no earlier text goes where its own request did not let it.
+
+        Raises
+        ------
+        InvalidRequest
+        """
+        if self.regions is None:
+            return preferences
+        overrides = preferences.overrides
+        regions = tuple([each for each in overrides.regions or self.regions if each in self.regions])
+        if not regions:
+            blamed = "input" if self.earlier is None else "previous_response_id"
+            raise InvalidRequest(
+                f"Earlier text of this conversation may go to no regions but {', '.join(self.regions) or '(none)'}.",
+                param="suffice.regions" if overrides.regions else blamed,
+                code="region_not_permitted",
+            )
+        given = {**preferences.given, "regions": regions}
+        return structs.replace(preferences, overrides=replace(overrides, regions=regions), given=given)
+
 
 ALONE = ResponseContext()
 
@@ -114,9 +137,24 @@ def own_items(given: str | list[Item]) -> list[Item]:
     return [{"type": "message", "role": "user", "content": given}] if isinstance(given, str) else given
 
 
-def listed_items(items: Sequence[Item], request_id: str) -> list[Item]:
-    """Return the items of one request's input as they are listed: each with an id, contents as parts."""
-    listed, seen = [], set()
+def referred_ids(items: Sequence[Any]) -> list[tuple[str, str]]:
+    """Return the items that some refer to, as often as they do: their ids, and the request that each came from.
+
+    What is no id of ours is left out.
+    """
+    named = [each.get("id") for each in items if isinstance(each, dict) and each.get("type") == "item_reference"]
+    found = [(each, _ITEM_ID.fullmatch(each)) for each in named if isinstance(each, str)]
+    return [(each, match[1]) for each, match in found if match is not None]
+
+
+def listed_items(items: Sequence[Item], request_id: str, seen: set[str]) -> list[Item]:
+    """Return the items of one request's input as they are listed: each with an id of its own, contents as parts.
+
+    Parameters
+    ----------
+    seen : ids that are taken; those of these items are added
+    """
+    listed = []
     for place, item in enumerate(items):
         kind = item.get("type") or "message"
         shown = {**item, "type": kind}

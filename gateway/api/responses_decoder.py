@@ -178,7 +178,7 @@ class ResponsesDecoder(BodyDecoder[ResponsesBody]):
             sampling=_sampling(given),
             stream=bool(given.stream),
             thinking=None if effort is None else effort not in ("none", "minimal"),
-            preferences=preferences if earlier is None else earlier.narrow(preferences),
+            preferences=context.narrow(preferences),
             tools=tuple(box.tools.values()),
             tool_choice=box.choice(given.tool_choice, given.parallel_tool_calls),
             output_format=_output_format(given.text),
@@ -197,6 +197,7 @@ class ResponsesDecoder(BodyDecoder[ResponsesBody]):
         placed = [(item, f"input[{place}]") for place, item in enumerate(items)]
         if context.earlier is not None:
             placed[:0] = [(item, "previous_response_id") for item in context.earlier.items]
+        placed = [(context.resolved(item, where), where) for item, where in placed]
         blamed = "input" if context.earlier is None else "previous_response_id"
         most = _ITEMS_PER_MESSAGE * self._server.max_messages
         if len(placed) > most:
@@ -249,8 +250,6 @@ class _History:
             self._add_call(kind, item, where)
         elif kind in ("function_call_output", "custom_tool_call_output", "tool_search_output"):
             self._add_result(kind, item, where)
-        elif kind == "item_reference":
-            raise UnsupportedOption(f"'{where}': items are not referred to; send the item itself.", param=where)
 
     def turns(self) -> list[Turn]:
         """Return the turns.

@@ -170,10 +170,13 @@ def _items_query(request: Request) -> ItemsQuery:
 def _items(chain: list[ResponseRecord]) -> list[Item]:
     """Return what the last of a chain answers, oldest first."""
     items: list[Item] = []
+    seen: set[str] = set()
     for each in chain:
-        items += listed_items(orjson.loads(each.input), each.request_id)
+        items += listed_items(orjson.loads(each.input), each.request_id, seen)
         if each is not chain[-1]:
-            items += orjson.loads(each.response)["output"]
+            output = orjson.loads(each.response)["output"]
+            items += output
+            seen |= {item["id"] for item in output}
     return items
 
 

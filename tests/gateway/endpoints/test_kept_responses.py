@@ -131,12 +131,13 @@ async def test_items_are_listed_by_pages(tmp_path: Path) -> None:
             {"role": "user", "content": "two"},
             {"id": "mine", "role": "assistant", "content": "three"},
             {"id": "mine", "role": "user", "content": [{"type": "input_text", "text": "four"}]},
+            {"id": first.output[0].id, "role": "user", "content": "five"},
         ]
         second = await client.responses.create(**EXPERT, input=items, previous_response_id=first.id)
         found = [each async for each in client.responses.input_items.list(second.id, order="asc", limit=2)]
-        assert [each.content[0].text for each in found] == ["one", "one", "two", "three", "four"]
+        assert [each.content[0].text for each in found] == ["one", "one", "two", "three", "four", "five"]
         ids = [each.id for each in found]
-        assert len(set(ids)) == 5
+        assert len(set(ids)) == 6, "no page ends with an id that stands before it"
         assert ids[1] == first.output[0].id
         newest = await client.responses.input_items.list(second.id, limit=1)
         assert (newest.first_id, newest.has_more) == (ids[-1], True)
@@ -167,6 +168,43 @@ async def test_a_tool_loop_runs_on_a_chain(tmp_path: Path) -> None:
         messages = gateway.backends["large"].requests[-1].messages
         assert [message.role for message in messages] == ["user", "assistant", "tool", "tool"]
         assert (messages[1].tool_calls, messages[1].reasoning) == (calls, "hm")
+
+
+async def test_items_are_named_by_their_ids(tmp_path: Path, database_url: str) -> None:
+    """As clients do that take it for granted that answers are kept."""
+    calls = (ToolCall("call_1", "now", "{}"),)
+    scripts = [Script(reasoning="hm", tool_calls=calls), Script(text="noon"), Script(text="yes")]
+    async with opened(tmp_path, database__url=database_url, large=scripts) as (gateway, client):
+        first = await client.responses.create(**EXPERT, input="time?", tools=TOOLS)
+        named: list[Any] = [{"type": "item_reference", "id": item.id} for item in first.output]
+        result = {"type": "function_call_output", "call_id": "call_1", "output": "12:00"}
+        whole: list[Any] = [{"role": "user", "content": "time?"}, *named, result]
+        second = await client.responses.create(**EXPERT, input=whole, tools=TOOLS)
+        messages = gateway.backends["large"].requests[-1].messages
+        assert [message.role for message in messages] == ["user", "assistant", "tool"]
+        assert (messages[1].tool_calls, messages[1].reasoning) == (calls, "hm")
+        # The reference is kept, not what it refers to: a chain reads it anew, and finds nothing once that is deleted.
+        on: dict[str, Any] = {"input": "sure?", "previous_response_id": second.id}
+        await client.responses.create(**EXPERT, **on)
+        assert gateway.backends["large"].requests[-1].messages[1].tool_calls == calls
+        await client.responses.delete(first.id)
+        for body, param in ((on, "previous_response_id"), ({"input": whole}, "input[1]")):
+            with pytest.raises(openai.BadRequestError, match="not found") as error:
+                await client.responses.create(**EXPERT, **body)
+            assert error.value.param == param
+
+
+async def test_references_stand_for_no_more_than_a_body(tmp_path: Path) -> None:
+    async with opened(tmp_path, server__max_body_bytes=8192) as (gateway, client):
+        first = await client.responses.create(**EXPERT, input="x" * 2000)
+        item: Any = {"type": "item_reference", "id": first.output[0].id}
+        await client.responses.create(**EXPERT, input=[item] * 3)
+        with pytest.raises(openai.BadRequestError, match="at most 8192"):
+            await client.responses.create(**EXPERT, input=[item] * 4)
+        many: Any = [{"type": "item_reference", "id": f"msg_01900000-0000-7000-8000-{n:012}_0"} for n in range(65)]
+        with pytest.raises(openai.BadRequestError, match="65 responses"):
+            await client.responses.create(**EXPERT, input=many)
+        assert gateway.parts.gate.bodies.num_bytes == 0
 
 
 async def test_a_tool_loop_stays_with_its_tier_on_a_chain(tmp_path: Path, database_url: str) -> None:
@@ -210,6 +248,9 @@ async def test_another_tenants_response_is_not_there(tmp_path: Path, database_ur
             assert_error(refused, 400, "previous_response_not_found", "previous_response_id")
             told.append(refused.text.replace(shown, "ID"))
         assert told[0] == told[1]
+        item = {"type": "item_reference", "id": answer.output[0].id}
+        refused = await gateway.client.post("/v1/responses", json=body | {"input": [item]}, headers=bearer(foreign))
+        assert_error(refused, 400, "invalid_value", "input[0]")
         async with client_of(gateway, beside) as client:
             assert (await client.responses.retrieve(answer.id)).id == answer.id
 
@@ -342,6 +383,9 @@ async def test_text_stays_in_its_regions(tmp_path: Path) -> None:
         assert third.model == "small"
         refused = await gateway.client.post("/v1/responses", json={"model": "expert", **on})
         assert_error(refused, 400, "region_not_permitted", "suffice.regions")
+        item: Any = {"type": "item_reference", "id": answer.output[0].id}
+        named = await client.responses.create(model="auto", input=[item, {"role": "user", "content": "four"}])
+        assert named.model == "small"
         elsewhere = {"model": "auto", "suffice": {"regions": ["us"]}, **on}
         refused = await gateway.client.post("/v1/responses", json=elsewhere)
         assert_error(refused, 400, "region_not_permitted", "suffice.regions")
