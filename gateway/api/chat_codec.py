@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import orjson
@@ -297,12 +297,12 @@ class ChatEncoder(CompletionsEncoder):
             if delta.text:
                 parts["content"] = delta.text
             if delta.tool_calls:
-                parts["tool_calls"] = [_call_piece(piece) for piece in delta.tool_calls]
+                parts["tool_calls"] = _call_pieces(delta.tool_calls)
             shown = orjson.dumps(parts)
         elif delta.text:
             shown = b'{"content":' + orjson.dumps(delta.text) + b"}"
         elif delta.tool_calls:
-            shown = orjson.dumps({"tool_calls": [_call_piece(piece) for piece in delta.tool_calls]})
+            shown = orjson.dumps({"tool_calls": _call_pieces(delta.tool_calls)})
         elif delta.logprobs:
             shown = b"{}"
         else:
@@ -342,8 +342,15 @@ class ChatEncoder(CompletionsEncoder):
         }
 
 
-def _call_piece(piece: ToolCallDelta) -> dict[str, Any]:
-    if not piece.name:
-        return {"index": piece.index, "function": {"arguments": piece.arguments}}
-    function = {"name": piece.name, "arguments": piece.arguments}
-    return {"index": piece.index, "id": piece.call_id, "type": "function", "function": function}
+def _call_pieces(pieces: Sequence[ToolCallDelta]) -> list[dict[str, Any]]:
+    """Return pieces of calls, one of each call: OpenAI's Python package keeps a first chunk's list as it is."""
+    shown: dict[int, dict[str, Any]] = {}
+    for piece in pieces:
+        if (known := shown.get(piece.index)) is not None:
+            known["function"]["arguments"] += piece.arguments
+        elif piece.name:
+            function = {"name": piece.name, "arguments": piece.arguments}
+            shown[piece.index] = {"index": piece.index, "id": piece.call_id, "type": "function", "function": function}
+        else:
+            shown[piece.index] = {"index": piece.index, "function": {"arguments": piece.arguments}}
+    return list(shown.values())

@@ -85,6 +85,19 @@ async def test_a_stream_names_each_call_once(tmp_path: Path) -> None:
     assert [c["choices"][0]["finish_reason"] for c in chunks if c["choices"]][-1] == "tool_calls"
 
 
+async def test_pieces_of_a_call_that_came_together_are_one(tmp_path: Path) -> None:
+    """OpenAI's package joins a chunk's pieces to what it has by their place in the list."""
+    with ProviderServer(Script(text="", tool_calls=CALLS)) as server:
+        large = make(server, "one_write", capabilities=CAPABLE)
+        async with running(make_settings(tmp_path), echo_backends() | {"large": large}) as gateway:
+            text = (await gateway.chat("hi", model="expert", tools=TOOLS, stream=True)).text
+    chunks = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+    (pieces,) = [found for c in chunks for choice in c["choices"] if (found := choice["delta"].get("tool_calls"))]
+    assert [(p["index"], p["id"], p["function"]["name"], p["function"]["arguments"]) for p in pieces] == [
+        (place, call.call_id, call.name, call.arguments) for place, call in enumerate(CALLS)
+    ]
+
+
 async def test_the_log_keeps_what_was_called(tmp_path: Path) -> None:
     backends = echo_backends(large=Script(text="I look.", tool_calls=CALLS))
     settings = make_settings(tmp_path, **{"log.prompts": "full"})
