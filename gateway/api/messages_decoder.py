@@ -53,6 +53,10 @@ _FORMAT_NAME = "response"
 Content = Annotated[str | list[dict[str, Any]], Words(kind="a string or an array of content blocks")]
 
 
+def _no_threads(value: Any, param: str) -> InvalidRequest:
+    return UnsupportedOption(f"'{param}': answers are not kept here; send the whole conversation.", param=param)
+
+
 class MessageField(Struct):
     """One message of a conversation."""
 
@@ -120,6 +124,7 @@ class CountBody(Struct, kw_only=True):
     stop_sequences: tuple[str, ...] | None = None
     stream: bool | None = None
     metadata: dict[str, Any] | None = None
+    thread: Annotated[None, Words(error=_no_threads)] = None
     suffice: RoutingOptions | None = None
 
 

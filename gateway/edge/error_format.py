@@ -39,6 +39,9 @@ _ANTHROPIC_TYPES: Mapping[int, str] = {
     504: "timeout_error",
 }
 
+# By this Anthropic's packages know that they must send the whole conversation themselves, and do.
+_NO_THREADS: Mapping[str, Any] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+
 
 def _anthropic_body(told: Mapping[str, Any], status: int, request_id: str) -> dict[str, Any]:
     kind = _ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
@@ -46,6 +49,8 @@ def _anthropic_body(told: Mapping[str, Any], status: int, request_id: str) -> di
     error = {"type": kind, "message": told["message"], "code": told["code"]}
     if told["param"] is not None:
         error["param"] = told["param"]
+    if told["param"] == "thread":
+        error["details"] = _NO_THREADS
     return {"type": "error", "error": error, "request_id": request_id}
 
 

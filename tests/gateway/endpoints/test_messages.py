@@ -113,6 +113,27 @@ async def test_a_tool_loop_runs_on_blocks(tmp_path: Path) -> None:
         assert messages[1].tool_calls == (ToolCall("toolu_1", "now", "{}"),)
 
 
+async def test_the_packages_own_loop_goes_on_without_a_thread(tmp_path: Path) -> None:
+    """It asks the server to keep the conversation, and sends it itself where the server says that it does not."""
+
+    @anthropic.beta_async_tool
+    async def now() -> str:
+        """Tell the time."""
+        return "12:00"
+
+    scripts = [Script(text="", tool_calls=(ToolCall("toolu_1", "now", "{}"),)), Script(text="noon")]
+    async with running(make_settings(tmp_path), echo_backends(large=scripts)) as gateway, client_of(gateway) as client:
+        runner = client.beta.messages.tool_runner(model="expert", max_tokens=99, tools=[now], messages=HI)
+        last = await runner.until_done()
+        assert [block.to_dict()["text"] for block in last.content] == ["noon"]
+        sent = [[message.role for message in each.messages] for each in gateway.backends["large"].requests]
+        assert sent == [["user"], ["user", "assistant", "tool"]]
+        body = {"model": "auto", "max_tokens": 9, "messages": HI, "thread": {"type": "create"}}
+        refused = await gateway.client.post("/v1/messages", json=body)
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == "thread"
+
+
 async def test_errors_are_those_of_the_package(tmp_path: Path) -> None:
     backends = echo_backends(large=Script(text="a b c d", fail_after=2))
     async with running(make_settings(tmp_path), backends) as gateway, client_of(gateway) as client:
