@@ -18,11 +18,14 @@ run: $(VENV)/.run
 # A file's tests stay in one process, which then builds their models once. Many wait for a server: so four, on two cores too.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
+# Frameworks under test: of those that want one version of the openai package and of those that want the next.
+FRAMEWORKS := $(VENV)/clients-openai2/.installed $(VENV)/clients-openai3/.installed
+
 # What a change is tried with; `test-all` is what must pass.
 test: $(VENV)/.test tests/clients/node_modules/.installed
 	$(PYTEST) -m "not slow"
 
-test-all: $(VENV)/.test tests/clients/node_modules/.installed
+test-all: $(VENV)/.test tests/clients/node_modules/.installed $(FRAMEWORKS)
 	$(PYTEST)
 
 # What failed last, one after another.
@@ -72,8 +75,13 @@ $(VENV)/.test: $(VENV)/.run
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[test,bench]'
 	touch $@
 
-# The npm client is one of the clients under test; without node its tests are named as skipped (and fail in CI).
+$(FRAMEWORKS): $(VENV)/clients-%/.installed: tests/clients/python/%.txt $(BIN)/python
+	$(BIN)/python -m venv $(@D)
+	$(@D)/bin/python -m pip --disable-pip-version-check install --quiet --requirement $<
+	touch $@
+
+# The npm packages are clients under test; without node their tests are named as skipped (and fail in CI).
 tests/clients/node_modules/.installed: tests/clients/package.json
 	@if command -v npm >/dev/null; then \
 		cd tests/clients && npm install --no-audit --no-fund --no-package-lock --silent && touch node_modules/.installed; \
-	else echo 'npm is missing: the tests of the openai npm package will be skipped.' >&2; fi
+	else echo 'npm is missing: the tests of npm packages will be skipped.' >&2; fi

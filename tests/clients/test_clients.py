@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import shutil
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -15,12 +13,11 @@ import pytest
 import pytest_asyncio
 
 from backends.testing import EchoBackend, Script
+from tests.clients.kit import HERE, command, need
 from tests.gateway.harness import LADDER_TOML, Gateway, make_settings, running
 from tests.gateway.raw import eventually
 
-HERE = Path(__file__).parent
 MESSAGES: Any = [{"role": "user", "content": "one two three"}]
-REQUIRED = bool(os.environ.get("CI") or os.environ.get("SUFFICE_REQUIRE_SERVICES"))
 # The two that misbehave stand below, so that "auto", which knows nothing of them, goes to the top.
 TOML = (
     """
@@ -54,22 +51,6 @@ async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gat
     }
     async with running(make_settings(tmp_path_factory.mktemp("clients"), TOML), backends) as up:
         yield up
-
-
-async def command(*words: str) -> str:
-    """Run a program; its standard output, or a failure that shows its standard error."""
-    process = await asyncio.create_subprocess_exec(
-        *words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, cwd=HERE
-    )
-    out, err = await asyncio.wait_for(process.communicate(), 60)
-    assert process.returncode == 0, err.decode()
-    return out.decode()
-
-
-def need(program: str, present: bool) -> None:
-    """Skip without the program; where everything is required, fail."""
-    if not present:
-        (pytest.fail if REQUIRED else pytest.skip)(f"{program} is not installed")
 
 
 def python_client(gateway: Gateway) -> openai.AsyncOpenAI:
