@@ -10,7 +10,7 @@ export OMP_WAIT_POLICY ?= passive
 # Hundreds of processes are started by the tests; each would compile every module anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run test test-all test-failed test-gpu lint format bench lock services clean
+.PHONY: run test test-all test-failed agents test-gpu lint format bench lock services clean
 
 run: $(VENV)/.run
 	$(BIN)/suffice up --host $(HOST) --port $(PORT)
@@ -31,6 +31,10 @@ test-all: $(VENV)/.test tests/clients/node_modules/.installed $(FRAMEWORKS)
 # What failed last, one after another.
 test-failed: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --last-failed --last-failed-no-failures none --verbose
+
+# Coding agents from npm against the server: 2 GB, some minutes.
+agents: $(VENV)/.test tests/clients/agents/node_modules/.installed
+	SUFFICE_REQUIRE_AGENTS=1 $(BIN)/python -m pytest -rs tests/clients/test_agents.py
 
 test-gpu: $(VENV)/.test
 	$(BIN)/python -m pytest -m gpu
@@ -61,7 +65,7 @@ services:
 	deploy/services.sh
 
 clean:
-	rm -rf $(VENV) tests/clients/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) tests/clients/node_modules tests/clients/agents/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version)'
@@ -85,3 +89,6 @@ tests/clients/node_modules/.installed: tests/clients/package.json
 	@if command -v npm >/dev/null; then \
 		cd tests/clients && npm install --no-audit --no-fund --no-package-lock --silent && touch node_modules/.installed; \
 	else echo 'npm is missing: the tests of npm packages will be skipped.' >&2; fi
+
+tests/clients/agents/node_modules/.installed: tests/clients/agents/package.json
+	cd $(<D) && npm install --no-audit --no-fund --no-package-lock --silent && touch node_modules/.installed

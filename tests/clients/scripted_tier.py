@@ -25,6 +25,12 @@ SECRET = re.compile(r"secret-\w+")
 """What the first tool finds and the second must be given: it is nowhere in the script."""
 
 _TOML = """
+[policies."gpt-5.5"]
+allowed_tiers = ["scripted"]
+
+[policies."gpt-6-sol"]
+allowed_tiers = ["scripted"]
+
 [[tiers]]
 name = "scripted"
 model = "scripted-model"
