@@ -106,6 +106,10 @@ class OutputWriter:
         elif self._is_summary:
             part = {"type": "summary_text", "text": ""}
             events.append(("response.reasoning_summary_part.added", {**item.at, "summary_index": 0, "part": part}))
+        else:
+            # OpenAI's npm package takes no delta of a part that was not announced.
+            part = {"type": "reasoning_text", "text": ""}
+            events.append(("response.content_part.added", {**item.at, "content_index": 0, "part": part}))
         return item
 
     def _add_piece(self, piece: ToolCallDelta, events: list[Event]) -> None:
@@ -155,6 +159,9 @@ class OutputWriter:
             if self._is_summary:
                 part = {"type": "summary_text", "text": text}
                 events.append(("response.reasoning_summary_part.done", {**at, "summary_index": 0, "part": part}))
+            else:
+                part = {"type": "reasoning_text", "text": text}
+                events.append(("response.content_part.done", {**at, "content_index": 0, "part": part}))
         elif item.kind == "function_call":
             events.append(("response.function_call_arguments.done", {**at, "arguments": text}))
         else:
