@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 import orjson
@@ -290,19 +291,16 @@ class ChatEncoder(CompletionsEncoder):
         return self._frame(index, b'{"role":"assistant","content":""}')
 
     def delta(self, index: int, delta: TokenDelta) -> bytes:
-        if delta.reasoning or (delta.text and delta.tool_calls):
-            parts: dict[str, Any] = {}
-            if delta.reasoning:
-                parts["reasoning_content"] = parts["reasoning"] = delta.reasoning
-            if delta.text:
-                parts["content"] = delta.text
-            if delta.tool_calls:
-                parts["tool_calls"] = _call_pieces(delta.tool_calls)
-            shown = orjson.dumps(parts)
+        if delta.tool_calls:
+            said = self.delta(index, replace(delta, tool_calls=()))
+            # One call a chunk, as OpenAI has it: LlamaIndex reads no further.
+            calls = [orjson.dumps({"tool_calls": [piece]}) for piece in _call_pieces(delta.tool_calls)]
+            return said + b"".join([self._frame(index, each) for each in calls])
+        if delta.reasoning:
+            parts = {"reasoning_content": delta.reasoning, "reasoning": delta.reasoning}
+            shown = orjson.dumps(parts | {"content": delta.text} if delta.text else parts)
         elif delta.text:
             shown = b'{"content":' + orjson.dumps(delta.text) + b"}"
-        elif delta.tool_calls:
-            shown = orjson.dumps({"tool_calls": _call_pieces(delta.tool_calls)})
         elif delta.logprobs:
             shown = b"{}"
         else:

@@ -86,13 +86,14 @@ async def test_a_stream_names_each_call_once(tmp_path: Path) -> None:
 
 
 async def test_pieces_of_a_call_that_came_together_are_one(tmp_path: Path) -> None:
-    """OpenAI's package joins a chunk's pieces to what it has by their place in the list."""
+    """OpenAI's package joins a chunk's pieces to what it has by their place in the list, LlamaIndex reads the first."""
     with ProviderServer(Script(text="", tool_calls=CALLS)) as server:
         large = make(server, "one_write", capabilities=CAPABLE)
         async with running(make_settings(tmp_path), echo_backends() | {"large": large}) as gateway:
             text = (await gateway.chat("hi", model="expert", tools=TOOLS, stream=True)).text
     chunks = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
-    (pieces,) = [found for c in chunks for choice in c["choices"] if (found := choice["delta"].get("tool_calls"))]
+    lists = [found for c in chunks for choice in c["choices"] if (found := choice["delta"].get("tool_calls"))]
+    pieces = [piece for (piece,) in lists]
     assert [(p["index"], p["id"], p["function"]["name"], p["function"]["arguments"]) for p in pieces] == [
         (place, call.call_id, call.name, call.arguments) for place, call in enumerate(CALLS)
     ]
