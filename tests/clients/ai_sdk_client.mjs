@@ -19,8 +19,11 @@ const tools = Object.fromEntries(
   ]),
 );
 
+// By default it sends the ids of what the server keeps.
+const providerOptions = { openai: { store: false } };
+
 for (const [endpoint, model] of Object.entries(models)) {
-  const work = { model, tools, prompt: notes.task, stopWhen: stepCountIs(5), maxRetries: 0 };
+  const work = { model, tools, prompt: notes.task, stopWhen: stepCountIs(5), maxRetries: 0, providerOptions };
   notes.worked(endpoint, "tools", (await generateText(work)).text);
   notes.worked(endpoint, "streamed tools", await streamText(work).text);
   notes.said(endpoint, "stream", await streamText({ model, prompt: notes.question, maxRetries: 0 }).text);

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,8 @@ NOTES = (
 class ScriptedTier(ProviderServer):
     """Calls the tools of ``steps`` in turn, gives each what the one before it found, then says what it did.
 
+    Beside its calls it thinks and speaks.
+
     Where the form of the answer is laid down, or only one tool may be called, it answers with :data:`PLACE`.
     """
 
@@ -85,14 +87,22 @@ class ScriptedTier(ProviderServer):
             return Script(text="one two three")
         if len(names) == 1 and names[0] != self._steps[0].tool:
             return _calling(0, names[0], PLACE)
-        if len(results) < len(self._steps):
-            step = self._steps[len(results)]
-            return _calling(len(results), step.tool, step.arguments(_secret(results)))
-        return Script(text=f"Wrote {_secret(results)}.")
+        secret = _secret(results)
+        # The first tool is called twice at once, so that clients see two calls in one answer.
+        if not results:
+            script = _calling(0, self._steps[0].tool, self._steps[0].arguments(secret), times=2)
+        elif len(results) <= len(self._steps):
+            step = self._steps[len(results) - 1]
+            script = _calling(len(results), step.tool, step.arguments(secret))
+        else:
+            return Script(text=f"Wrote {secret}.")
+        return replace(script, text="I look.", reasoning="It must be there.")
 
 
-def _calling(place: int, name: str, arguments: dict[str, Any]) -> Script:
-    return Script(text="", tool_calls=(ToolCall(f"call_scripted_{place}", name, json.dumps(arguments)),))
+def _calling(place: int, name: str, arguments: dict[str, Any], times: int = 1) -> Script:
+    shown = json.dumps(arguments)
+    calls = [ToolCall(f"call_scripted_{place}_{number}", name, shown) for number in range(times)]
+    return Script(text="", tool_calls=tuple(calls))
 
 
 def _secret(results: Sequence[str]) -> str:

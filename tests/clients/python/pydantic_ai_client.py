@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterable
 from typing import Any
 
 import notes
@@ -12,6 +13,12 @@ from pydantic_ai.models.anthropic import AnthropicModel
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
+
+
+async def drain(_: Any, events: AsyncIterable[Any]) -> None:
+    """Have the answers streamed: ``run_stream`` takes the first text for the last."""
+    async for _ in events:
+        pass
 
 
 async def main() -> None:
@@ -25,8 +32,7 @@ async def main() -> None:
     for endpoint, model in models.items():
         worker: Any = Agent(model, tools=[notes.read_note, notes.write_note])
         notes.worked(endpoint, "tools", (await worker.run(notes.TASK)).output)
-        async with worker.run_stream(notes.TASK) as stream:
-            notes.worked(endpoint, "streamed tools", await stream.get_output())
+        notes.worked(endpoint, "streamed tools", (await worker.run(notes.TASK, event_stream_handler=drain)).output)
         clerk: Any = Agent(model, output_type=notes.Place)
         notes.filled(endpoint, "form as tool", (await clerk.run(notes.QUESTION)).output)
         if endpoint != notes.MESSAGES:
