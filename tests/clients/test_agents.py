@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ class Agent:
     words : of the command, after the program
     files : of the folder, which is its home too, given the server's URL
     before : words of a command that comes first, given the URL
+    environ : beside its home
     """
 
     package: str
@@ -47,6 +48,7 @@ class Agent:
     words: tuple[str, ...]
     files: Callable[[str], dict[str, str]] = lambda _: {}
     before: Callable[[str], tuple[str, ...]] = lambda _: ()
+    environ: Mapping[str, str] = field(default_factory=dict)
 
 
 def _codex(model: str, steps: Sequence[Step]) -> Agent:
@@ -114,6 +116,8 @@ AGENTS = {
         ),
         ("--json", TASK),
         before=lambda url: ("auth", "-p", "openai-compatible", "-k", "unused", "-m", "auto", "-b", f"{url}/v1"),
+        # By default a process stays behind.
+        environ={"CLINE_SESSION_BACKEND_MODE": "local"},
     ),
 }
 
@@ -128,7 +132,7 @@ async def test_agent(client: str, tmp_path: Path) -> None:
     secret = f"secret-{secrets.token_hex(6)}"
     (folder / "note.txt").write_text(f"It says {secret}.\n")
     # Nothing of this user's own: keys and settings of other servers would change what is asked.
-    environ = {"HOME": str(folder), "PATH": os.environ["PATH"], "TERM": "dumb"}
+    environ = {"HOME": str(folder), "PATH": os.environ["PATH"], "TERM": "dumb", **agent.environ}
     async with scripted(tmp_path, ScriptedTier(agent.steps(folder))) as gateway:
         for name, text in agent.files(gateway.url).items():
             (folder / name).parent.mkdir(exist_ok=True)
