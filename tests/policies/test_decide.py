@@ -217,6 +217,13 @@ def test_a_conversation_leaves_its_tier_when_that_is_worth_its_cache(mode: Thres
     assert decided(many, replace(policy, sticky=StickyMode.OFF)).tier == 2
 
 
+def test_a_cache_at_a_tier_that_is_gone_is_worth_nothing() -> None:
+    policy = replace(WORTH, switch_cost_per_cached_token_usd=Decimal("0.000001"))
+    asked = request(estimates=estimates((0.5, 0.97, 0.971, 0.972)))
+    left = structs.replace(asked, session=SessionState(tier=9, cached_tokens=5000))
+    assert decided(left, policy).tier == decided(asked, policy).tier
+
+
 def test_quality_wins_over_the_cache_of_an_insufficient_tier() -> None:
     policy = replace(PLAIN, switch_cost_per_cached_token_usd=Decimal(1))
     assert decided(request(session=SessionState(tier=1, cached_tokens=1000)), policy).tier == 2

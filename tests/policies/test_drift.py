@@ -20,6 +20,10 @@ def first_alarm(design: DriftDesign, losses: np.ndarray) -> int | None:
     return observe(design, DriftState.start(design), losses.tolist()).alarmed_at
 
 
+def test_a_design_in_true_rates_alarms_falsely_as_seldom_as_one_in_read_rates() -> None:
+    assert DriftDesign.for_truth(0.1, 0.2) == DESIGN == DriftDesign.for_truth(0.1, 0.2, false_alarm=0.05)
+
+
 def test_false_alarms_keep_to_their_share_over_a_year_of_samples() -> None:
     rng = np.random.default_rng(8)
     alarms = [first_alarm(DESIGN, rng.random(2600) < 0.1) is not None for _ in range(100)]

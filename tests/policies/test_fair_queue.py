@@ -187,6 +187,19 @@ def test_keys_of_one_tenant_share_what_it_has() -> None:
     assert {first.key, second.key} == {"greedy", "modest"}
 
 
+def test_a_key_that_holds_less_of_its_tenants_places_is_next() -> None:
+    """Whoever waited first."""
+    queue = FairQueue()
+    for key in ("greedy", "greedy", "modest"):
+        queue.push(Claim("a", key))
+        assert queue.take_next(9) is not None
+    for key in ("greedy", "modest"):
+        queue.push(Claim("a", key))
+    found = queue.take_next(9)
+    assert found is not None
+    assert found.key == "modest"
+
+
 def test_what_may_not_start_is_passed_over_and_keeps_its_turn() -> None:
     queue = FairQueue()
     held_back, other = Claim("a", "1"), Claim("b", "1")

@@ -103,6 +103,12 @@ def test_the_longer_tail_has_the_longer_end() -> None:
     assert (found.value, found.low, found.high) == pytest.approx((1.0, 1.0 - 2.8395608654, 9.5077163415), abs=1e-9)
 
 
+@pytest.mark.parametrize("count", [0, 1])
+def test_one_row_has_no_interval(count: int) -> None:
+    with pytest.raises(ValueError, match=f"2 rows or more, not {count}"):
+        skewed_interval(np.ones(count), 0.95)
+
+
 @pytest.mark.parametrize("bad", [[-0.1], [1.1], [float("nan")]])
 def test_values_out_of_range_are_refused(bad: list[float]) -> None:
     with pytest.raises(ValueError, match="values must lie"):

@@ -403,6 +403,23 @@ async def test_a_key_waits_for_itself_no_longer_than_for_others() -> None:
     admission.leave(place)
 
 
+async def test_one_may_always_wait_for_a_keys_only_place() -> None:
+    """However long its requests take: a key that asks for two at once is not told that it asks too often."""
+    clock = Clock()
+    admission = Admission(4, 1000, 5.0, clock=clock)
+    caller = Caller("a", "key", KeyLimits(max_concurrency=1))
+    admission._other.held_time.ended(60.0, clock(), was_full=True)
+    place = await admission.enter(Priority.LIVE, caller)
+    first = await ask(admission.enter(Priority.LIVE, caller))
+    second = await ask(admission.enter(Priority.LIVE, caller))
+    assert is_waiting(first)
+    assert not is_waiting(second)
+    with pytest.raises(QueueFull):
+        await second
+    admission.leave(place)
+    admission.leave(await first)
+
+
 async def test_a_full_bulkhead_holds_up_nobody_who_wants_another() -> None:
     admission = Admission(None, 10, LONG_S, bulkheads={"hung": Bulkhead(1), "sound": Bulkhead(2)})
     assert admission.max_running == 3
