@@ -64,7 +64,7 @@ def document(settings: Settings, limits: BodyLimits) -> dict[str, Any]:
             },
         },
         "tags": [
-            {"name": "use", "description": "OpenAI's protocol."},
+            {"name": "use", "description": "OpenAI's and Anthropic's protocols."},
             {"name": "health", "description": "For those who watch the server."},
             {"name": "admin", "description": "Steering and looking into it."},
         ],
@@ -203,6 +203,7 @@ _ANTHROPIC_ERROR = {
                 "message": {"type": "string"},
                 "code": {"type": "string"},
                 "param": _PARAM,
+                "details": {"type": "object", "description": "What Anthropic's packages act upon."},
             },
         },
         "request_id": {"type": "string"},

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import anthropic
+import jsonschema
 import pytest
 
 from backends.protocol import ToolCall
@@ -132,6 +133,8 @@ async def test_the_packages_own_loop_goes_on_without_a_thread(tmp_path: Path) ->
         refused = await gateway.client.post("/v1/messages", json=body)
         assert refused.status_code == 400
         assert refused.json()["error"]["param"] == "thread"
+        schemas = (await gateway.client.get("/openapi.json")).json()["components"]["schemas"]
+        jsonschema.validate(refused.json(), schemas["AnthropicError"])
 
 
 async def test_errors_are_those_of_the_package(tmp_path: Path) -> None:
