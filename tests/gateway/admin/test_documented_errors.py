@@ -46,12 +46,12 @@ BODIES: dict[str, dict[str, Any]] = {
     COUNTS: CHAT,
     "/v1/embeddings": VECTORS,
 }
-KEPT = {"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "file", "file_id": "f"}}]}]}
+BY_ID = {"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "file", "file_id": "f"}}]}]}
 VAGUE: dict[str, dict[str, Any]] = {
     "/v1/embeddings": {"dimensions": 3},
     "/v1/responses": {"background": True},
-    "/v1/messages": KEPT,
-    COUNTS: KEPT,
+    "/v1/messages": BY_ID,
+    COUNTS: BY_ID,
 }
 FEEDBACK = "/v1/feedback"
 KEPT = f"/v1/responses/resp_{uuid7()}"
@@ -316,7 +316,7 @@ async def _bodies(tmp_path: Path, seen: Seen) -> None:
             await admin.error("POST", path, 404, "model_not_found", "model", json=body | {"model": "none"})
             await admin.error("POST", path, 400, "invalid_value", "model", json=body | {"model": None})
             vague = VAGUE.get(path, {"functions": [{}]})
-            param = "messages[0].content[0]" if vague is KEPT else next(iter(vague))
+            param = "messages[0].content[0]" if vague is BY_ID else next(iter(vague))
             await admin.error("POST", path, 400, "unsupported_parameter", param, json=body | vague)
             if path != "/v1/embeddings":
                 asked = body | {"suffice": {"tier": 2}}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import sqlite3
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ import asyncpg
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from gateway.config.store_section import StoreConfig
 from gateway.store.committer import GroupCommitter
@@ -271,7 +271,7 @@ async def test_a_bug_in_the_writer_leaves_nobody_waiting(sink: ScriptedSink) -> 
     assert len([outcome for outcome in outcomes if isinstance(outcome, Exception)]) == 8
     del sink.write
     async with asyncio.timeout(PATIENCE_S):
-        await committer.commit(dataclasses.replace(make_entry(9)))
+        await committer.commit(structs.replace(make_entry(9)))
         await committer.close(5)
     assert sink.written == [9]
 
