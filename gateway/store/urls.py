@@ -80,8 +80,8 @@ def _sqlite(url: URL, shown: str) -> DatabaseUrl:
 def _postgres(url: URL, shown: str) -> DatabaseUrl:
     unknown = sorted(set(url.query) - set(_POSTGRES_OPTIONS))
     if unknown:
-        # With an `@` among them, they are the rest of a password.
-        named = "an unknown option" if "@" in str(dict(url.query)) else f"the unknown option {unknown[0]!r}"
+        # What the parser takes for an option may be the rest of a password; what is shown anyway may be named.
+        named = f"the unknown option {unknown[0]!r}" if unknown[0] in shown else "an unknown option"
         raise StoreUrlInvalid(f"{shown} has {named}. Expected one of {', '.join(sorted(_POSTGRES_OPTIONS))}.")
     connect_args: dict[str, Any] = {"server_settings": {"application_name": "suffice"}}
     for name, value in url.query.items():

@@ -6,7 +6,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from redis.connection import parse_url
 from sqlalchemy.engine import make_url
@@ -45,6 +45,7 @@ def test_what_the_parsers_take_for_a_password_is_not_shown(user: str, password: 
 
 
 @given(USERS, PASSWORDS, st.sampled_from(["", "?application_name=x", "?sslmode=require", "?password=SECRET"]))
+@example("", "@SECRET?SECRET=SECRET\n", "")
 def test_a_database_url_is_told_without_it(user: str, password: str, options: str) -> None:
     try:
         told = parse_database_url(f"postgresql://{user}:{password}@db:5432/x{options}").shown
