@@ -26,6 +26,7 @@ def test_one_open_part_leaves_a_finding_open() -> None:
     assert (parts.found().is_open, parts.found().seen) == (True, "one; two; three")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("finding", ["H7", "M13", "S4"])
 async def test_a_finding_is_closed(tmp_path: Path, finding: str) -> None:
     """A probe that does not come to its end is not closed."""

@@ -288,6 +288,7 @@ def test_drafts_that_the_grammar_does_not_allow_are_not_checked() -> None:
     same([result], serve(toy(), [request(of)]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["twin", "blurred", "unconstrained"])
 def test_drafts_leave_the_distribution_as_it_is(kind: str) -> None:
     """Without a seed, drafts are judged by rejection; a drafter on a GPU does not know the grammar."""

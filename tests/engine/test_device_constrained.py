@@ -74,7 +74,14 @@ def drafter(kind: str, models: list[DecoderModel]) -> Drafter:
     return DeviceDrafter(model, cache, vocab_size=tokenizer().vocab_size, max_draft_tokens=3, max_sequences=6)
 
 
-@pytest.mark.parametrize("sizes", [{}, {"max_batch_tokens": 9}, {"num_blocks": 47}], ids=["crowd", "chunked", "tight"])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        pytest.param({}, id="crowd"),
+        pytest.param({"max_batch_tokens": 9}, id="chunked", marks=pytest.mark.slow),
+        pytest.param({"num_blocks": 47}, id="tight", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("kind", [None, "twin", "other", "ngram"])
 def test_answers_are_the_plain_runners(models: list[DecoderModel], kind: str | None, sizes: dict[str, int]) -> None:
     plain = serve(make(models[0], "plain"), variants())

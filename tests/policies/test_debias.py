@@ -84,6 +84,7 @@ def _judged(rng: np.random.Generator, num_rows: int, rate: float) -> tuple[np.nd
     return faults, np.where(right, faults, 1 - faults)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [0.03, 0.1, 0.3])
 def test_intervals_cover_and_bounds_bound(rate: float) -> None:
     rng = np.random.default_rng(3)

@@ -267,6 +267,7 @@ async def test_a_plain_prompt_goes_on_as_one_text(tmp_path: Path, server: Provid
         assert response.json()["choices"][0]["text"].startswith(begun)
 
 
+@pytest.mark.slow
 @given(first=st.integers(1, 40), second=st.integers(1, 40), streamed=st.booleans())
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 async def test_what_was_sent_begins_what_is_sent(

@@ -99,6 +99,7 @@ async def test_the_drill_finds_nothing_on_a_small_scale(postgres_url: str, redis
     assert report.figures["unmarked"] == 0
 
 
+@pytest.mark.slow
 async def test_a_restart_reads_the_lock_back_and_age_ends_it(tmp_path: Path, database_url: str) -> None:
     settings = make_settings(tmp_path, DICE, database__url=database_url)
     agent = Agent(lambda: None, "one")  # type: ignore[arg-type, return-value]

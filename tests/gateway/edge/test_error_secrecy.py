@@ -141,6 +141,7 @@ FAILING = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("behaviour", FAILING)
 async def test_a_server_that_fails_shows_nothing_of_itself(tmp_path: Path, behaviour: str) -> None:
     with ProviderServer(Script(text="one two three four")) as server:

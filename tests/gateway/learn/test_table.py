@@ -76,6 +76,7 @@ async def test_rows_carry_what_was_estimated_drawn_and_checked(world_settings: M
     assert all(text.startswith("user: ") for text in texts.values())
 
 
+@pytest.mark.slow
 async def test_weights_undo_the_draws(world_settings: MakeSettings) -> None:
     """Whatever the guess, the corrected outcomes have the truth's mean: exploration and both checks are undone."""
     table = await table_of(world_settings(), 1800)
@@ -166,6 +167,7 @@ async def test_gold_beats_a_grader_and_stands_for_nobody(world_settings: MakeSet
     assert outcomes[table.request_ids.index(unchecked), 0] == table.views.good[table.request_ids.index(unchecked), 0]
 
 
+@pytest.mark.slow
 async def test_both_splits_keep_time_and_wordings_apart(world_settings: MakeSettings) -> None:
     table = await table_of(world_settings(), 600)
     weekly = split_rows(table, 0.3, is_urgent=False)

@@ -98,6 +98,7 @@ async def assert_equal(store: Store, rng: random.Random) -> None:
         assert await UsageSums(store).read(Span(since, until), group_by) == expected, (since, until, group_by)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 async def test_sums_are_those_of_the_rows_at_every_moment(database_url: str, seed: int) -> None:
     """Late rows, deleted rows, erased rows, borders of days, two servers that write and two that fold."""
