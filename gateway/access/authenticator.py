@@ -106,13 +106,19 @@ class _KeyLookup:
         self._keys = keys
         self._second = -1
         self._num_unknown, self._num_before = 0, 0
+        self._num_asked = 0  # and not answered yet: they may all be unknown
         self._listing: asyncio.Task[frozenset[str] | None] | None = None
 
     async def find(self, key_hash: str, now_s: float) -> ApiKey | None:
         self._turn(int(now_s))
         found = None
-        if max(self._num_unknown, self._num_before) < _FLOOD_PER_S or await self._is_listed(key_hash):
-            found = await self._keys.find_key(key_hash)
+        is_calm = max(self._num_unknown, self._num_before) + self._num_asked < _FLOOD_PER_S
+        if is_calm or await self._is_listed(key_hash):
+            self._num_asked += 1
+            try:
+                found = await self._keys.find_key(key_hash)
+            finally:
+                self._num_asked -= 1
         self._num_unknown += found is None
         return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.access.authenticator import KEY_PREFIX, Authenticator, hash_key, make_key, shown_prefix
+from gateway.access.authenticator import KEY_PREFIX, Authenticator, Caller, hash_key, make_key, shown_prefix
 from gateway.config.sections import AuthConfig, ServerConfig
 from gateway.errors import Unauthenticated
 from gateway.ids import uuid7
@@ -202,6 +203,37 @@ async def test_wrong_keys_cost_few_look_ups_and_little_memory_and_a_new_one_work
     before, most_listed, listed[:] = len(asked), 100, []
     assert not await is_good(make_key())
     assert (len(asked) - before, listed) == (1, []), "the flood is over"
+
+
+async def test_wrong_keys_that_come_at_once_cost_no_more() -> None:
+    """Whoever waits for an answer of the database is counted already."""
+    asked, listed, answered = list[str](), list[int](), asyncio.Event()
+    good = make_key()
+
+    class Keys:
+        async def find_key(self, key_hash: str) -> ApiKey | None:
+            asked.append(key_hash)
+            await answered.wait()
+            if key_hash != hash_key(good):
+                return None
+            return ApiKey(key_id="k", name="n", key_hash=key_hash, prefix="p", created_at=datetime.now(UTC))
+
+        async def list_key_hashes(self, limit: int) -> frozenset[str] | None:
+            listed.append(limit)
+            await answered.wait()
+            return frozenset({hash_key(good)})
+
+    authenticator = Authenticator(AuthConfig(required="always"), ServerConfig(host="::"), Keys(), clock=lambda: 0.0)
+    keys = [*(make_key() for _ in range(300)), good]
+    checks = [asyncio.ensure_future(authenticator.check(f"Bearer {key}")) for key in keys]
+    for _ in range(5):
+        await asyncio.sleep(0)
+    answered.set()
+    *wrong, right = await asyncio.gather(*checks, return_exceptions=True)
+    assert all(isinstance(each, Unauthenticated) for each in wrong)
+    assert isinstance(right, Caller)
+    assert len(asked) == 20 + 1
+    assert len(listed) == 1
 
 
 @pytest.mark.slow
