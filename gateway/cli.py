@@ -269,6 +269,7 @@ _add_bench(
     "kills", "gateway.bench.kills", "Kill server, worker and retraining; count what was lost, doubled or half made."
 )
 _add_bench("durability", "gateway.bench.durability", "Kill the server under load; count the answers its log has lost.")
+_add_bench("statistics", "gateway.bench.statistics", "Simulated histories that hold every statistic to what it states.")
 
 
 @keys_app.command("create")

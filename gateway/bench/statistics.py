@@ -1,4 +1,4 @@
-"""Checks by simulation that the statistics keep what they state. ``python -m gateway.bench.statistics``.
+"""Checks by simulation that the statistics keep what they state. ``suffice bench statistics``.
 
 Every claim is a frequency over many simulated histories, each printed beside what was stated. Nothing is timed.
 """
@@ -283,9 +283,7 @@ SIMULATIONS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m gateway.bench.statistics", description=(__doc__ or "").partition("\n")[0]
-    )
+    parser = argparse.ArgumentParser(prog="suffice bench statistics", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--runs", type=int, default=200, help="simulated histories a claim")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=sorted(SIMULATIONS))
